@@ -1,0 +1,71 @@
+# Everything a checkout needs. One virtual environment serves all targets: the runtime packages come first, enough for
+# `make demo`; the development tools are added when a target needs them. A stamp file says which of the two is there.
+
+PYTHON ?= python3
+WORKERS ?= auto
+VENV := .venv
+BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+TORCH = $(shell grep '^torch==' constraints.txt)
+
+# Each worker gets one thread, or the workers fight for the cores; and no test may reach for the network.
+PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
+	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv demo test test-slow test-all lint format types imports clean
+
+help:  ## print this list
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.venv: $(DEV)  ## create or update the environment, development tools included
+
+demo: $(RUNTIME)  ## train the small comparison into runs/demo, or resume it; installs no development tools
+	$(BIN)/antiphase compare --preset demo --output runs/demo $(if $(wildcard runs/demo),--resume)
+
+test: $(DEV)  ## fast tests, a few minutes
+	$(PYTEST) -m "not slow"
+
+test-slow: $(DEV)  ## the other tests: training runs, other processes
+	$(PYTEST) -m slow
+
+test-all: $(DEV)  ## all tests
+	$(PYTEST)
+
+lint: $(DEV)  ## style: ruff's rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(DEV)  ## put the code into ruff's format and mend what it can
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+types: $(DEV)  ## static types
+	$(BIN)/mypy
+
+imports: $(DEV)  ## direction of imports between the package's parts
+	$(BIN)/lint-imports
+
+clean:  ## remove build results and caches; keeps .venv and runs
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find antiphase tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
+
+# torch goes in first and by itself, at the tested version: together with the rest, or as a range, pip may choose
+# another build of it and gigabytes of GPU libraries with it.
+$(RUNTIME): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo 'antiphase needs Python 3.11 or newer. Name one: make PYTHON=python3.11 ...' >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo 'This Python lacks the venv module. Install it (Debian, Ubuntu: apt install python3-venv).' >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo 'Installing $(TORCH), then the packages antiphase runs on, into $(VENV): a few minutes'
+	@$(PIP) install --quiet --constraint constraints.txt $(TORCH)
+	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	@echo 'Installing the development tools into $(VENV)'
+	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@

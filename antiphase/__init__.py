@@ -1,0 +1,57 @@
+"""antiphase: noise-cancelling attention for PyTorch and Hugging Face.
+
+Public names load on first use; importing this package costs neither torch nor transformers. The Auto classes of
+transformers know the models afterwards, whichever of the two is imported first.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from wrapt import register_post_import_hook
+
+if TYPE_CHECKING:
+    from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
+    from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
+    from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
+    from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
+    from antiphase.ops.api import differential_attention as differential_attention
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "differential_attention": "antiphase.ops.api",
+    "AntiphaseConfig": "antiphase.models.configuration",
+    "AntiphaseModel": "antiphase.models.transformer",
+    "AntiphaseForCausalLM": "antiphase.models.transformer",
+    "AntiphaseForSequenceClassification": "antiphase.models.transformer",
+}
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'antiphase' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _register_configuration(_: Any) -> None:
+    from antiphase.models.registration import register_configuration
+
+    register_configuration()
+
+
+def _register_models(_: Any) -> None:
+    from antiphase.models.registration import register_models
+
+    register_models()
+
+
+register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
+register_post_import_hook(_register_models, "transformers.models.auto.modeling_auto")

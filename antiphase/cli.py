@@ -1,0 +1,342 @@
+"""The command line. Arguments are parsed first and the heavy libraries imported late, so ``--help`` is quick."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from antiphase.errors import InputError, Interrupted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from antiphase.config import Preset
+    from antiphase.records import Record
+    from antiphase.studies.jobs import Job
+
+app = typer.Typer(
+    name="antiphase",
+    help="Noise-cancelling attention for PyTorch and Hugging Face.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+
+PresetOption = Annotated[str, typer.Option("--preset", help="Name of a shipped preset, or a YAML file.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new, or use --resume.")]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.", show_default=False),
+]
+ValidationOption = Annotated[
+    list[str] | None,
+    typer.Option("--validation", help="Held-out text, as for --data. Repeatable.", show_default=False),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE over the preset, e.g. training.steps=200. Repeatable.", show_default=False),
+]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run that --output holds.")]
+SeedsOption = Annotated[str | None, typer.Option("--seeds", help="Comma-separated, e.g. 0,1,2.", show_default=False)]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
+
+
+class Measurement(StrEnum):
+    """What ``antiphase evaluate`` can measure."""
+
+    perplexity = "perplexity"
+    needles = "needles"
+    allocation = "allocation"
+
+
+@app.command()
+def compare(
+    output: OutputOption,
+    preset: PresetOption = "demo",
+    data: DataOption = None,
+    validation: ValidationOption = None,
+    seeds: SeedsOption = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train softmax and differential models side by side and show what their attention does.
+
+    Writes record.json, report.html and every model.
+    Example: [bold]antiphase compare --preset demo --output runs/demo[/]
+    """
+    from antiphase.studies.compare import compare as run_compare
+
+    chosen = _preset(preset, settings, data, validation, seeds, device)
+    console = _console()
+    _describe(console, chosen)
+    with _job_progress(console, chosen) as report:
+        record = run_compare(chosen, output, resume=resume, report=report, say=_say(console))
+    _finish(console, record, output)
+
+
+@app.command()
+def tune(
+    output: OutputOption,
+    learning_rates: Annotated[str, typer.Option("--learning-rates", help="Comma-separated, e.g. 1e-3,2e-3,4e-3.")],
+    preset: PresetOption = "demo",
+    data: DataOption = None,
+    validation: ValidationOption = None,
+    seeds: SeedsOption = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train both arms at every learning rate of a small grid, so that neither is favoured by its tuning.
+
+    Example: [bold]antiphase tune --preset demo --learning-rates 1e-3,2e-3,4e-3,8e-3 --output runs/tune[/]
+    """
+    from antiphase.studies.tune import tune as run_tune
+
+    chosen = _preset(preset, settings, data, validation, seeds, device)
+    rates = _numbers("--learning-rates", learning_rates, float)
+    console = _console()
+    _describe(console, chosen)
+    with _job_progress(console, chosen) as report:
+        record = run_tune(chosen, output, learning_rates=rates, resume=resume, report=report, say=_say(console))
+    _finish(console, record, output)
+
+
+@app.command()
+def train(
+    output: OutputOption,
+    preset: PresetOption = "demo",
+    data: DataOption = None,
+    validation: ValidationOption = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of weights and data order.", show_default=False)
+    ] = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:0.", show_default=False)
+    ] = None,
+) -> None:
+    """Train one model. Under torchrun, on several processes.
+
+    Example: [bold]antiphase train --preset demo --output runs/one --set model.attention_type=softmax[/]
+    """
+    from antiphase.studies.single import train_run
+
+    extra = [f"training.seed={seed}"] if seed is not None else []
+    extra += [f"training.device={device}"] if device is not None else []
+    chosen = _preset(preset, [*(settings or []), *extra], data, validation, None, None)
+    console = _console()
+    with _run_progress(console, chosen.run.training.steps) as report:
+        record = train_run(chosen.run, output, resume=resume, report=report, say=_say(console))
+    _finish(console, record, output)
+
+
+@app.command()
+def evaluate(
+    measurement: Annotated[Measurement, typer.Argument(help="What to measure.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")],
+    output: OutputOption,
+    data: DataOption = None,
+    text_field: Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")] = None,
+    length: Annotated[int | None, typer.Option("--length", help="Tokens in a sequence.", show_default=False)] = None,
+    needles: Annotated[
+        str | None, typer.Option("--needles", help="Numbers of needles, e.g. 2,4,8.", show_default=False)
+    ] = None,
+    queries: Annotated[int | None, typer.Option("--queries", help="Facts asked for.", show_default=False)] = None,
+    depths: Annotated[str, typer.Option("--depths", help="Depths of the asked needle, 0 to 1.")] = "0,0.25,0.5,0.75,1",
+    samples: Annotated[int, typer.Option("--samples", help="Sequences in each cell.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the generated sequences.")] = 0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure a model: its held-out loss, its multi-needle retrieval, or where its attention goes.
+
+    Example: [bold]antiphase evaluate needles runs/demo/softmax-seed0 --output runs/needles[/]
+    """
+    from antiphase.studies.single import evaluate as run_evaluate
+
+    counts = _numbers("--needles", needles, int) if needles else []
+    places = _numbers("--depths", depths, float)
+    if any(not 0 <= place <= 1 for place in places):
+        raise InputError(f"--depths must lie between 0 and 1, got {depths}")
+    console = _console()
+    record = run_evaluate(
+        measurement.value, model, output, paths=data or [], text_field=text_field, length=length, needles=counts,
+        queries=queries, depths=places, samples=samples, seed=seed, device=device, say=_say(console),
+    )  # fmt: skip
+    _finish(console, record, output)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders or files of records.")],
+    output: Annotated[Path, typer.Option("--output", help="The HTML file to write.")],
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Folder for the figures as PNG.", show_default=False)
+    ] = None,
+) -> None:
+    """Draw one self-contained page from records.
+
+    Example: [bold]antiphase report runs/demo --output demo.html[/]
+    """
+    from antiphase.records import Record
+    from antiphase.report.html import write_report
+    from antiphase.report.plots import save_figures
+
+    records = [Record.load(path) for path in runs]
+    write_report(records, output)
+    if figures is not None:
+        for record in records:
+            save_figures(record, figures)
+    _console().print(f"written: {output}")
+
+
+@app.command()
+def env() -> None:
+    """Versions and hardware, for a bug report.
+
+    Example: [bold]antiphase env[/]
+    """
+    import torch
+
+    from antiphase.records import environment
+
+    console = _console()
+    for name, value in environment().items():
+        console.print(f"{name:>12}  {value}", highlight=False)
+    console.print(f"{'cuda':>12}  {torch.version.cuda or 'none'}", highlight=False)
+
+
+@app.callback(invoke_without_command=True)
+def _global(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        from antiphase import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Entry point: bad input is one sentence and exit code 2, an interruption that left a checkpoint is 130."""
+    try:
+        app()
+    except InputError as error:
+        _fail(str(error), 2)
+    except Interrupted as error:
+        _fail(f"{error}; add --resume to the same command to go on", 130)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"antiphase: {message}\n")
+    sys.exit(code)
+
+
+def _preset(
+    name: str,
+    settings: list[str] | None,
+    data: list[str] | None,
+    validation: list[str] | None,
+    seeds: str | None,
+    device: str | None,
+) -> Preset:
+    from antiphase.config import load_preset
+
+    overrides = list(settings or [])
+    if seeds is not None:
+        overrides.append(f"compare.seeds={_numbers('--seeds', seeds, int)}")
+    if device is not None and device != "auto":
+        overrides.append(f"training.device={device}")
+    return load_preset(name, overrides, data=data or [], validation=validation or [])
+
+
+def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{flag} must be comma-separated numbers, got {text!r}") from None
+
+
+def _console() -> Console:
+    """The terminal; only our own progress bars appear in it."""
+    from rich.console import Console
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    return Console()
+
+
+def _say(console: Console) -> Callable[[str], None]:
+    return lambda message: console.print(f"[dim]{message}[/]")
+
+
+def _describe(console: Console, preset: Preset) -> None:
+    compare, run = preset.compare, preset.run
+    console.print(
+        f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "
+        f"{run.training.steps:,} steps of {run.training.batch_size} × {run.data.sequence_length} tokens each",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _job_progress(console: Console, preset: Preset) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
+    """A bar for each run of a study."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    steps = preset.run.training.steps
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
+        bars: dict[str, Any] = {}
+
+        def show(job: Job, step: int, values: dict[str, Any]) -> None:
+            if job.name not in bars:
+                bars[job.name] = progress.add_task(job.name, total=steps, loss="")
+            loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
+            progress.update(bars[job.name], completed=step, loss=loss)
+
+        yield show
+
+
+@contextmanager
+def _run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
+    """One bar, with the last loss and accuracy."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=steps)
+        shown: dict[str, float] = {}
+
+        def show(step: int, values: Mapping[str, Any]) -> None:
+            if values.get("loss") is not None:
+                shown["loss"] = values["loss"]
+            found = values.get("evaluation", {})
+            shown.update(
+                {f"held-out {name}": found[name] for name in ("loss", "accuracy") if found.get(name) is not None}
+            )
+            text = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+            progress.update(bar, completed=step, description=text)
+
+        yield show
+
+
+def _finish(console: Console, record: Record, output: Path) -> None:
+    """The table in the terminal, and the page where there is something to draw."""
+    from antiphase.report.html import write_report
+    from antiphase.report.tables import print_summary
+
+    print_summary(record, console)
+    page = write_report([record], output / "report.html")
+    console.print(f"record: {output / 'record.json'}\npage:   {page}", highlight=False)
+
+
+if sys.platform != "win32":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `antiphase env | head` ends quietly

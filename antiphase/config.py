@@ -1,0 +1,370 @@
+"""Settings of a run: YAML presets and ``KEY=VALUE`` overrides, read into typed dataclasses.
+
+Unknown keys are errors that name the nearest known one. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+
+from antiphase.errors import InputError, nearest
+
+T = TypeVar("T")
+
+ATTENTION_TYPES = ("softmax", "differential")
+
+
+@dataclass(kw_only=True)
+class ModelSettings:
+    """Size and shape of a model; every field is an argument of ``AntiphaseConfig`` of the same name."""
+
+    hidden_size: int
+    num_hidden_layers: int
+    intermediate_size: int
+    num_attention_heads: int
+    """Softmax maps a layer; a differential layer has half as many heads."""
+    attention_type: Literal["softmax", "differential"] = "differential"
+    num_key_value_heads: int | None = None
+    """Key maps a layer; None: as many as ``num_attention_heads``."""
+    head_dim: int | None = None
+    """Width of one map; None: ``hidden_size / num_attention_heads``."""
+    max_position_embeddings: int | None = None
+    """Longest sequence the model accepts; None: ``data.sequence_length``."""
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    head_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+
+
+@dataclass(kw_only=True)
+class DataSettings:
+    """What a run reads. ``synthetic`` needs no file; ``text`` reads ``paths``."""
+
+    source: Literal["synthetic", "text"] = "synthetic"
+    sequence_length: int
+    """Tokens in one training sequence."""
+    needles: int = 8
+    """Key-value facts in one retrieval sequence."""
+    queries: int = 12
+    """Facts asked for at its end, drawn with replacement."""
+    needle_share: float = 0.7
+    """Share of each batch that is retrieval sequences; the rest is repeated random ones (``synthetic``) or text."""
+    keys: int = 64
+    """Different keys (``synthetic``)."""
+    numbers: int = 100
+    """Different values (``synthetic``)."""
+    fillers: int = 200
+    """Different filler words (``synthetic``)."""
+    paths: list[str] = field(default_factory=list)
+    """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
+    validation: list[str] = field(default_factory=list)
+    """The same for validation; empty: ``validation_share`` of ``paths`` is held out. The flag is ``--validation``."""
+    validation_share: float = 0.05
+    text_field: str | None = None
+    """Column that holds the text in CSV, JSON Lines and Parquet; None: ``text``, or the only column of strings."""
+    tokenizer: str | None = None
+    """Folder or Hub name of an existing tokenizer; None: a byte-level BPE is trained on ``paths``."""
+    vocabulary_size: int = 4096
+    """Entries of the tokenizer trained here."""
+    cache: str | None = None
+    """Folder for the packed tokens, shared between runs; None: inside the run's own folder."""
+
+
+@dataclass(kw_only=True)
+class TrainingSettings:
+    """One training run. Paper defaults (Ye et al., 2410.05258, appendix D) unless a preset says otherwise."""
+
+    steps: int
+    """Optimizer steps."""
+    decay_steps: int | None = None
+    """Step at which the linear decay would reach zero; None: ``steps``. More than ``steps`` stops on the way down."""
+    batch_size: int = 64
+    """Sequences a step, over all processes."""
+    micro_batch_size: int | None = None
+    """Sequences in one forward pass of one process; None: all of the process's share."""
+    learning_rate: float = 3e-4
+    """Peak of the schedule."""
+    warmup_steps: int = 100
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.1
+    """Never applied to norms, biases, embeddings' one-dimensional parameters or λ."""
+    clip: float = 1.0
+    """Largest global gradient norm."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
+    gradient_checkpointing: bool = False
+    seed: int = 0
+    log_every: int = 10
+    """Steps between lines of ``metrics.jsonl``."""
+    evaluate_every: int = 100
+    """Steps between evaluations on held-out data."""
+    checkpoint_every: int = 500
+    device: str = "auto"
+    """``auto``: cuda where there is one, else cpu."""
+    threads: int | None = None
+    """CPU threads of one process; None: torch's own choice."""
+    tensorboard: bool = False
+    """Also write TensorBoard events (extra ``antiphase[tensorboard]``)."""
+
+
+@dataclass(kw_only=True)
+class EvaluationSettings:
+    """What is measured at the end of a run, and how much of it."""
+
+    samples: int = 200
+    """Sequences for each cell of the needle grid and for the allocation."""
+    depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
+    """Depth of the asked needle: 0 is the start of the context, 1 its end."""
+    needles: list[int] = field(default_factory=list)
+    """Numbers of needles in the grid; empty: the training number."""
+    lengths: list[int] = field(default_factory=list)
+    """Sequence lengths in the grid; empty: the training length."""
+    validation_sequences: int = 200
+    """Sequences for the validation loss."""
+
+
+@dataclass(kw_only=True)
+class RunSettings:
+    """One training run: what ``antiphase train`` executes and writes to ``run.yaml``."""
+
+    description: str = ""
+    model: ModelSettings
+    data: DataSettings
+    training: TrainingSettings
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+
+
+@dataclass(kw_only=True)
+class CompareSettings:
+    """Arms trained on the same data in the same order. Read from the ``compare`` section of a preset."""
+
+    arms: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {name: {"model.attention_type": name} for name in ATTENTION_TYPES}
+    )
+    """Name of each arm and its overrides of the run."""
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    threshold: float = 0.5
+    """First-query accuracy whose first passing is reported, in steps."""
+    processes: int | None = None
+    """Runs at a time; None: one for each core, at most one for each run."""
+
+
+@dataclass(kw_only=True)
+class Preset:
+    """A shipped or own YAML file: a run, how to compare its arms, and what changes when ``--data`` is given."""
+
+    run: RunSettings
+    compare: CompareSettings
+    name: str
+
+
+def preset_names() -> list[str]:
+    """Names of the presets shipped in the package."""
+    folder = resources.files("antiphase") / "presets"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def load_preset(
+    name: str, overrides: Sequence[str] = (), *, data: Sequence[str] = (), validation: Sequence[str] = ()
+) -> Preset:
+    """Read a preset by name, or a YAML file by path, and apply ``KEY=VALUE`` overrides.
+
+    ``data`` and ``validation`` are the ``--data`` and ``--validation`` paths; giving data turns a synthetic preset
+    into a text one, with the changes that the preset lists under ``with_data``.
+    """
+    tree = _read_preset(name)
+    with_data = tree.pop("with_data", {})
+    if not isinstance(with_data, Mapping):
+        raise InputError(f"with_data in preset '{name}' must map dotted keys to values")
+    compare_tree = tree.pop("compare", {})
+    changes: dict[str, Any] = {}
+    if data:
+        changes.update({"data.source": "text", "data.paths": list(data), **with_data})
+    if validation:
+        changes["data.validation"] = list(validation)
+    for key, value in changes.items():
+        _assign(tree, key, value)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key:
+            raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
+        value = _parse_value(override, text)
+        if key.startswith("compare."):
+            _assign(compare_tree, key.removeprefix("compare."), value)
+        else:
+            _assign(tree, key, value)
+    run = build(RunSettings, tree)
+    _check_run(run)
+    compare = build(CompareSettings, compare_tree, path="compare")
+    for arm in compare.arms:
+        arm_run(run, compare, arm, seed=0)
+    return Preset(run=run, compare=compare, name=name)
+
+
+def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:
+    """The settings of one arm and seed: the run with the arm's overrides."""
+    tree = dataclasses.asdict(run)
+    for key, value in compare.arms[arm].items():
+        _assign(tree, key, value)
+    tree["training"]["seed"] = seed
+    settings = build(RunSettings, tree, path=f"compare.arms.{arm}")
+    _check_run(settings)
+    return settings
+
+
+def to_yaml(settings: RunSettings) -> str:
+    """YAML text that ``load_preset`` reads back to equal settings."""
+    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
+
+
+def build(kind: type[T], tree: Any, path: str = "") -> T:
+    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
+    hints = typing.get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    values = {}
+    for key, value in tree.items():
+        full = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
+        values[key] = _coerce(hints[key], value, full)
+    for name, item in fields.items():
+        no_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if name not in values and no_default:
+            raise InputError(f"missing key '{path}.{name}'" if path else f"missing key '{name}'")
+    return kind(**values)
+
+
+def _coerce(hint: Any, value: Any, path: str) -> Any:
+    """``value`` as the annotated type, or an error that says what was expected."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return _coerce(inner, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {value!r}")
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {value!r}")
+        return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path} must be a mapping, got {value!r}")
+        return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, path)
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:  # YAML 1.1 reads 4e-3 as a string
+            return float(value)
+        except ValueError:
+            raise InputError(f"{path} must be a number, got {value!r}") from None
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise InputError(f"{path} must be {words.get(hint, hint)}, got {value!r}")
+    return value
+
+
+def _check_run(run: RunSettings) -> None:
+    """Ranges that types cannot say; the message names the field."""
+    training, data, evaluation = run.training, run.data, run.evaluation
+    at_least_one = {
+        "training.steps": training.steps,
+        "training.batch_size": training.batch_size,
+        "training.micro_batch_size": training.micro_batch_size,
+        "training.log_every": training.log_every,
+        "training.evaluate_every": training.evaluate_every,
+        "training.checkpoint_every": training.checkpoint_every,
+        "training.threads": training.threads,
+        "data.needles": data.needles,
+        "data.queries": data.queries,
+        "data.keys": data.keys,
+        "data.numbers": data.numbers,
+        "data.fillers": data.fillers,
+        "evaluation.samples": evaluation.samples,
+        "evaluation.validation_sequences": evaluation.validation_sequences,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise InputError(f"{name} must be at least 1, got {value}")
+    if data.sequence_length < 2:
+        raise InputError(f"data.sequence_length must be at least 2, got {data.sequence_length}")
+    if training.learning_rate <= 0 or training.clip <= 0:
+        raise InputError("training.learning_rate and training.clip must be above 0")
+    if training.decay_steps is not None and training.decay_steps < training.steps:
+        raise InputError(
+            f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
+        )
+    if not 0 <= data.needle_share <= 1:
+        raise InputError(f"data.needle_share must lie between 0 and 1, got {data.needle_share}")
+    if not 0 < data.validation_share < 1:
+        raise InputError(f"data.validation_share must lie between 0 and 1, got {data.validation_share}")
+    if any(not 0 <= depth <= 1 for depth in evaluation.depths) or not evaluation.depths:
+        raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
+    longest = run.model.max_position_embeddings
+    if longest is not None and longest < max([data.sequence_length, *evaluation.lengths]):
+        raise InputError(
+            f"model.max_position_embeddings ({longest}) is shorter than data.sequence_length or evaluation.lengths"
+        )
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise InputError(f"--preset {name}: there is no such file")
+        text = path.read_text(encoding="utf-8")
+    elif name in preset_names():
+        text = (resources.files("antiphase") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise InputError(f"--preset {name}: unknown preset{nearest(name, preset_names())}")
+    try:
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"--preset {name} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"--preset {name} must be a YAML mapping with model, data and training")
+    return tree
+
+
+def _parse_value(override: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        raise InputError(f"--set {override!r}: the value is not valid YAML") from None
+
+
+def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set ``tree[a][b] = value`` for the dotted key ``a.b``; the typed build finds keys that do not exist.
+
+    An arm of a comparison keeps its dotted overrides whole: ``arms.softmax.training.steps`` sets
+    ``arms["softmax"]["training.steps"]``.
+    """
+    parts = dotted.split(".")
+    if parts[0] == "arms" and len(parts) > 2:
+        parts = [parts[0], parts[1], ".".join(parts[2:])]
+    for part in parts[:-1]:
+        branch = tree.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise InputError(f"key '{dotted}': '{part}' holds a value, not a section")
+        tree = branch
+    tree[parts[-1]] = value

@@ -1,0 +1,1 @@
+"""Text and tasks: corpora, tokenizers, packed tokens, retrieval, labelled text, demonstrations."""

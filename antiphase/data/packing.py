@@ -1,0 +1,231 @@
+"""Token ids of a corpus in one memory-mapped file, read as equal blocks; made once for equal content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from antiphase.data.corpora import documents, fingerprint
+from antiphase.data.tokenization import pieces
+from antiphase.errors import InputError
+from antiphase.records import PACKAGES, environment, write_atomically
+
+FORMAT = 1
+PIECE = 1 << 15
+"""Characters of one piece of a document, the unit that the tokenizer's threads share out."""
+BATCH = 1 << 20
+"""Characters tokenized in one call; bounds memory."""
+WINDOW = 64
+"""Characters either side of a cut that must tokenize the same with and without it."""
+
+
+@dataclass(frozen=True)
+class PackedTokens:
+    """Blocks of ``sequence_length`` tokens, end to end in ``tokens``; the rest at the end is in no block."""
+
+    tokens: np.ndarray[Any, np.dtype[Any]]
+    """Memory-mapped ids, (count,), uint16 or uint32: documents with the end token between them."""
+    sequence_length: int
+    flag: str = "--data"
+    """The option that the text came from, for messages."""
+
+    def __len__(self) -> int:
+        """Whole blocks."""
+        return len(self.tokens) // self.sequence_length
+
+    def block(self, index: int) -> torch.Tensor:
+        """Block ``index``, (sequence_length,) int64, in memory of its own; IndexError past ``len(self)``."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        start = index * self.sequence_length
+        return torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
+
+    def split(self, share: float) -> tuple[PackedTokens, PackedTokens]:
+        """Training and validation part: the last ``share`` of the blocks, rounded, is held out.
+
+        Both have at least one block, and whole blocks only.
+
+        Raises:
+            InputError: there are fewer than two blocks, or ``share`` is not between 0 and 1.
+        """
+        if not 0 < share < 1:
+            raise InputError(f"data.validation_share must lie between 0 and 1, got {share}")
+        blocks = len(self)
+        if blocks < 2:
+            raise InputError(
+                f"{self.flag} holds {len(self.tokens)} tokens, {blocks} whole block{'s' * (blocks != 1)} of "
+                f"{self.sequence_length}, and holding out validation takes 2; give more text, a smaller "
+                "data.sequence_length, or validation text of its own with --validation"
+            )
+        held_out = min(max(round(blocks * share), 1), blocks - 1)
+        first, end = (blocks - held_out) * self.sequence_length, blocks * self.sequence_length
+        return replace(self, tokens=self.tokens[:first]), replace(self, tokens=self.tokens[first:end])
+
+
+def pack(
+    paths: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    sequence_length: int,
+    cache: Path,
+    text_field: str | None = None,
+    flag: str = "--data",
+    progress: Callable[[int], None] | None = None,
+) -> PackedTokens:
+    """Tokenize a corpus into ``cache``, or find it there, and map it.
+
+    The cached file depends on the content of the corpus and on the tokenizer, not on ``sequence_length``.
+    Processes that pack the same at the same time wait for the first of them. The tokens are those of whole
+    documents, encoded without the special tokens that the tokenizer would put around them; special tokens
+    written in a text count as such (files that mark their documents with ``<|endoftext|>`` mean it).
+
+    Args:
+        paths, text_field, flag: as for ``documents``.
+        sequence_length: tokens in a block.
+        cache: folder, made if missing: ``KEY.tokens`` (little-endian ids) with ``KEY.json``.
+        progress: called with the number of tokens written since the last call; not at all on a cached corpus.
+
+    Raises:
+        InputError: what ``documents`` refuses; less than one block of text; a tokenizer that cannot be used.
+    """
+    if sequence_length < 1:
+        raise InputError(f"data.sequence_length must be at least 1, got {sequence_length}")
+    backend, end, largest = _backend(tokenizer)
+    content = fingerprint(paths, text_field, flag=flag)
+    identity = {"content": content, "tokenizer": _digest(backend.to_str()), "end": end, "format": FORMAT}
+    name = _digest(json.dumps(identity, sort_keys=True))[:32]
+    kind = np.dtype("<u2" if largest < 1 << 16 else "<u4")
+    cache.mkdir(parents=True, exist_ok=True)
+    data, sidecar = cache / f"{name}.tokens", cache / f"{name}.json"
+    with FileLock(cache / f".{name}.lock"):
+        if not _is_whole(data, sidecar, kind):
+            texts = documents(paths, text_field=text_field, flag=flag)
+            counts = _write(data, texts, backend, end=end, kind=kind, progress=progress or (lambda tokens: None))
+            versions = {package: version for package, version in environment().items() if package in PACKAGES}
+            tree = {**identity, **counts, "dtype": kind.name, "versions": versions}
+            # last: tokens without their sidecar do not count
+            write_atomically(sidecar, (json.dumps(tree, indent=1) + "\n").encode())
+    tokens: np.ndarray[Any, np.dtype[Any]] = np.empty(0, dtype=kind)  # an empty file cannot be mapped
+    if data.stat().st_size > 0:
+        tokens = np.memmap(data, dtype=kind, mode="r")
+    if len(tokens) < sequence_length:
+        raise InputError(
+            f"{flag} holds {len(tokens)} tokens, less than one block of data.sequence_length={sequence_length}; "
+            "give more text or a smaller data.sequence_length"
+        )
+    return PackedTokens(tokens, sequence_length, flag)
+
+
+def _backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:
+    """The tokenizer's own backend without padding and truncation, its end token, and its largest id."""
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise InputError(
+            f"data.tokenizer: {type(tokenizer).__name__} does not run on the tokenizers library; choose a "
+            "tokenizer that comes with tokenizer.json"
+        )
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise InputError("data.tokenizer: it has no end token (eos_token) to put between documents; choose another")
+    # A copy: a call of the tokenizer with padding or truncation leaves both switched on in its backend
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    # Not the number of entries: ids of added tokens may leave gaps
+    return backend, end, max(end, *backend.get_vocab(with_added_tokens=True).values())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _is_whole(data: Path, sidecar: Path, kind: np.dtype[Any]) -> bool:
+    """Whether an earlier call finished: the sidecar is written last and knows the size of the file."""
+    if not (data.is_file() and sidecar.is_file()):
+        return False
+    try:
+        tree = json.loads(sidecar.read_text(encoding="utf-8"))
+        tokens, dtype = tree["tokens"], tree["dtype"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    return dtype == kind.name and data.stat().st_size == tokens * kind.itemsize
+
+
+def _write(
+    data: Path,
+    texts: Iterable[str],
+    backend: Tokenizer,
+    *,
+    end: int,
+    kind: np.dtype[Any],
+    progress: Callable[[int], None],
+) -> dict[str, int]:
+    """Write the ids of ``texts`` to ``data``, beside and renamed; the caller holds the lock."""
+    temporary = data.with_name(f".{data.name}.tmp")
+    total = count = 0
+    try:
+        with open(temporary, "wb") as file:
+            for batch in _batches(texts, backend):
+                written = _write_batch(file, batch, backend, end=end, kind=kind, first=count == 0)
+                count += sum(starts for _, starts in batch)
+                total += written
+                progress(written)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(data)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return {"tokens": total, "documents": count}
+
+
+def _batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+    """Lists of (piece, whether it starts a document), of about ``BATCH`` characters."""
+
+    def unchanged(text: str, position: int) -> bool:
+        left, right = text[max(position - WINDOW, 0) : position], text[position : position + WINDOW]
+        whole, *parts = backend.encode_batch_fast([left + right, left, right], add_special_tokens=False)
+        return bool(whole.ids == list(chain.from_iterable(part.ids for part in parts)))
+
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for text in texts:
+        for number, piece in enumerate(pieces(text, PIECE, unchanged)):
+            batch.append((piece, number == 0))
+            size += len(piece)
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write_batch(
+    file: IO[bytes],
+    batch: list[tuple[str, bool]],
+    backend: Tokenizer,
+    *,
+    end: int,
+    kind: np.dtype[Any],
+    first: bool,
+) -> int:
+    """Append a batch's ids, ``end`` before each document but the corpus's first; returns their number."""
+    encodings = backend.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+    ids: list[int] = []
+    for (_, starts), encoding in zip(batch, encodings, strict=True):
+        if starts and not first:
+            ids.append(end)
+        first = False
+        ids.extend(encoding.ids)
+    file.write(np.array(ids, dtype=kind).tobytes())
+    return len(ids)

@@ -1,0 +1,157 @@
+"""From data settings to what a run trains on and is measured on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from antiphase.config import DataSettings
+from antiphase.data.corpora import documents, fingerprint
+from antiphase.data.packing import PackedTokens, pack
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage
+from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
+from antiphase.data.tokenization import load_tokenizer, train_tokenizer
+from antiphase.randomness import keyed_generator
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Everything that a run reads."""
+
+    settings: DataSettings
+    tokenizer: PreTrainedTokenizerBase
+    training_text: PackedTokens | None
+    validation_text: PackedTokens | None
+
+    def stream(self, *, batch_size: int, seed: int) -> Stream:
+        """Training batches; equal for every arm of a comparison that has the seed in common."""
+        settings = self.settings
+        key = (seed, "training")
+        if self.training_text is None:
+            return SyntheticStream(self.task(), batch_size=batch_size, needle_share=settings.needle_share, key=key)
+        return TextStream(
+            self.training_text,
+            self._task(self.training_text),
+            batch_size=batch_size,
+            needle_share=settings.needle_share,
+            key=key,
+        )
+
+    def task(
+        self, *, needles: int | None = None, queries: int | None = None, sequence_length: int | None = None
+    ) -> RetrievalTask:
+        """The retrieval task for evaluation, its filler from held-out text; None: the training sizes."""
+        return self._task(self.validation_text, needles=needles, queries=queries, sequence_length=sequence_length)
+
+    def _task(
+        self,
+        filler: PackedTokens | None,
+        *,
+        needles: int | None = None,
+        queries: int | None = None,
+        sequence_length: int | None = None,
+    ) -> RetrievalTask:
+        settings = self.settings
+        language = symbols(settings) if filler is None else TextLanguage(self.tokenizer, filler.tokens)
+        return RetrievalTask(
+            language,
+            needles=needles or settings.needles,
+            queries=queries or settings.queries,
+            sequence_length=sequence_length or settings.sequence_length,
+        )
+
+    def validation(self, sequences: int) -> Batch:
+        """Held-out sequences for the loss: whole blocks spread evenly over the validation text, or synthetic ones."""
+        text = self.validation_text
+        if text is None:
+            settings = self.settings
+            stream = SyntheticStream(
+                self.task(), batch_size=sequences, needle_share=settings.needle_share, key=("validation",)
+            )
+            return stream.batch(0)
+        count = min(sequences, len(text))
+        blocks = torch.stack([text.block(index * len(text) // count) for index in range(count)])
+        return Batch(blocks, blocks)
+
+
+def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda message: None) -> PreparedData:
+    """Read, tokenize and pack what the settings name; tokens are kept in ``cache`` for the next run.
+
+    Raises:
+        InputError: files or sizes that cannot be used.
+    """
+    if settings.source == "synthetic":
+        data = PreparedData(settings, symbol_tokenizer(symbols(settings)), None, None)
+    else:
+        cache = Path(settings.cache) if settings.cache else cache
+        tokenizer = _tokenizer(settings, cache, progress)
+        progress("packing the text into tokens")
+
+        def packed(paths: list[str], flag: str) -> PackedTokens:
+            return pack(
+                paths,
+                tokenizer,
+                sequence_length=settings.sequence_length,
+                text_field=settings.text_field,
+                cache=cache,
+                flag=flag,
+            )
+
+        training = packed(settings.paths, "--data")
+        if settings.validation:
+            validation = packed(settings.validation, "--validation")
+        else:
+            training, validation = training.split(settings.validation_share)
+        data = PreparedData(settings, tokenizer, training, validation)
+    data.task().sample(1, keyed_generator("check"))  # sizes that do not fit fail here, before any training
+    return data
+
+
+def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTrainedTokenizerBase:
+    """An existing tokenizer, or a BPE trained on the training text and kept in the cache by content."""
+    if settings.tokenizer:
+        return load_tokenizer(settings.tokenizer)
+    content = fingerprint(settings.paths, settings.text_field)
+    folder = cache / f"tokenizer-{content[:16]}-{settings.vocabulary_size}"
+    if not folder.is_dir():
+        progress(f"training a tokenizer of {settings.vocabulary_size} entries")
+        tokenizer = train_tokenizer(documents(settings.paths, text_field=settings.text_field), settings.vocabulary_size)
+        _save_beside(tokenizer, folder)
+    return load_tokenizer(str(folder))
+
+
+def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Save and rename, so that a stop in between leaves no half tokenizer."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    tokenizer.save_pretrained(temporary)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(temporary)  # another process made the same one first
+
+
+def symbols(settings: DataSettings) -> SymbolLanguage:
+    """The embedded language in the sizes of the settings."""
+    return SymbolLanguage(settings.keys, settings.numbers, settings.fillers)
+
+
+def symbol_tokenizer(language: SymbolLanguage) -> PreTrainedTokenizerFast:
+    """A tokenizer of whole words for the embedded language, so that its models load and print like any other."""
+    pad, end = language.special_tokens
+    vocabulary = {word: index for index, word in enumerate(language.words)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=pad))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=pad, eos_token=end, bos_token=end, padding_side="left"
+    )

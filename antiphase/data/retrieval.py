@@ -1,0 +1,287 @@
+"""Multi-needle retrieval: facts hidden in filler, some of which are asked for at the end.
+
+A sequence is: one opening token, an instruction (text only), a haystack of filler in which N needles lie (each a key
+and its value), then R questions, each followed by its answer. Questions are drawn **with replacement**, and the score
+is the first answer: asking all N in turn would let a model that names any value not yet named score
+(1 + 1/2 + ... + 1/N)/N without retrieving anything. Values within a sequence differ, so guessing one of them scores
+1/N.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.errors import InputError
+
+IGNORED_LABEL = -100
+SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
+"""Parts of a prompt; each token up to the end of the first question belongs to exactly one."""
+
+CITIES = (
+    "Accra", "Algiers", "Amman", "Ankara", "Athens", "Baghdad", "Bangkok", "Beirut",
+    "Belgrade", "Berlin", "Bern", "Bogota", "Boston", "Brussels", "Bucharest", "Budapest",
+    "Cairo", "Caracas", "Chicago", "Copenhagen", "Dakar", "Damascus", "Delhi", "Denver",
+    "Dublin", "Geneva", "Hanoi", "Havana", "Helsinki", "Istanbul", "Jakarta", "Kyoto",
+    "Lagos", "Lima", "Lisbon", "London", "Madrid", "Manila", "Miami", "Milan",
+    "Montreal", "Moscow", "Munich", "Nairobi", "Naples", "Oslo", "Osaka", "Paris",
+    "Prague", "Quito", "Riga", "Rome", "Santiago", "Seoul", "Sofia", "Stockholm",
+    "Tehran", "Tokyo", "Tunis", "Turin", "Vienna", "Warsaw", "Zagreb", "Zurich",
+)  # fmt: skip
+NUMBER_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class RetrievalBatch:
+    """B sequences of L tokens and R questions; A is the longest answer in tokens."""
+
+    input_ids: Tensor
+    """(B, L) int64."""
+    answer_positions: Tensor
+    """(B, R, A) int64: where each answer's tokens stand, -1 beyond its end."""
+    prompt_end: Tensor
+    """(B,) int64: the last token before the first answer."""
+    spans: dict[str, Tensor]
+    """Name of ``SPANS`` to bool (B, L); tokens after ``prompt_end`` belong to none."""
+
+    def labels(self) -> Tensor:
+        """(B, L): the answers' tokens, -100 elsewhere."""
+        labels = torch.full_like(self.input_ids, IGNORED_LABEL)
+        rows = torch.arange(len(labels))[:, None, None].expand_as(self.answer_positions)
+        real = self.answer_positions >= 0
+        rows, columns = rows[real], self.answer_positions[real]
+        labels[rows, columns] = self.input_ids[rows, columns]
+        return labels
+
+
+class Language(Protocol):
+    """What facts, questions and filler look like in token ids."""
+
+    key_count: int
+    value_count: int
+
+    def opening(self) -> list[int]: ...
+
+    def instruction(self) -> list[int]: ...
+
+    def question(self, key: int) -> list[int]:
+        """What stands before a value, in the needle and in the question."""
+        ...
+
+    def answer(self, value: int) -> list[int]: ...
+
+    def ending(self) -> list[int]: ...
+
+    def filler(self, count: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
+        """``count`` tokens, and the sorted places in 0..count where a needle may be put."""
+        ...
+
+
+class SymbolLanguage:
+    """The embedded default: a needle is two tokens, a key and a number; filler is random. No file, no download.
+
+    Token ids: 0 padding, 1 end of sequence, then keys, numbers and filler words.
+    """
+
+    special_tokens = ("<pad>", "<eos>")
+
+    def __init__(self, keys: int, numbers: int, fillers: int) -> None:
+        self.key_count, self.value_count, self.filler_count = keys, numbers, fillers
+
+    @property
+    def words(self) -> list[str]:
+        """Every token as a word, in the order of ids."""
+        return [
+            *self.special_tokens,
+            *(f"key{index}" for index in range(self.key_count)),
+            *(f"n{index}" for index in range(self.value_count)),
+            *(f"w{index}" for index in range(self.filler_count)),
+        ]
+
+    def opening(self) -> list[int]:
+        return [1]
+
+    def instruction(self) -> list[int]:
+        return []
+
+    def question(self, key: int) -> list[int]:
+        return [len(self.special_tokens) + key]
+
+    def answer(self, value: int) -> list[int]:
+        return [len(self.special_tokens) + self.key_count + value]
+
+    def ending(self) -> list[int]:
+        return []
+
+    def filler(self, count: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
+        first = len(self.special_tokens) + self.key_count + self.value_count
+        ids = torch.randint(first, first + self.filler_count, (count,), generator=generator)
+        return ids.tolist(), list(range(count + 1))
+
+
+class TextLanguage:
+    """Numbers of cities in running text: " The number of Paris is 4821." between sentences of a corpus."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, filler_tokens: numpy.ndarray) -> None:
+        """``filler_tokens``: a flat array of token ids, cut into filler as it stands."""
+        self.key_count = len(CITIES)
+        self.value_count = 9 * 10 ** (NUMBER_DIGITS - 1)
+        self._tokenizer = tokenizer
+        self._tokens = filler_tokens
+        self._questions = [self._encode(f" The number of {city} is") for city in CITIES]
+        self._ending = self._encode(".")
+        self._instruction = self._encode("Remember the number of every city in this text.\n\n")
+        opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        self._opening = [] if opening is None else [opening]
+        ends = (".", "!", "?", "\n", ".”", "!”", "?”")
+        self._sentence_ends = numpy.array(
+            [tokenizer.decode([index]).rstrip(" ").endswith(ends) for index in range(len(tokenizer))]
+        )
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def opening(self) -> list[int]:
+        return self._opening
+
+    def instruction(self) -> list[int]:
+        return self._instruction
+
+    def question(self, key: int) -> list[int]:
+        return self._questions[key]
+
+    def answer(self, value: int) -> list[int]:
+        return self._encode(f" {value + 10 ** (NUMBER_DIGITS - 1)}")
+
+    def ending(self) -> list[int]:
+        return self._ending
+
+    def filler(self, count: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
+        if len(self._tokens) < count:
+            raise InputError(
+                f"the held-out text has {len(self._tokens)} tokens, fewer than the {count} of filler that a retrieval "
+                f"sequence needs; give more text with --validation or shorten data.sequence_length"
+            )
+        start = int(torch.randint(0, len(self._tokens) - count + 1, (1,), generator=generator))
+        ids = numpy.asarray(self._tokens[start : start + count], dtype=numpy.int64)
+        places = (numpy.flatnonzero(self._sentence_ends[ids]) + 1).tolist()
+        return ids.tolist(), sorted({0, *places, count})
+
+
+class RetrievalTask:
+    """Generates retrieval sequences of one language."""
+
+    def __init__(self, language: Language, *, needles: int, queries: int, sequence_length: int) -> None:
+        """
+        Raises:
+            InputError: more needles than keys or values, or needles and questions that do not fit the length.
+        """
+        self.language, self.needles, self.queries, self.sequence_length = language, needles, queries, sequence_length
+        for name, count in (("keys", language.key_count), ("values", language.value_count)):
+            if needles > count:
+                raise InputError(f"data.needles ({needles}) is more than the {count} different {name} of the task")
+
+    @property
+    def guess_rate(self) -> float:
+        """Score of naming one of the context's values at random."""
+        return 1.0 / self.needles
+
+    def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
+        """``count`` sequences. ``depth`` puts the first asked needle at that share of the haystack; None: anywhere."""
+        keys = torch.rand(count, self.language.key_count, generator=generator).argsort(1)[:, : self.needles].tolist()
+        values = distinct(count, self.needles, self.language.value_count, generator).tolist()
+        asked = torch.randint(0, self.needles, (count, self.queries), generator=generator).tolist()
+        places = torch.rand(count, self.needles, generator=generator)
+        if depth is not None:
+            places[torch.arange(count), torch.tensor(asked)[:, 0]] = depth
+        ties = torch.rand(count, self.needles, generator=generator)
+        rows = [
+            self._row(keys[row], values[row], asked[row], places[row].tolist(), ties[row].tolist(), generator)
+            for row in range(count)
+        ]
+        longest = max(len(answer) for _, answers, _, _ in rows for answer in answers)
+        positions = torch.tensor(
+            [[[*answer, *[-1] * (longest - len(answer))] for answer in answers] for _, answers, _, _ in rows]
+        )
+        kinds = torch.tensor([kinds for _, _, _, kinds in rows])
+        return RetrievalBatch(
+            input_ids=torch.tensor([ids for ids, _, _, _ in rows]),
+            answer_positions=positions,
+            prompt_end=torch.tensor([end for _, _, end, _ in rows]),
+            spans={name: kinds == index for index, name in enumerate(SPANS)},
+        )
+
+    def _row(
+        self,
+        keys: list[int],
+        values: list[int],
+        asked: list[int],
+        places: list[float],
+        ties: list[float],
+        generator: torch.Generator,
+    ) -> tuple[list[int], list[list[int]], int, list[int]]:
+        """Token ids, positions of each answer's tokens, end of the first question, index of each token's span."""
+        language = self.language
+        needles = [
+            [*language.question(key), *language.answer(value), *language.ending()]
+            for key, value in zip(keys, values, strict=True)
+        ]
+        questions = [language.question(keys[index]) for index in asked]
+        answers = [language.answer(values[index]) for index in asked]
+        opening, instruction, ending = language.opening(), language.instruction(), language.ending()
+        used = len(opening) + len(instruction) + sum(map(len, needles))
+        used += sum(map(len, questions)) + sum(map(len, answers)) + len(ending) * len(asked)
+        room = self.sequence_length - used
+        if room < 0:
+            raise InputError(
+                f"data.sequence_length ({self.sequence_length}) is too short for {self.needles} needles and "
+                f"{self.queries} queries, which take {used} tokens: raise it, or lower data.needles or data.queries"
+            )
+        filler, cuts = language.filler(room, generator)
+        kind = {name: index for index, name in enumerate(SPANS)}
+        ids = [*opening, *instruction]
+        kinds = [kind["first_token"]] * len(opening) + [kind["instruction"]] * len(instruction)
+        done = 0
+        # Depth 0 comes before and depth 1 after whatever else falls on the same place.
+        order = sorted(
+            range(self.needles), key=lambda i: (places[i] if 0 < places[i] < 1 else places[i] * 3 - 1, ties[i])
+        )
+        for index in order:
+            cut = min(cuts, key=lambda place: abs(place - places[index] * room))
+            ids += filler[done:cut] + needles[index]
+            kinds += [kind["filler"]] * (cut - done)
+            kinds += [kind["answer" if index == asked[0] else "other_needles"]] * len(needles[index])
+            done = cut
+        ids += filler[done:]
+        kinds += [kind["filler"]] * (room - done)
+        if not opening:
+            kinds[0] = kind["first_token"]
+        positions = []
+        prompt_end = 0
+        for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+            ids += question
+            if number == 0:
+                kinds += [kind["question"]] * len(question)
+                prompt_end = len(ids) - 1
+            positions.append(list(range(len(ids), len(ids) + len(answer))))
+            ids += [*answer, *ending]
+        kinds += [-1] * (len(ids) - len(kinds))
+        return ids, positions, prompt_end, kinds
+
+
+def distinct(rows: int, count: int, limit: int, generator: torch.Generator) -> Tensor:
+    """(rows, count) whole numbers below ``limit``, no two equal within a row."""
+    drawn = torch.randint(0, limit, (rows, count), generator=generator)
+    while True:
+        ordered = drawn.sort(1).values
+        repeated = (ordered[:, 1:] == ordered[:, :-1]).any(1)
+        if not repeated.any():
+            return drawn
+        if limit < 4 * count:  # few values: rejection would take long
+            return torch.rand(rows, limit, generator=generator).argsort(1)[:, :count]
+        drawn[repeated] = torch.randint(0, limit, (int(repeated.sum()), count), generator=generator)

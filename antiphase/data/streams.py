@@ -1,0 +1,104 @@
+"""Training batches as a pure function of seed and step: any step can be made again, in any process, after any stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from antiphase.data.packing import PackedTokens
+from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage
+from antiphase.randomness import keyed_generator
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences and what is to be predicted of them."""
+
+    input_ids: Tensor
+    """(B, L) int64."""
+    labels: Tensor
+    """(B, L) int64: the token itself where it counts in the loss, -100 elsewhere."""
+
+
+class Stream(Protocol):
+    """Where batches come from."""
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a 0-based step; equal arguments give equal batches."""
+        ...
+
+
+class SyntheticStream:
+    """Retrieval sequences and repeated random sequences. Random filler is noise, so only what can be known counts."""
+
+    def __init__(self, task: RetrievalTask, *, batch_size: int, needle_share: float, key: tuple[object, ...]) -> None:
+        self.task, self.batch_size, self.key = task, batch_size, key
+        self.needle_rows = round(needle_share * batch_size)
+
+    def batch(self, step: int) -> Batch:
+        generator = keyed_generator(*self.key, step)
+        parts = []
+        if self.needle_rows:
+            sampled = self.task.sample(self.needle_rows, generator)
+            parts.append(Batch(sampled.input_ids, sampled.labels()))
+        if self.needle_rows < self.batch_size:
+            parts.append(self._repeated(self.batch_size - self.needle_rows, generator))
+        return _join(parts)
+
+    def _repeated(self, count: int, generator: torch.Generator) -> Batch:
+        """A random sequence and then the same again; the second time counts in the loss."""
+        language = self.task.language
+        assert isinstance(language, SymbolLanguage)
+        opening = torch.tensor(language.opening())
+        length = self.task.sequence_length - len(opening)
+        half = (length + 1) // 2
+        random = torch.randint(len(language.special_tokens), len(language.words), (count, half), generator=generator)
+        ids = torch.cat([opening.expand(count, -1), random, random[:, : length - half]], dim=1)
+        labels = ids.clone()
+        labels[:, : len(opening) + half] = IGNORED_LABEL
+        return Batch(ids, labels)
+
+
+class TextStream:
+    """Blocks of packed text in an order shuffled anew each epoch, with a share of retrieval sequences among them."""
+
+    def __init__(
+        self,
+        packed: PackedTokens,
+        task: RetrievalTask,
+        *,
+        batch_size: int,
+        needle_share: float,
+        key: tuple[object, ...],
+    ) -> None:
+        self.packed, self.task, self.key = packed, task, key
+        self.needle_rows = round(needle_share * batch_size)
+        self.text_rows = batch_size - self.needle_rows
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def batch(self, step: int) -> Batch:
+        parts = []
+        if self.text_rows:
+            first = step * self.text_rows
+            blocks = torch.stack([self._block(index) for index in range(first, first + self.text_rows)])
+            parts.append(Batch(blocks, blocks))
+        if self.needle_rows:
+            sampled = self.task.sample(self.needle_rows, keyed_generator(*self.key, "needles", step))
+            # All of a retrieval sequence is text, so all of it counts; the answers are the part that can be looked up.
+            parts.append(Batch(sampled.input_ids, sampled.input_ids))
+        return _join(parts)
+
+    def _block(self, index: int) -> Tensor:
+        epoch, place = divmod(index, len(self.packed))
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = torch.randperm(len(self.packed), generator=keyed_generator(*self.key, "order", epoch))
+        return self.packed.block(int(self._order[place]))
+
+
+def _join(parts: list[Batch]) -> Batch:
+    return Batch(torch.cat([part.input_ids for part in parts]), torch.cat([part.labels for part in parts]))

@@ -1,0 +1,132 @@
+"""Tokenizers: train a byte-level BPE, load an existing one, cut long documents where it changes no token."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from antiphase.errors import InputError
+
+END = "<|endoftext|>"
+PAD = "<|pad|>"
+SMALLEST_VOCABULARY = 256 + 2
+TRAINING_PIECE = 1 << 16
+"""Characters handed to the trainer at a time."""
+
+# One white space between two characters that are none: byte-level and word tokenizers break before it anyway
+CUT = re.compile(r"(?<=\S)(?=\s\S)")
+CUT_TRIES = 16
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer trained on ``texts``; equal texts give an equal tokenizer.
+
+    Every digit is a token of its own, so numbers of equal width have equally many tokens. Decoding gives back
+    any text exactly. ``<|endoftext|>`` starts and ends sequences, ``<|pad|>`` fills them on the left; written
+    in a text they count as these tokens too.
+
+    Args:
+        texts: documents; read once, cut into pieces, so memory does not grow with their length.
+        vocabulary_size: entries, both special tokens included, at least 258. Little text may give fewer.
+
+    Raises:
+        InputError: ``vocabulary_size`` is too small.
+    """
+    if vocabulary_size < SMALLEST_VOCABULARY:
+        raise InputError(
+            f"data.vocabulary_size must be at least {SMALLEST_VOCABULARY} (256 bytes and 2 special tokens), "
+            f"got {vocabulary_size}"
+        )
+    backend = Tokenizer(models.BPE())
+    # Digits first: the pattern of ByteLevel alone would join runs of digits, and a space to the first of them
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        special_tokens=[END, PAD],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    # Texts that mark their documents with <|endoftext|> must not spend merges on its letters
+    parts = (part for text in texts for part in text.split(END))
+    backend.train_from_iterator((piece for part in parts for piece in pieces(part, TRAINING_PIECE)), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        bos_token=END,
+        pad_token=PAD,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder or of a repository of the Hugging Face Hub; code in it is never run.
+
+    Raises:
+        InputError: there is none, it is broken or needs its own code, or the Hub is out of reach.
+    """
+    path = Path(os.path.expanduser(name_or_path))
+    local = bool(name_or_path) and path.exists()  # Path("") is the working directory
+    if local and not path.is_dir():
+        raise InputError(f"{flag} {name_or_path}: this is a file; give the folder that holds tokenizer.json")
+    looks_local = path.is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
+    beside_local = "/" in name_or_path and path.parent.is_dir()
+    if not local and (not name_or_path or looks_local or beside_local):
+        raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
+    except Exception as error:
+        # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
+        expected = isinstance(error, (OSError, ValueError, KeyError, ImportError)) or type(error) is Exception
+        if not expected:
+            raise
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        where = "this folder" if local else "the Hugging Face Hub"
+        raise InputError(
+            f"{flag} {name_or_path}: no tokenizer could be loaded from {where} ({reason.rstrip('.:')}); give "
+            "a folder with tokenizer.json or a Hub name"
+        ) from error
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def pieces(text: str, size: int, unchanged: Callable[[str, int], bool] | None = None) -> Iterator[str]:
+    """Consecutive pieces of ``text``, cut before single white space; joined they are ``text``.
+
+    Args:
+        size: characters of a piece; a little more where the next white space is far.
+        unchanged: says of a text and a position whether cutting there changes no token; where no such
+            position is found near, the piece grows. None: any cut will do, and text without white space is cut at
+            ``size``.
+    """
+    start = 0
+    position = size
+    while position < len(text):
+        found = _cut(text, position, size, unchanged)
+        if found is None:
+            position += size
+            continue
+        yield text[start:found]
+        start, position = found, found + size
+    if start < len(text):
+        yield text[start:]
+
+
+def _cut(text: str, position: int, size: int, unchanged: Callable[[str, int], bool] | None) -> int | None:
+    """A place to cut in the ``size`` characters from ``position`` on, or None."""
+    for tried, match in enumerate(CUT.finditer(text, position, position + size + 2)):
+        if unchanged is None or unchanged(text, match.start()):
+            return match.start()
+        if tried + 1 == CUT_TRIES:
+            return None
+    rest_is_short = position + size >= len(text)
+    return position if unchanged is None and not rest_is_short else None

@@ -1,0 +1,90 @@
+"""Where attention goes (2410.05258, section 3.3, table 3): mass on answer, other needles, filler, ..., seen from the
+last token of the prompt.
+
+Two figures for each span. ``signed`` is the sum of the weights that multiply the values; ``share`` is the sum of
+their absolute values over that of the whole row. The signed figure alone flatters a differential map that learned
+nothing, because two random maps cancel; so it never stands alone, and the untrained model belongs beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.data.retrieval import SPANS, RetrievalBatch
+from antiphase.evals.scoring import TOKENS_AT_ONCE
+from antiphase.probing.rows import LayerRows, attention_rows
+
+NOISE = ("other_needles", "filler")
+ALL_LAYERS = "all"
+
+
+def allocation(model: PreTrainedModel, batch: RetrievalBatch) -> list[dict[str, Any]]:
+    """Rows of a table: one for each layer and map, averaged over heads and sequences, and their mean over layers.
+
+    ``map`` is "softmax", or for differential attention "difference" (what multiplies the values), "first" and
+    "second". ``answer_to_noise`` is the ratio of the averages.
+    """
+    sums: dict[tuple[int, str], Tensor] = {}
+    size = max(1, TOKENS_AT_ONCE // batch.input_ids.shape[1])
+    for start in range(0, len(batch.input_ids), size):
+        rows = slice(start, start + size)
+        spans = torch.stack([batch.spans[name][rows] for name in SPANS], dim=1).double()  # (B, spans, M)
+        layers = attention_rows(model, batch.input_ids[rows], batch.prompt_end[rows, None])
+        for layer, found in enumerate(layers):
+            for name, weights in _maps(found).items():
+                figures = _figures(weights, spans).sum(0)  # (2, spans), summed over sequences
+                key = (layer, name)
+                sums[key] = sums.get(key, torch.zeros_like(figures)) + figures
+    means: dict[tuple[int | str, str], Tensor] = {key: value / len(batch.input_ids) for key, value in sums.items()}
+    names = dict.fromkeys(name for _, name in means)
+    overall: dict[tuple[int | str, str], Tensor] = {}
+    for name in names:
+        overall[ALL_LAYERS, name] = torch.stack([value for (_, other), value in means.items() if other == name]).mean(0)
+    return [_row(layer, name, value) for (layer, name), value in {**means, **overall}.items()]
+
+
+def _maps(found: LayerRows) -> dict[str, Tensor]:
+    """Named weights (B, heads, M) of the one query."""
+    if found.lam is None:
+        return {"softmax": found.maps[:, :, 0, 0]}
+    return {
+        "difference": found.weights()[:, :, 0],
+        "first": found.maps[:, :, 0, 0],
+        "second": found.maps[:, :, 1, 0],
+    }
+
+
+def _figures(weights: Tensor, spans: Tensor) -> Tensor:
+    """Signed sum and share of Σ|A| by span, averaged over heads: (B, 2, spans)."""
+    weights = weights.double()
+    absolute = weights.abs()
+    signed = torch.einsum("bhm,bsm->bhs", weights, spans)
+    share = torch.einsum("bhm,bsm->bhs", absolute, spans) / absolute.sum(-1, keepdim=True).clamp(min=1e-300)
+    return torch.stack([signed.mean(1), share.mean(1)], dim=1)
+
+
+def _row(layer: int | str, name: str, figures: Tensor) -> dict[str, Any]:
+    signed: dict[str, float] = dict(zip(SPANS, figures[0].tolist(), strict=True))
+    share: dict[str, float] = dict(zip(SPANS, figures[1].tolist(), strict=True))
+    return {
+        "layer": layer,
+        "map": name,
+        "spans": {span: {"signed": signed[span], "share": share[span]} for span in SPANS},
+        "answer_to_noise": {"signed": _ratio(signed), "share": _ratio(share)},
+    }
+
+
+def _ratio(spans: dict[str, float]) -> float | None:
+    noise = sum(spans[name] for name in NOISE)
+    return spans["answer"] / noise if noise else None
+
+
+def attention_map(model: PreTrainedModel, input_ids: Tensor, *, queries: slice) -> Tensor:
+    """Signed weights of one sequence (1, N), for a range of queries: (layers, heads, P, N), fp32."""
+    positions = torch.arange(input_ids.shape[1])[queries].unsqueeze(0)
+    layers = attention_rows(model, input_ids, positions)
+    return torch.stack([found.weights()[0] for found in layers]).float()

@@ -1,0 +1,118 @@
+"""Multi-needle retrieval (2410.05258, section 3.3): are facts in the context found when asked for?
+
+The score is the first query's answer, every token of it right. Later answers are reported by place only: with the
+earlier ones in view, naming any number not yet named beats a guess without retrieving anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
+from antiphase.evals.scoring import Predict, greedy_predictions
+from antiphase.evals.statistics import wilson_interval
+from antiphase.randomness import keyed_generator
+
+TaskFactory = Callable[..., RetrievalTask]
+"""(needles=, sequence_length=) to a task with held-out filler."""
+
+
+def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:
+    """Whether each answer is right as a whole, bool (B, R)."""
+    positions = batch.answer_positions
+    flat = positions.flatten(1)
+    predicted = predict(batch.input_ids, flat).view(positions.shape)
+    truth = batch.input_ids.gather(1, flat.clamp(min=0)).view(positions.shape)
+    return ((predicted == truth) | (positions < 0)).all(-1)
+
+
+def needle_cell(
+    predict: Predict, task: RetrievalTask, *, depth: float | None, samples: int, seed: int
+) -> dict[str, Any]:
+    """One cell of the grid: counts for the first query, shares for the later ones by place.
+
+    Cells of equal size, depth and seed hold equal sequences, whatever predicts.
+    """
+    sizes = (task.needles, task.queries, task.sequence_length, depth)
+    batch = task.sample(samples, keyed_generator(seed, "needles", *sizes), depth=depth)
+    correct = correct_answers(predict, batch)
+    return {
+        "needles": task.needles,
+        "queries": task.queries,
+        "length": task.sequence_length,
+        "depth": depth,
+        "samples": samples,
+        "correct": int(correct[:, 0].sum()),
+        "by_place": correct.float().mean(0).tolist(),
+        "guess_rate": task.guess_rate,
+    }
+
+
+def needle_grid(
+    predict: Predict,
+    tasks: Sequence[RetrievalTask],
+    *,
+    depths: Sequence[float | None],
+    samples: int,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """The cells of every task and depth."""
+    cells = []
+    for task in tasks:
+        for depth in depths:
+            cells.append(needle_cell(predict, task, depth=depth, samples=samples, seed=seed))
+            progress()
+    return cells
+
+
+def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Accuracy with its Wilson interval by needles, length and depth, and over all depths (depth None)."""
+    groups: dict[tuple[int, int, float | None], list[dict[str, Any]]] = {}
+    for cell in cells:
+        groups.setdefault((cell["needles"], cell["length"], cell["depth"]), []).append(cell)
+        if cell["depth"] is not None:
+            groups.setdefault((cell["needles"], cell["length"], None), []).append(cell)
+    rows = []
+    for (needles, length, depth), members in groups.items():
+        correct = sum(cell["correct"] for cell in members)
+        samples = sum(cell["samples"] for cell in members)
+        rows.append(
+            {
+                "needles": needles,
+                "length": length,
+                "depth": depth,
+                "accuracy": correct / samples,
+                "interval": list(wilson_interval(correct, samples)),
+                "samples": samples,
+                "guess_rate": members[0]["guess_rate"],
+            }
+        )
+    return rows
+
+
+def predictor(model: PreTrainedModel) -> Predict:
+    """Greedy choices of a model."""
+    return partial(greedy_predictions, model)
+
+
+def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch) -> float:
+    """Share of first queries answered right; a cheap number for the curve of a training run."""
+    first = RetrievalBatch(batch.input_ids, batch.answer_positions[:, :1], batch.prompt_end, batch.spans)
+    return correct_answers(predictor(model), first).float().mean().item()
+
+
+def tasks_of(
+    factory: TaskFactory, *, needles: Sequence[int], lengths: Sequence[int], defaults: tuple[int, int]
+) -> list[RetrievalTask]:
+    """A task for every number of needles and length; empty lists mean the training sizes ``defaults``."""
+    return [
+        factory(needles=count, sequence_length=length)
+        for count in (needles or [defaults[0]])
+        for length in (lengths or [defaults[1]])
+    ]

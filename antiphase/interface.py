@@ -1,0 +1,283 @@
+"""Differential attention in transformers' attention interface: the function, its mask, and swapping one in a model.
+
+An attention function gets keys and values as the cache holds them: a V1 layer keeps each value head as two halves,
+heads 2i and 2i+1, because static caches need keys and values of one shape. The form is read from the configuration
+(``attention_type``), never guessed from shapes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from antiphase.ops.api import differential_attention
+from antiphase.ops.shapes import positions_mask, statistics_dtype
+
+NAME = "antiphase"
+BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
+"""Names of transformers' own implementations, which know nothing of a second map."""
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+IGNORED = frozenset(
+    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
+     "cache_position", "num_items_in_batch", "return_dict"}
+)  # fmt: skip
+"""Keyword arguments that models hand to every attention function and that change nothing here."""
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Whether a layer's configuration asks for two subtracted maps a head."""
+    return getattr(module.config, "attention_type", "softmax") != "softmax"
+
+
+def antiphase_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    lam: Tensor | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function registered as ``antiphase``: the fast operator for differential layers, SDPA for softmax.
+
+    Args:
+        module: the attention layer; its ``config.attention_type`` says the form, ``is_causal`` the direction.
+        query: (B, maps, N, d).
+        key, value: (B, key maps, M, d), as the cache holds them.
+        attention_mask: None (causality alone), boolean (B, 1, 1, M) for padding beside causality, or (B, 1, N, M)
+            boolean or additive, which then carries causality too.
+        scaling: factor of the scores; None: 1/√d.
+        lam: λ of a differential layer, broadcastable to (B, H, N).
+
+    Returns:
+        (B, N, heads, dv) and None (the map is never formed).
+
+    Raises:
+        ValueError: keyword arguments that would change the result and are not supported.
+    """
+    refuse_unknown(kwargs)
+    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    if is_differential(module):
+        assert lam is not None
+        out = differential_attention(
+            query, key, join_halves(value), lam,
+            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
+        )  # fmt: skip
+        return out.transpose(1, 2), None
+    return softmax_attention(
+        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling
+    ), None
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    lam: Tensor | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The implementation ``eager``: the reference, and its weights (B, heads, N, M), signed in differential layers."""
+    refuse_unknown(kwargs)
+    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    if is_differential(module):
+        assert lam is not None
+        out, weights = differential_attention(
+            query, key, join_halves(value), lam, attn_mask=mask, is_causal=is_causal,
+            sliding_window=sliding_window, scale=scaling, impl="reference", return_weights=True,
+        )  # fmt: skip
+        return out.transpose(1, 2), weights
+    weights = softmax_weights(query, key, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling)
+    values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return (weights.to(value.dtype) @ values).transpose(1, 2), weights
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """Ordinary attention through ``scaled_dot_product_attention``, the last query aligned with the last key.
+
+    Returns (B, N, heads, dv). A row that sees no key gives zeros.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    grouped = query.shape[1] != key.shape[1]
+    if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=is_causal and queries > 1, scale=scale, enable_gqa=grouped
+        )
+        return out.transpose(1, 2)
+    visible = combine_mask(mask, queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def softmax_weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """The softmax map (B, maps, N, M) of a layer without pairs, in fp32 (fp64 for fp64)."""
+    keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query @ keys.transpose(-1, -2)).to(statistics_dtype(query.dtype)) * scale
+    visible = combine_mask(
+        mask, query.shape[2], key.shape[2], is_causal=is_causal, sliding_window=sliding_window, device=query.device
+    )
+    if visible is None:
+        return torch.softmax(scores, dim=-1)
+    empty = ~visible.any(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(~(visible | empty), float("-inf")), dim=-1).masked_fill(empty, 0.0)
+
+
+def combine_mask(
+    mask: Tensor | None,
+    queries: int,
+    keys: int,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    device: torch.device,
+) -> Tensor | None:
+    """One boolean mask that broadcasts to (B, heads, N, M), or None where everything is visible."""
+    positions = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=device)
+    if mask is None or positions is None:
+        return mask if positions is None else positions
+    return mask & positions
+
+
+def join_halves(value: Tensor) -> Tensor:
+    """Value heads (B, Hkv, M, 2d) from the halves (B, 2Hkv, M, d) of a cache; a view where M is outside the heads."""
+    batch, halves, keys, width = value.shape
+    return value.view(batch, halves // 2, 2, keys, width).transpose(2, 3).reshape(batch, halves // 2, keys, 2 * width)
+
+
+def visible_keys(attention_mask: Tensor | None, queries: int, *, causal: bool) -> tuple[Tensor | None, bool]:
+    """A boolean mask and whether causality is still to be applied: only a mask with a row for each query carries it."""
+    if attention_mask is None:
+        return None, causal
+    mask = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    return mask, causal and mask.shape[-2] == 1 and queries > 1
+
+
+def refuse_unknown(kwargs: dict[str, Any]) -> None:
+    """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of dropping them."""
+    unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
+    if unknown:
+        raise ValueError(f"antiphase attention does not support the arguments {', '.join(unknown)}")
+    if kwargs.get("dropout"):
+        raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
+
+
+def antiphase_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor | None:
+    """The mask function registered as ``antiphase``: padding as (B, 1, 1, M), never N×M, where causality is plain.
+
+    Anything else (packed sequences, custom overlays, caches longer than what they hold) is a boolean (B, 1, N, M).
+    """
+    is_plain = (
+        mask_function is causal_mask_function
+        and isinstance(q_offset, int)
+        and kv_offset == 0
+        and kv_length == q_offset + q_length
+    )
+    if not is_plain:
+        return sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            **{**kwargs, "allow_is_causal_skip": False},
+        )  # fmt: skip
+    if attention_mask is None:
+        return None
+    padding = attention_mask[:, :kv_length].bool()
+    if not torch.compiler.is_compiling() and bool(padding.all()):
+        return None
+    return padding[:, None, None, :]
+
+
+AttentionInterface.register(NAME, antiphase_attention)
+AttentionMaskInterface.register(NAME, antiphase_mask)
+
+
+@contextmanager
+def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction]) -> Iterator[None]:
+    """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
+
+    The kind of mask stays that of the implementation replaced. Models whose attention does not go through the
+    interface are refused.
+
+    Raises:
+        ValueError: the model cannot change its attention function, or never called it.
+    """
+    original = model.config._attn_implementation
+    called = [False]
+    if not model._can_set_attn_implementation():
+        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
+    function = _function_of(model, original)
+    wrapped = wrap(function)
+
+    def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        called[0] = True
+        return wrapped(*args, **kwargs)
+
+    name = f"{NAME}_swapped_{id(observed)}"
+    masks = AttentionMaskInterface._global_mapping
+    AttentionInterface.register(name, observed)
+    AttentionMaskInterface.register(name, eager_mask if original == "eager" else masks[original])
+    try:
+        model.set_attn_implementation(name)
+        if model.config._attn_implementation != name:
+            raise ValueError(f"{type(model).__name__} did not accept another attention function")
+        yield
+        if not called[0]:
+            raise ValueError(f"{type(model).__name__} never called the attention function of the interface")
+    finally:
+        model.set_attn_implementation(original)
+        del AttentionInterface._global_mapping[name]
+        del masks[name]
+
+
+def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
+    """The function that the model calls under ``implementation``; ``eager`` lives in the model's own module."""
+    if implementation != "eager":
+        return ALL_ATTENTION_FUNCTIONS[implementation]
+    for layer in model.modules():
+        home = sys.modules[type(layer).__module__]
+        if hasattr(home, "eager_attention_forward") and hasattr(layer, "scaling"):
+            return home.eager_attention_forward
+    raise ValueError(f"{type(model).__name__} has no eager attention function that could be found")

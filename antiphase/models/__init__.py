@@ -1,0 +1,1 @@
+"""Models for Hugging Face: one decoder, whose attention is softmax or differential."""

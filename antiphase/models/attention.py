@@ -1,0 +1,117 @@
+"""Attention layers: one skeleton, in which softmax and differential attention differ in three places.
+
+Legend: B batch, N new tokens, M keys, d width of a map.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from antiphase.interface import BUILT_IN, AttentionFunction, antiphase_attention, eager_attention
+from antiphase.models.configuration import AntiphaseConfig
+
+
+class Attention(nn.Module):
+    """Softmax attention with rotary positions and grouped keys (Vaswani et al., 1706.03762, section 3.2)."""
+
+    is_causal = True
+
+    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.scaling = config.head_dim**-0.5
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, hidden) to (B, N, hidden), and the weights where the implementation forms them."""
+        tokens = hidden_states.shape[:-1]
+        split = (*tokens, -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(split).transpose(1, 2)  # (B, maps, N, d)
+        key = self.k_proj(hidden_states).view(split).transpose(1, 2)  # (B, key maps, N, d)
+        value = self.v_proj(hidden_states).view(split).transpose(1, 2)  # (B, key maps, N, d)
+        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        out, weights = self._attention_function()(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **self._extra(), **kwargs
+        )
+        return self.o_proj(self._finish(out).reshape(*tokens, -1)), weights
+
+    def _attention_function(self) -> AttentionFunction:
+        name = self.config._attn_implementation
+        return eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+
+    def _extra(self) -> dict[str, Any]:
+        """Arguments of the attention function beside those of softmax attention."""
+        return {}
+
+    def _finish(self, out: Tensor) -> Tensor:
+        """What happens to the heads' outputs (B, N, heads, width) before the output projection."""
+        return out
+
+
+class DifferentialAttentionV1(Attention):
+    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head."""
+
+    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.lambda_init = lambda_init(layer_idx)
+        self.lambda_q1 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
+        self.lambda_k1 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
+        self.lambda_q2 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
+        self.lambda_k2 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
+        self.head_norm = nn.RMSNorm(2 * config.head_dim, eps=config.head_norm_eps)
+
+    def lam(self) -> Tensor:
+        """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
+        with torch.autocast(self.lambda_q1.device.type, enabled=False):
+            first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
+            second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
+            return first - second + self.lambda_init
+
+    def _attention_function(self) -> AttentionFunction:
+        # transformers' own functions would attend with every map apart and never subtract.
+        name = self.config._attn_implementation
+        if name in BUILT_IN and name != "eager":
+            return antiphase_attention
+        return super()._attention_function()
+
+    def _extra(self) -> dict[str, Any]:
+        return {"lam": self.lam()}
+
+    def _finish(self, out: Tensor) -> Tensor:
+        """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
+        return self.head_norm(out) * (1.0 - self.lambda_init)
+
+
+def lambda_init(layer_idx: int) -> float:
+    """λinit = 0.8 - 0.6·exp(-0.3·(l - 1)) of the 1-based layer l; ``layer_idx`` is 0-based (section 2.1)."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
+
+
+ATTENTION_LAYERS: dict[str, type[Attention]] = {
+    "softmax": Attention,
+    "differential": DifferentialAttentionV1,
+}

@@ -1,0 +1,121 @@
+"""``AntiphaseConfig``: one configuration for softmax and differential Transformers of equal size."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+
+from antiphase.errors import InputError, nearest
+
+ATTENTION_TYPES = ("softmax", "differential")
+
+
+class AntiphaseConfig(PreTrainedConfig):
+    """A decoder: pre-RMSNorm, SwiGLU, RoPE, grouped-query attention, softmax or differential.
+
+    The same configuration with ``attention_type`` "softmax" and "differential" is the fair pair: equal projections
+    and equal multiply-adds; the differential model has λ vectors and head norms besides.
+
+    Args:
+        attention_type: "softmax" or "differential" (Ye et al., 2410.05258).
+        vocab_size, hidden_size, intermediate_size, num_hidden_layers: sizes; all others have defaults.
+        num_attention_heads: softmax maps of a layer; a differential layer has half as many heads, so it is even.
+        num_key_value_heads: key maps; None: as many as ``num_attention_heads``. A differential layer has half as
+            many value heads, so it is even.
+        head_dim: width of a map; None: ``hidden_size / num_attention_heads``.
+        head_norm_eps: ε of the RMSNorm over each differential head's output.
+        max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
+            the special tokens are transformers' own.
+
+    Raises:
+        InputError: an unknown field (with the nearest known one), or sizes that do not fit; it names the field.
+    """
+
+    model_type = "antiphase"
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+
+    def __init__(
+        self,
+        attention_type: str = "differential",
+        vocab_size: int = 32000,
+        hidden_size: int = 768,
+        intermediate_size: int = 2048,
+        num_hidden_layers: int = 12,
+        num_attention_heads: int = 12,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        max_position_embeddings: int = 2048,
+        rope_parameters: dict[str, Any] | None = None,
+        rms_norm_eps: float = 1e-6,
+        head_norm_eps: float = 1e-5,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = False,
+        use_cache: bool = True,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        _refuse_unknown(kwargs)
+        self.attention_type = attention_type
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        self._check_sizes(head_dim)
+        self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.max_position_embeddings = max_position_embeddings
+        self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
+        self.rms_norm_eps = rms_norm_eps
+        self.head_norm_eps = head_norm_eps
+        self.initializer_range = initializer_range
+        self.use_cache = use_cache
+        super().__init__(
+            tie_word_embeddings=tie_word_embeddings,
+            pad_token_id=pad_token_id,
+            bos_token_id=bos_token_id,
+            eos_token_id=eos_token_id,
+            **kwargs,
+        )
+
+    def _check_sizes(self, head_dim: int | None) -> None:
+        if self.attention_type not in ATTENTION_TYPES:
+            raise InputError(
+                f"attention_type must be one of {', '.join(ATTENTION_TYPES)}, got {self.attention_type!r}"
+                + nearest(str(self.attention_type), ATTENTION_TYPES)
+            )
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        for name in (*sizes, "num_key_value_heads"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+        maps, key_maps = self.num_attention_heads, self.num_key_value_heads
+        if head_dim is None and self.hidden_size % maps:
+            raise InputError(
+                f"num_attention_heads ({maps}) does not divide hidden_size ({self.hidden_size}); "
+                f"change one of them or set head_dim"
+            )
+        width = self.hidden_size // maps if head_dim is None else head_dim
+        if width < 2 or width % 2:
+            raise InputError(f"head_dim must be even for rotary positions, got {width}")
+        if maps % key_maps:
+            raise InputError(f"num_key_value_heads ({key_maps}) does not divide num_attention_heads ({maps})")
+        if self.attention_type == "differential":
+            for name, value in (("num_attention_heads", maps), ("num_key_value_heads", key_maps)):
+                if value % 2:
+                    raise InputError(f"{name} must be even for differential attention (two maps a head), got {value}")
+
+
+def _refuse_unknown(kwargs: dict[str, Any]) -> None:
+    """Transformers keeps unknown keys in silence; a typo should be an error."""
+    own = set(inspect.signature(AntiphaseConfig.__init__).parameters) - {"self", "kwargs"}
+    general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
+    general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
+    passing = {"attn_implementation", "model_type", "torch_dtype", "name_or_path", "transformers_version", "rope_theta"}
+    for name in kwargs:
+        if name not in general | passing and not name.startswith("_"):
+            raise InputError(f"unknown configuration field '{name}'{nearest(name, own)}")

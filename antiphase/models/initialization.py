@@ -1,0 +1,34 @@
+"""Initial weights that depend on nothing but the seed and each parameter's name.
+
+Two models that share a parameter's name and shape start with equal values there, whatever else they have. That is
+what makes a comparison of two kinds of attention fair.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.models.transformer import LAMBDA_STD, AntiphasePreTrainedModel
+from antiphase.randomness import keyed_generator
+
+
+@torch.no_grad()
+def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
+    """Fill every parameter in place from a generator keyed by ``seed`` and the parameter's name.
+
+    Matrices are N(0, initializer_range²), λ vectors N(0, 0.1²), norms one.
+    """
+    norms = {id(module.weight) for module in model.modules() if isinstance(module, nn.RMSNorm)}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in norms:
+            parameter.fill_(1.0)
+            continue
+        std = LAMBDA_STD if name.rpartition(".")[2].startswith("lambda_") else model.config.initializer_range
+        parameter.copy_(normal(parameter.shape, std, seed=seed, name=name))
+
+
+def normal(shape: torch.Size, std: float, *, seed: int, name: str) -> Tensor:
+    """Normal values of ``shape`` that depend on the seed, the name and nothing else; fp32, on the CPU."""
+    generator = keyed_generator(seed, name)
+    return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)

@@ -1,0 +1,55 @@
+"""The model card that ``save_pretrained`` writes: what the model is and how to load it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from antiphase.records import write_atomically
+
+TEXT = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- antiphase
+- {attention_type}-attention
+---
+
+# {title}
+
+A decoder of {parameters:,} parameters with {attention_type} attention, made with
+[antiphase](https://arxiv.org/abs/2410.05258): {layers} layers, width {width}, {maps} softmax maps of width {map_width}
+a layer, {vocabulary} tokens, at most {length} positions.
+
+```python
+import antiphase  # registers the architecture
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH")
+```
+
+How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.
+"""
+
+
+def write_model_card(model: PreTrainedModel, folder: Path) -> None:
+    """Write ``README.md`` in ``folder`` unless there is one: a person's own words are never replaced."""
+    path = folder / "README.md"
+    if path.exists():
+        return
+    config = model.config
+    text = TEXT.format(
+        attention_type=config.attention_type.replace("_", "-"),
+        title=f"{'Differential' if config.attention_type != 'softmax' else 'Softmax'} Transformer",
+        parameters=model.num_parameters(),
+        layers=config.num_hidden_layers,
+        width=config.hidden_size,
+        maps=config.num_attention_heads,
+        map_width=config.head_dim,
+        vocabulary=config.vocab_size,
+        length=config.max_position_embeddings,
+    )
+    write_atomically(path, text.encode())

@@ -1,0 +1,217 @@
+"""The decoder: embedding, blocks of norm, attention, norm and SwiGLU, final norm and language-model head."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from antiphase import interface
+from antiphase.models.attention import ATTENTION_LAYERS, Attention, DifferentialAttentionV1
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.model_card import write_model_card
+
+LAMBDA_STD = 0.1
+
+
+class SwiGLU(nn.Module):
+    """(swish(X Wg) ⊙ X W1) W2 (Shazeer, 2002.05202, section 2)."""
+
+    def __init__(self, config: AntiphaseConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
+
+
+class Block(GradientCheckpointingLayer):
+    """Y = X + attention(norm(X)); Y + SwiGLU(norm(Y)) (2410.05258, equation 5)."""
+
+    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = ATTENTION_LAYERS[config.attention_type](config, layer_idx)
+        self.mlp = SwiGLU(config)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + attended
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+
+class AntiphasePreTrainedModel(PreTrainedModel):
+    """Weights, loading, saving and attention backends common to the models with a head."""
+
+    config: AntiphaseConfig
+    config_class = AntiphaseConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules: ClassVar = ["Block"]
+    _skip_keys_device_placement: ClassVar = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _keep_in_fp32_modules_strict: ClassVar = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
+    _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": Attention}
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The project's own function unless another is asked for."""
+        requested = interface.NAME if requested_attention is None else requested_attention
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Projections N(0, initializer_range²), λ vectors N(0, 0.1²), norms one (2410.05258, section 2.1)."""
+        if isinstance(module, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, DifferentialAttentionV1):
+            for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
+                nn.init.normal_(vector, std=LAMBDA_STD)
+        else:
+            super()._init_weights(module)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Hugging Face's ``save_pretrained``, and a model card where the folder has none."""
+        super().save_pretrained(save_directory, **kwargs)
+        write_model_card(self, Path(save_directory))
+
+
+class AntiphaseModel(AntiphasePreTrainedModel):
+    """The decoder without a head."""
+
+    def __init__(self, config: AntiphaseConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states (B, N, hidden) of token ids (B, N) or embeddings (B, N, hidden).
+
+        Raises:
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``; more tokens than the model's positions.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        self._check_length(seen, inputs_embeds.shape[1])
+        if position_ids is None:
+            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        hidden_states = inputs_embeds
+        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+        for layer in self.layers:
+            hidden_states = layer(
+                hidden_states,
+                attention_mask=mask,
+                position_embeddings=position_embeddings,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _check_length(self, seen: int | Tensor, new: int) -> None:
+        longest = self.config.max_position_embeddings
+        if isinstance(seen, int) and seen + new > longest:
+            raise ValueError(
+                f"a sequence of {seen + new} tokens is longer than the model's max_position_embeddings ({longest}); "
+                f"shorten it or raise max_position_embeddings"
+            )
+
+
+class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
+    """The decoder with a language-model head."""
+
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: AntiphaseConfig) -> None:
+        super().__init__(config)
+        self.model = AntiphaseModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+
+        ``labels`` are the token ids themselves (the shift happens here); -100 is not predicted.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class AntiphaseForSequenceClassification(GenericForSequenceClassification, AntiphasePreTrainedModel):
+    """The decoder with a classifier on the last token that is not padding."""

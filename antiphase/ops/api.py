@@ -1,0 +1,176 @@
+"""``differential_attention``: the contract. Validation, autocast and the explicit choice of an implementation."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.blockwise import blockwise_attention
+from antiphase.ops.reference import reference_attention
+from antiphase.ops.shapes import check_lam, check_mask, check_tensors
+
+IMPLEMENTATIONS = ("auto", "reference", "blockwise")
+
+
+@overload
+def differential_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: float | Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    is_causal: bool = ...,
+    sliding_window: int | None = ...,
+    cu_seqlens_q: Tensor | None = ...,
+    cu_seqlens_k: Tensor | None = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    return_weights: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def differential_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: float | Tensor,
+    *,
+    attn_mask: Tensor | None = ...,
+    is_causal: bool = ...,
+    sliding_window: int | None = ...,
+    cu_seqlens_q: Tensor | None = ...,
+    cu_seqlens_k: Tensor | None = ...,
+    scale: float | None = ...,
+    impl: str = ...,
+    return_weights: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def differential_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: float | Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    sliding_window: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    scale: float | None = None,
+    impl: str = "auto",
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The difference of two softmax attentions: ``(softmax(Q1 K1ᵀ s) - λ softmax(Q2 K2ᵀ s)) V``.
+
+    Ye et al., Differential Transformer, arXiv 2410.05258, section 2.1, equation 1; with a shared key, the second
+    version of January 2026. Statistics are fp32 (fp64 for fp64 input); a query that sees no key gives zeros.
+
+    Args:
+        query: (B, 2H, N, d), floating point; maps 2i and 2i+1 belong to head i.
+        key: (B, 2Hkv, M, d), two keys a value head (V1), or (B, Hkv, M, d), shared by both maps (V2). Head i reads
+            value head g = i // (H / Hkv) and keys 2g, 2g+1 (V1) or g (V2).
+        value: (B, Hkv, M, dv), any dv.
+        lam: λ, a number, a 0-d tensor, or a tensor of 2 or 3 dimensions that broadcasts to (B, H, N): per head is
+            (H, 1). A 1-D tensor is refused.
+        attn_mask: boolean, True = may attend, broadcastable to (B, H, N, M); for padding (B, 1, 1, M).
+        is_causal: aligns the last query with the last key (unlike ``scaled_dot_product_attention``, which aligns the
+            first) and combines with ``attn_mask``.
+        sliding_window: w ≥ 1: key j is seen by query i if 0 <= i - j < w, the last query standing at the last key.
+        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), starting at 0: sequences lie end to end along N and M and
+            do not see each other; B = 1. Both or neither; not with ``attn_mask``.
+        scale: factor of the scores; None: 1/√d.
+        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward) or "auto".
+        return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
+
+    Returns:
+        (B, H, N, dv) in the input's dtype, or that and the weights in fp32 (fp64).
+
+    Raises:
+        ValueError: shapes, dtypes, devices or options that do not fit, with what was expected and what came.
+    """
+    if impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
+    if return_weights and impl == "blockwise":
+        raise ValueError('return_weights needs impl="reference": the blockwise implementation never holds the map')
+    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    shapes = check_tensors(query, key, value)
+    if sliding_window is not None and sliding_window < 1:
+        raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
+    scale = shapes.width**-0.5 if scale is None else float(scale)
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        if return_weights or attn_mask is not None:
+            raise ValueError("cu_seqlens_q and cu_seqlens_k go neither with attn_mask nor with return_weights")
+        return _packed_attention(
+            query, key, value, check_lam(lam, query, shapes), cu_seqlens_q, cu_seqlens_k,
+            is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
+        )  # fmt: skip
+    full_lam = check_lam(lam, query, shapes)
+    mask = None if attn_mask is None else check_mask(attn_mask, query, shapes)
+    with torch.autocast(query.device.type, enabled=False):
+        if impl == "reference" or return_weights:
+            out, weights = reference_attention(
+                query, key, value, full_lam, mask,
+                is_causal=is_causal, sliding_window=sliding_window, scale=scale, shapes=shapes,
+            )  # fmt: skip
+            return (out, weights) if return_weights else out
+        return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
+
+
+def _packed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    impl: str,
+) -> Tensor:
+    """Sequences end to end in one row (B = 1): one call for each, so that none sees another."""
+    query_edges = _check_edges("cu_seqlens_q", cu_seqlens_q, query)
+    key_edges = _check_edges("cu_seqlens_k", cu_seqlens_k, key)
+    if len(query_edges) != len(key_edges):
+        raise ValueError(
+            f"cu_seqlens_q and cu_seqlens_k must hold equally many sequences, "
+            f"got {len(query_edges) - 1} and {len(key_edges) - 1}"
+        )
+    outputs = []
+    for index in range(len(query_edges) - 1):
+        rows = slice(query_edges[index], query_edges[index + 1])
+        columns = slice(key_edges[index], key_edges[index + 1])
+        outputs.append(
+            differential_attention(
+                query[:, :, rows],
+                key[:, :, columns],
+                value[:, :, columns],
+                lam[:, :, rows] if lam.shape[2] > 1 else lam,
+                is_causal=is_causal,
+                sliding_window=sliding_window,
+                scale=scale,
+                impl=impl,
+            )
+        )
+    return torch.cat(outputs, dim=2)
+
+
+def _check_edges(name: str, edges: Tensor | None, tensor: Tensor) -> list[int]:
+    if edges is None:
+        raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together")
+    if edges.dtype != torch.int32 or edges.dim() != 1 or edges.numel() < 2:
+        raise ValueError(f"{name} must be int32 of shape (sequences + 1,), got {edges.dtype} {tuple(edges.shape)}")
+    if tensor.shape[0] != 1:
+        raise ValueError(f"{name} needs batch size 1 (sequences end to end), got {tensor.shape[0]}")
+    found: list[int] = edges.tolist()
+    if found[0] != 0 or found[-1] != tensor.shape[2] or sorted(found) != found:
+        raise ValueError(f"{name} must rise from 0 to the length {tensor.shape[2]}, got {found}")
+    return found

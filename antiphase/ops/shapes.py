@@ -1,0 +1,145 @@
+"""Shapes of differential attention, checked once: what every implementation may rely on.
+
+Legend: B batch, H differential heads, Hkv value heads, R = H / Hkv heads a value head, N queries, M keys,
+d width of a query and key, dv width of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes of one call. ``key_maps`` is 2 where each map has its own key (V1) and 1 where both share one (V2)."""
+
+    batch: int
+    heads: int
+    value_heads: int
+    key_maps: int
+    queries: int
+    keys: int
+    width: int
+    value_width: int
+
+    @property
+    def heads_per_value(self) -> int:
+        return self.heads // self.value_heads
+
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Scores, softmax and λ are kept in fp32; in fp64 for fp64 input."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
+    """Ranks, dtypes, devices and head counts of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv, M, dv).
+
+    Raises:
+        ValueError: with what was expected and what came.
+    """
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.dim() != 4:
+            raise ValueError(
+                f"{name} must have 4 dimensions (batch, heads, length, width), got shape {tuple(tensor.shape)}"
+            )
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise ValueError(
+                f"query, key and value must share dtype and device: query is {query.dtype} on {query.device}, "
+                f"{name} is {tensor.dtype} on {tensor.device}"
+            )
+    batch, maps, queries, width = query.shape
+    value_heads, keys, value_width = value.shape[1:]
+    if key.shape[0] != batch or value.shape[0] != batch:
+        raise ValueError(
+            f"query, key and value must share the batch size, got {batch}, {key.shape[0]} and {value.shape[0]}"
+        )
+    if key.shape[2] != keys:
+        raise ValueError(f"key and value must have the same length, got {key.shape[2]} and {keys}")
+    if key.shape[3] != width:
+        raise ValueError(f"query and key must have the same width, got {width} and {key.shape[3]}")
+    if maps % 2 or maps == 0:
+        raise ValueError(f"query must have an even number of maps (two for each head), got {maps}")
+    heads = maps // 2
+    if value_heads == 0 or heads % value_heads:
+        raise ValueError(f"the {heads} heads of query must be a multiple of the {value_heads} heads of value")
+    if key.shape[1] not in (value_heads, 2 * value_heads):
+        raise ValueError(
+            f"key must have {2 * value_heads} heads (two keys a value head, V1) or {value_heads} (shared key, V2) "
+            f"for a value of {value_heads} heads, got {key.shape[1]}"
+        )
+    return Shapes(
+        batch=batch,
+        heads=heads,
+        value_heads=value_heads,
+        key_maps=key.shape[1] // value_heads,
+        queries=queries,
+        keys=keys,
+        width=width,
+        value_width=value_width,
+    )
+
+
+def check_lam(lam: float | Tensor, query: Tensor, shapes: Shapes) -> Tensor:
+    """λ as a tensor (1|B, 1|H, 1|N) in the statistics dtype.
+
+    Raises:
+        ValueError: a 1-D tensor (per head is (H, 1)), a shape that does not broadcast, a number that is not finite.
+    """
+    dtype = statistics_dtype(query.dtype)
+    if not isinstance(lam, Tensor):
+        if lam != lam or lam in (float("inf"), float("-inf")):
+            raise ValueError(f"lam must be finite, got {lam}")
+        return torch.full((1, 1, 1), float(lam), dtype=dtype, device=query.device)
+    if lam.device != query.device:
+        raise ValueError(f"lam must be on query's device {query.device}, got {lam.device}")
+    if lam.dim() == 1 or lam.dim() > 3:
+        raise ValueError(
+            f"lam must be a number, a 0-d tensor, or have 2 or 3 dimensions that broadcast to "
+            f"(batch, heads, queries); per head is (heads, 1). Got shape {tuple(lam.shape)}"
+        )
+    full = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
+    wanted = (shapes.batch, shapes.heads, shapes.queries)
+    if any(size not in (1, target) for size, target in zip(full.shape, wanted, strict=True)):
+        raise ValueError(f"lam of shape {tuple(lam.shape)} does not broadcast to (batch, heads, queries) = {wanted}")
+    return full.to(dtype)
+
+
+def check_mask(attn_mask: Tensor, query: Tensor, shapes: Shapes) -> Tensor:
+    """A boolean mask, True = may attend, as (1|B, 1|H, 1|N, M).
+
+    Raises:
+        ValueError: an additive mask, another device, or a shape that does not broadcast to (B, H, N, M).
+    """
+    if attn_mask.dtype != torch.bool:
+        raise ValueError(
+            f"attn_mask must be boolean (True = may attend), got {attn_mask.dtype}; additive biases are not supported"
+        )
+    if attn_mask.device != query.device:
+        raise ValueError(f"attn_mask must be on query's device {query.device}, got {attn_mask.device}")
+    wanted = (shapes.batch, shapes.heads, shapes.queries, shapes.keys)
+    shape = (1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape)
+    if len(shape) != 4 or any(size not in (1, target) for size, target in zip(shape, wanted, strict=True)):
+        raise ValueError(
+            f"attn_mask of shape {tuple(attn_mask.shape)} does not broadcast to "
+            f"(batch, heads, queries, keys) = {wanted}"
+        )
+    return attn_mask.reshape(shape).expand(-1, -1, -1, shapes.keys)
+
+
+def positions_mask(
+    queries: int, keys: int, *, is_causal: bool, sliding_window: int | None, device: torch.device
+) -> Tensor | None:
+    """The (N, M) mask of causality and window, the last query aligned with the last key; None where all is visible."""
+    if not is_causal and sliding_window is None:
+        return None
+    distance = torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)
+    mask = distance >= 0
+    if sliding_window is not None:
+        mask &= distance < sliding_window
+    return mask

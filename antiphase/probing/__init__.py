@@ -1,0 +1,1 @@
+"""What attention does inside a model, read through its attention interface without touching its code."""

@@ -1,0 +1,101 @@
+"""The attention rows of chosen queries, in every layer, both maps of each head apart. Memory is linear in length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphase.interface import AttentionFunction, is_differential, softmax_weights, swapped
+from antiphase.ops.reference import softmax_maps
+from antiphase.ops.shapes import Shapes
+
+
+@dataclass(frozen=True)
+class LayerRows:
+    """Rows of one layer: B sequences, P queries, M keys."""
+
+    maps: Tensor
+    """(B, heads, S, P, M): S = 2 maps of a differential head, 1 of a softmax head; each row sums to one."""
+    lam: Tensor | None
+    """(1|B, 1|heads, 1|P), None for softmax attention."""
+
+    def weights(self) -> Tensor:
+        """What multiplies the values: (B, heads, P, M), signed for differential attention."""
+        if self.lam is None:
+            return self.maps[:, :, 0]
+        return self.maps[:, :, 0] - self.lam.unsqueeze(-1) * self.maps[:, :, 1]
+
+
+@torch.no_grad()
+def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> list[LayerRows]:
+    """Attention of the queries at ``positions`` in every layer, in order, on the CPU.
+
+    Args:
+        input_ids: (B, N) without padding.
+        positions: (B, P), 0-based.
+
+    Raises:
+        ValueError: a model whose attention does not go through transformers' interface.
+    """
+    found: list[LayerRows] = []
+    positions = positions.to(model.device)
+
+    def wrap(function: AttentionFunction) -> AttentionFunction:
+        def observe(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            found.append(_rows(module, query, key, attention_mask, positions, kwargs))
+            return function(module, query, key, value, attention_mask, **kwargs)
+
+        return observe
+
+    with swapped(model, wrap):
+        model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
+    return found
+
+
+def _rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    positions: Tensor,
+    kwargs: dict[str, Any],
+) -> LayerRows:
+    """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
+    batch, maps, length, width = query.shape
+    keys = key.shape[2]
+    chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)
+    visible = _visible(module, attention_mask, positions, length, keys)
+    scale = kwargs.get("scaling")
+    if not is_differential(module):
+        weights = softmax_weights(chosen, key, visible, is_causal=False, sliding_window=None, scale=scale)
+        return LayerRows(weights.unsqueeze(2).cpu(), None)
+    groups = key.shape[1] // 2
+    shapes = Shapes(batch, maps // 2, groups, 2, positions.shape[1], keys, width, 2 * width)
+    both = softmax_maps(
+        chosen, key, visible, is_causal=False, sliding_window=None, scale=scale or width**-0.5, shapes=shapes
+    )
+    lam = kwargs["lam"].detach().float()
+    lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
+    if lam.shape[-1] > 1:
+        lam = lam.expand(batch, -1, -1).gather(2, positions[:, None].expand(-1, lam.shape[1], -1))
+    return LayerRows(both.cpu(), lam.cpu())
+
+
+def _visible(
+    module: nn.Module, attention_mask: Tensor | None, positions: Tensor, length: int, keys: int
+) -> Tensor | None:
+    """Which keys each chosen query sees, (B, 1, P, M)."""
+    if attention_mask is not None and attention_mask.shape[-2] > 1:  # a mask by query carries causality itself
+        mask = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+        mask = mask.expand(len(positions), -1, -1, -1)
+        return mask.gather(2, positions[:, None, :, None].expand(-1, mask.shape[1], -1, keys))
+    if not getattr(module, "is_causal", True):
+        return attention_mask
+    causal = torch.arange(keys, device=positions.device) <= positions[:, None, :, None] + (keys - length)
+    return causal if attention_mask is None else causal & attention_mask

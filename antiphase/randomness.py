@@ -1,0 +1,13 @@
+"""Random generators keyed by words, so that every draw is a pure function of what it is for."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+
+def keyed_generator(*key: object) -> torch.Generator:
+    """A CPU generator that depends on the words of ``key`` and nothing else, for example ``(seed, "order", epoch)``."""
+    digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))

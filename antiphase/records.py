@@ -1,0 +1,172 @@
+"""The one result record: what was measured, with the settings, seeds, versions and command that made it.
+
+A record is ``NAME.json``, with its arrays beside it in ``NAME.safetensors``. Everything that measures writes one;
+everything that draws reads only records.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antiphase.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy
+
+FORMAT = 1
+PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(kw_only=True)
+class Record:
+    """A measurement and all that is needed to repeat it."""
+
+    kind: str
+    """What was measured: ``train``, ``compare``, ``evaluate-needles``, ..."""
+    values: dict[str, Any]
+    """The results; NaN and infinities become null."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Resolved settings."""
+    seeds: list[int] = field(default_factory=list)
+    seconds: float | None = None
+    """Wall-clock time of the measurement."""
+    command: str = field(default_factory=lambda: command_line())
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """UTC, ISO 8601."""
+    environment: dict[str, Any] = field(default_factory=lambda: environment())
+    format: int = FORMAT
+    arrays: dict[str, numpy.ndarray] = field(default_factory=dict, repr=False)
+    """Named arrays, stored in the safetensors file."""
+
+    def save(self, folder: str | Path, name: str = "record") -> Path:
+        """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder``: beside, then renamed. Returns the JSON path."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.arrays:
+            from safetensors.numpy import save
+
+            write_atomically(folder / f"{name}.safetensors", save(dict(self.arrays)))
+        tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
+        text = json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
+        path = folder / f"{name}.json"
+        write_atomically(path, (text + "\n").encode())
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Record:
+        """Read a record from its JSON file, or from the folder that holds ``record.json``.
+
+        Raises:
+            InputError: the file is missing, is not a record, or was written by a newer version.
+        """
+        path = Path(path)
+        if path.is_dir():
+            path = path / "record.json"
+        if not path.is_file():
+            raise InputError(f"{path}: there is no record here")
+        try:
+            tree = json.loads(path.read_text(encoding="utf-8"))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{path} is not a record: {error}") from None
+        if not isinstance(tree, dict) or not {"kind", "values", "format"} <= tree.keys():
+            raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format")
+        if tree["format"] > FORMAT:
+            raise InputError(f"{path} has record format {tree['format']}; this version reads up to {FORMAT}")
+        known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
+        record = cls(**known)
+        arrays = path.with_suffix(".safetensors")
+        if arrays.is_file():
+            from safetensors.numpy import load_file
+
+            record.arrays = load_file(arrays)
+        return record
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write beside and rename, so that a reader or a crash never meets half a file."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def finite(value: Any) -> Any:
+    """``value`` as plain JSON types, with NaN and infinities as None."""
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    if hasattr(value, "tolist"):
+        return finite(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def command_line() -> str:
+    """The command that is running, as a person would type it."""
+    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    if program == "__main__.py":
+        program = "antiphase"
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware; torch's part only where torch is already loaded."""
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "revision": _revision(),
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found["threads"] = torch.get_num_threads()
+        found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _revision() -> str | None:
+    """Commit of the source tree that the package runs from; None for an installed wheel."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    try:
+        return subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=root, capture_output=True, text=True, check=True,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None

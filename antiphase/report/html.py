@@ -1,0 +1,276 @@
+"""Records → one self-contained HTML page: words, tables and figures, without network or JavaScript."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from antiphase.errors import InputError
+from antiphase.records import Record, write_atomically
+from antiphase.report import plots, tables
+from antiphase.report.tables import Table
+
+TableMaker = Callable[[Record], list[Table | None]]
+
+RASTER = ("attention-map",)
+"""Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
+NEEDED_WIDTH = 0.66
+"""Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageFigure:
+    """A figure with its words and the tables that lie behind it."""
+
+    name: str
+    title: str
+    caption: str
+    alternative: str
+    source: str
+    width: int
+    height: int
+    smallest_width: int
+    tables: list[Table]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One record on the page."""
+
+    anchor: str
+    title: str
+    colours: dict[str, str]
+    paragraphs: list[str]
+    main_tables: list[Table]
+    sentences: list[str]
+    verdict: str
+    figures: list[PageFigure]
+    provenance: Table
+    detail_tables: list[Table]
+
+
+def write_report(records: Sequence[Record], output: Path) -> Path:
+    """Write one HTML page with a section for each record, in order. Returns ``output``.
+
+    Raises:
+        InputError: there is no record, or ``output`` is a folder.
+    """
+    output = Path(output)
+    if not records:
+        raise InputError("a report needs at least one record: name the folder of a run")
+    if output.is_dir():
+        raise InputError(f"--output {output} is a folder; name a file, for example {output / 'report.html'}")
+    sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
+    page = resources.files(__package__) / "page.html"
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
+    text = template.render(title="antiphase report", sections=sections)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
+    return output
+
+
+def _section(record: Record, anchor: str) -> Section:
+    figures = [_page_figure(record, name) for name in plots.FIGURES]
+    drawn = [figure for figure in figures if figure is not None]
+    shown = {table.title for figure in drawn for table in figure.tables}
+    main_tables = tables.main_tables(record)
+    shown |= {table.title for table in main_tables}
+    details = [make(record) for make in DETAILS]
+    arms = tables.arms_of(record)
+    return Section(
+        anchor=anchor,
+        title=_title(record),
+        colours={arm: plots.arm_colour(arms, arm) for arm in arms},
+        paragraphs=_paragraphs(record),
+        main_tables=main_tables,
+        sentences=tables.sentences(record),
+        verdict=str(record.values.get("verdict") or "") if record.kind == "compare" else "",
+        figures=drawn,
+        provenance=tables.provenance(record),
+        detail_tables=[table for table in details if table is not None and table.title not in shown],
+    )
+
+
+def _lambda_table(record: Record) -> Table | None:
+    return tables.by_layer(record, "lambdas", "λ by layer")
+
+
+def _gradient_table(record: Record) -> Table | None:
+    return tables.by_layer(record, "gradient_norms", "Gradient norm by layer at the end of training")
+
+
+BEHIND: dict[str, TableMaker] = {
+    "learning-curves": lambda record: [tables.runs_table(record), tables.curve_table(record)],
+    "needles": lambda record: [tables.needle_summary(record), tables.needle_cells(record)],
+    "allocation": lambda record: [tables.allocation(record), tables.allocation(record, by_layer=True)],
+    "lambda": lambda record: [_lambda_table(record)],
+}
+"""The tables behind each figure."""
+DETAILS: tuple[Callable[[Record], Table | None], ...] = (
+    tables.comparison,
+    tables.runs_table,
+    tables.curve_table,
+    tables.needle_summary,
+    tables.needle_cells,
+    tables.perplexity,
+    tables.allocation,
+    lambda record: tables.allocation(record, by_layer=True),
+    _lambda_table,
+    _gradient_table,
+    tables.settings,
+    tables.environment,
+)
+"""Every table; those already shown with a figure are left out of the details."""
+
+
+def _page_figure(record: Record, name: str) -> PageFigure | None:
+    figure = plots.FIGURES[name](record)
+    if figure is None:
+        return None
+    kind, media_type = ("png", "image/png") if name in RASTER else ("svg", "image/svg+xml")
+    content = base64.b64encode(plots.figure_bytes(figure, kind)).decode("ascii")
+    width, height = (round(96 * inches) for inches in figure.get_size_inches())  # CSS: 96 pixels an inch
+    title, caption, alternative = WORDS[name](record)
+    return PageFigure(
+        name=name,
+        title=title,
+        caption=caption,
+        alternative=alternative,
+        source=f"data:{media_type};base64,{content}",
+        width=width,
+        height=height,
+        smallest_width=round(NEEDED_WIDTH * width),
+        tables=[table for table in (BEHIND[name](record) if name in BEHIND else []) if table is not None],
+    )
+
+
+def _title(record: Record) -> str:
+    arms = tables.arms_of(record)
+    if record.kind == "compare":
+        return " against ".join(arms) if len(arms) == 2 else f"comparison of {', '.join(arms)}"
+    return f"{record.kind}: {', '.join(arms)}" if arms and arms != ["model"] else record.kind
+
+
+def _paragraphs(record: Record) -> list[str]:
+    """What was measured and how to read it, in plain words."""
+    values, arms = record.values, tables.arms_of(record)
+    if record.kind == "compare":
+        seeds = len({run.get("seed") for run in tables.runs_of(record)})
+        repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
+        guess = values.get("guess_rate")
+        by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
+        return [
+            f"Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side "
+            f"by side, {repeated}; in each seed every arm read the same data in the same order. They had to "
+            "find a fact in a longer text: first-query accuracy is the share of first questions that a model "
+            f"answered right. A model that only names any value it has seen reaches the guess "
+            f"rate{by_chance}, and the untrained model shows what the architecture does before it has "
+            "learned anything: read every accuracy beside those two. Seeds are repetitions; where the ranges "
+            "of two arms overlap, luck may have chosen the order."
+        ]
+    known = {
+        "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
+        "model answered right.",
+        "evaluate-needles": "Share of hidden facts that the model found, by their depth in the context. The "
+        "guess rate is what naming any value of the context would reach.",
+        "evaluate-perplexity": "How well the model predicts held-out text; lower is better.",
+        "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
+        "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+    }
+    fallback = f"Records of kind “{record.kind}” have no layout of their own: here are their single values."
+    return [known.get(record.kind, fallback)]
+
+
+def _curve_words(record: Record) -> tuple[str, str, str]:
+    runs, arms = tables.runs_of(record), tables.arms_of(record)
+    ends = []
+    for arm in arms:
+        values = tables.present((run.get("final") or {}).get("accuracy") for run in runs if run["arm"] == arm)
+        if values:
+            ends.append(f"{arm} {tables.format_value(statistics.median(values), 'percent')}")
+    final = f" Median accuracy at the end: {', '.join(ends)}." if ends else ""
+    caption = "Thin lines are single seeds, thick lines the median where every seed was measured."
+    return "Learning curves", caption, f"Line charts over optimizer steps, one colour for each arm.{final}"
+
+
+def _needle_words(record: Record) -> tuple[str, str, str]:
+    rows = tables.needles_of(record, "summary")
+    if len(tables.grid_points(rows)) == 1:
+        caption = (
+            "Filled marks are trained models, hollow ones the same models before training; bars are Wilson "
+            "95 % intervals over the samples of all seeds and do not contain the spread between seeds."
+        )
+    else:
+        caption = (
+            "Per cent of first questions answered right, on one colour scale. The bottom row of each panel "
+            "is the guess rate of its column; untrained models, where measured, are the lower panels."
+        )
+    words = [
+        f"{row['arm']} {tables.state(row)} {tables.format_value(row.get('accuracy'), 'percent')}"
+        f" ({row['needles']} needles, {row['length']} tokens)"
+        for row in rows
+        if row.get("depth") is None
+    ]
+    over_all = f" Over all depths: {'; '.join(words)}." if words else ""
+    return "Needles by depth", caption, f"First-query accuracy by depth of the asked needle.{over_all}"
+
+
+def _allocation_words(record: Record) -> tuple[str, str, str]:
+    rows = plots.overall_allocation(record)
+    words = []
+    for arm in tables.arms_of(record):
+        for model in ("trained", "untrained"):
+            members = [row for row in rows if (row["arm"], tables.state(row)) == (arm, model)]
+            share = tables.span_mean(members, "answer", "share")
+            if share is not None:
+                words.append(f"{arm} {model} {tables.format_value(share, 'percent')}")
+    caption = (
+        "Mean over layers and seeds of the map that the model uses (for differential attention the "
+        "difference), seen from the last prompt position; dots are seeds, hatched bars untrained models. The "
+        "left panel divides by Σ|A|, so subtraction cannot flatter it; the right one is the signed sum, "
+        "which is small for any two maps that cancel, learned or not."
+    )
+    on_answer = f" Share on the answer: {', '.join(words)}." if words else ""
+    return "Where attention went", caption, f"Bars for each span of the prompt, arm by arm.{on_answer}"
+
+
+def _map_words(record: Record) -> tuple[str, str, str]:
+    chosen = [
+        f"{arm}: layer {choice.layer}, head {choice.head}, counted from 0, with {choice.answer_weight:.3f} "
+        f"of |weight| on the answer, {tables.format_value(choice.answer_share, 'percent')} of that row's Σ|A|"
+        for arm, choice in plots.strongest_heads(record).items()
+    ]
+    caption = (
+        "One input, read by every arm. Upper maps: the head whose last prompt position puts most |weight| on "
+        f"the answer, so the best case of each arm: {'; '.join(chosen)}. Lower maps: the mean over all heads "
+        "and layers, where nothing was chosen. One colour scale, centred at 0; dashed frames mark the "
+        "columns of the answer and the row of the last prompt position."
+    )
+    return "Attention on one input", caption, f"Heat maps of signed attention weights. {'; '.join(chosen)}."
+
+
+def _lambda_words(record: Record) -> tuple[str, str, str]:
+    words = [
+        f"{run['arm']} seed {run.get('seed')}: {', '.join(map(tables.format_value, run['lambdas']))}"
+        for run in tables.runs_of(record)
+        if tables.present(run.get("lambdas") or [])
+    ]
+    caption = "λ is the weight of the second map in first − λ · second. Thin lines are seeds, the thick one "
+    caption += "their median."
+    return "λ by layer", caption, f"Line chart of λ by layer. {'; '.join(words)}."
+
+
+WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
+    "learning-curves": _curve_words,
+    "needles": _needle_words,
+    "allocation": _allocation_words,
+    "attention-map": _map_words,
+    "lambda": _lambda_words,
+}
+"""Title, caption and text alternative of each figure."""

@@ -1,0 +1,486 @@
+"""Records → matplotlib figures, one function a figure; None where the record lacks the data.
+
+Figures are built on ``Figure`` alone: no pyplot, no global state left behind, equal records give equal bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import FuncNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from antiphase.records import Record
+from antiphase.report.tables import (
+    allocation_of,
+    arms_of,
+    grid_points,
+    needles_of,
+    present,
+    readable,
+    runs_of,
+    span_mean,
+    spans_of,
+    state,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette, told apart with any colour vision; given to arms in the order of display."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", ":")
+STYLE: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e3e3e3",
+    "legend.frameon": False,
+    "hatch.linewidth": 0.6,
+    "text.parse_math": False,  # a token may be "$x^"
+    "svg.hashsalt": "antiphase",  # else the ids in an SVG are random
+}
+LABELLED_TOKENS = 64
+"""Most tokens of an attention map whose axes are labelled with them."""
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g} %")
+
+
+def arm_colour(arms: Sequence[str], arm: str) -> str:
+    """The colour of an arm in every figure and table."""
+    return COLOURS[arms.index(arm) % len(COLOURS)]
+
+
+@matplotlib.rc_context(STYLE)
+def learning_curves(record: Record) -> Figure | None:
+    """First-query accuracy and held-out loss against steps: seeds thin, their median thick."""
+    runs, arms = runs_of(record), arms_of(record)
+    titles = {"accuracy": "First-query accuracy", "loss": "Held-out loss, nats per token"}
+    panels = [key for key in titles if any(_curve(run, key) for run in runs)]
+    if "loss" not in panels and any(_curve(run, "train_loss") for run in runs):
+        panels, titles = [*panels, "train_loss"], titles | {"train_loss": "Training loss, nats per token"}
+    if not panels:
+        return None
+    figure = Figure(figsize=(5.1 * len(panels) if len(panels) > 1 else 7, 4.1), layout="constrained")
+    for axes, key in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for index, arm in enumerate(arms):
+            curves = [(run, _curve(run, key)) for run in runs if run["arm"] == arm and _curve(run, key)]
+            colour = arm_colour(arms, arm)
+            for run, curve in curves:
+                label = f"_{arm} seed {run.get('seed')}"  # the underscore keeps it out of the legend
+                axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.9, alpha=0.45, label=label)
+            shared = sorted(set.intersection(*[set(curve) for _, curve in curves])) if curves else []
+            middle = [statistics.median(curve[step] for _, curve in curves) for step in shared]
+            name = f"{visible(arm)}, {'median of ' if len(curves) > 1 else ''}{_count(len(curves), 'seed')}"
+            if middle:
+                dots = MARKERS[index % len(MARKERS)] if len(middle) == 1 else None
+                axes.plot(
+                    shared,
+                    middle,
+                    color=colour,
+                    linewidth=2.6,
+                    linestyle=LINES[index % 4],
+                    label=name,
+                    marker=dots,
+                )
+        axes.set(title=titles[key], xlabel="optimizer steps", ylabel=titles[key])
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if key == "accuracy":
+            axes.set_ylim(0, 1.03)
+            axes.yaxis.set_major_formatter(PERCENT)
+            _mark_levels(axes, {key.replace("_", " "): record.values.get(key) for key in ("threshold", "guess_rate")})
+    _legend_below(figure, len(arms))
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def needle_grid(record: Record) -> Figure | None:
+    """Accuracy by depth: heatmaps over needles and length; points with intervals where that is one pair."""
+    rows = needles_of(record, "summary")
+    if not rows:
+        return None
+    points = grid_points(rows)
+    return _needle_points(record, rows) if len(points) == 1 else _needle_heatmaps(record, rows, points)
+
+
+def _needle_points(record: Record, rows: list[dict[str, Any]]) -> Figure:
+    arms, depths = arms_of(record), _depths(rows)
+    figure = Figure(figsize=(9.6, 4.4), layout="constrained")
+    axes = figure.subplots()
+    series = [(arm, model) for model in ("trained", "untrained") for arm in arms]
+    measured = [(row["arm"], state(row)) for row in rows if row.get("accuracy") is not None]
+    series = [pair for pair in series if pair in measured]
+    for index, (arm, model) in enumerate(series):
+        found = {row.get("depth"): row for row in rows if (row["arm"], state(row)) == (arm, model)}
+        drawn = [depth for depth in depths if found.get(depth, {}).get("accuracy") is not None]
+        places = [depths.index(depth) + 0.6 * ((index + 0.5) / len(series) - 0.5) for depth in drawn]
+        heights = [found[depth]["accuracy"] for depth in drawn]
+        bounds = [
+            found[depth].get("interval") or [height, height] for depth, height in zip(drawn, heights, strict=True)
+        ]
+        errors = [
+            [max(0.0, height - low) for height, (low, _) in zip(heights, bounds, strict=True)],
+            [max(0.0, high - height) for height, (_, high) in zip(heights, bounds, strict=True)],
+        ]
+        colour = arm_colour(arms, arm)
+        axes.errorbar(
+            places, heights, yerr=errors, fmt=MARKERS[arms.index(arm) % len(MARKERS)], color=colour,
+            capsize=3, markersize=7, markerfacecolor=colour if model == "trained" else "white", linewidth=1.4,
+            label=f"{visible(arm)}, {model}",
+        )  # fmt: skip
+    axes.set_xticks(range(len(depths)), [_depth_label(depth) for depth in depths])
+    axes.set_xlim(-0.6, len(depths) - 0.4)
+    axes.set_ylim(0, 1.03)
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.grid(axis="x", visible=False)
+    needles, length = rows[0]["needles"], rows[0]["length"]
+    axes.set(xlabel="depth of the asked needle in the context", ylabel="first-query accuracy")
+    axes.set_title(f"{_count(needles, 'needle')} in {length} tokens; bars are 95 % intervals over samples")
+    _mark_levels(axes, {"guess rate": rows[0].get("guess_rate")})
+    _legend_below(figure, min(len(series), 4))
+    return figure
+
+
+def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[tuple[int, int]]) -> Figure:
+    arms = [arm for arm in arms_of(record) if any(row["arm"] == arm for row in rows)]
+    depths = _depths(rows)
+    models = [model for model in ("trained", "untrained") if any(state(row) == model for row in rows)]
+    size = (
+        max(4.6 if len(arms) > 1 else 7, 0.72 * len(points) + 1.6) * len(arms),
+        (0.4 * len(depths) + 2) * len(models),
+    )
+    figure = Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(len(models), len(arms), squeeze=False, sharex=True, sharey=True)
+    norm = Normalize(0, 1)
+    guesses = {(row["needles"], row["length"]): row.get("guess_rate") for row in rows}
+    for line, model in zip(grid, models, strict=True):
+        for axes, arm in zip(line, arms, strict=True):
+            found = {
+                (row.get("depth"), row["needles"], row["length"]): row.get("accuracy")
+                for row in rows
+                if (row["arm"], state(row)) == (arm, model)
+            }
+            cells = [[found.get((depth, *point)) for point in points] for depth in depths]
+            cells.append([guesses[point] for point in points])
+            table = numpy.array(cells, dtype=float)
+            axes.imshow(table, norm=norm, cmap="cividis", aspect="auto")
+            for (y, x), accuracy in numpy.ndenumerate(table):
+                words = "–" if math.isnan(accuracy) else f"{100 * accuracy:.0f}"
+                colour = "white" if accuracy < 0.5 else "black"
+                axes.text(x, y, words, ha="center", va="center", color=colour, fontsize=10)
+            for line_above in (len(depths), len(depths) - 1) if None in depths else (len(depths),):
+                axes.axhline(line_above - 0.5, color="white", linewidth=4)
+            axes.set_title(f"{visible(arm)}, {model}", color=arm_colour(arms_of(record), arm), weight="bold")
+            axes.set_yticks(range(len(depths) + 1), [*map(_depth_label, depths), "guess rate"])
+            axes.set_xticks(range(len(points)), [f"{needles}\n{length}" for needles, length in points])
+            axes.grid(visible=False)
+    for axes in grid[-1]:
+        axes.set_xlabel("needles (upper) and tokens (lower)")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("depth")
+    scale = ScalarMappable(norm, "cividis")
+    figure.colorbar(scale, ax=grid, format=PERCENT, label="first-query accuracy", shrink=0.8)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def allocation_bars(record: Record) -> Figure | None:
+    """Share of Σ|A| on each span beside the signed sum: mean over layers and seeds, a dot for each seed."""
+    rows = overall_allocation(record)
+    if not rows:
+        return None
+    arms, spans = arms_of(record), spans_of(rows)
+    series = [(arm, model) for arm in arms for model in ("trained", "untrained")]
+    series = [pair for pair in series if any((row["arm"], state(row)) == pair for row in rows)]
+    height = 0.8 / len(series)
+    figure = Figure(figsize=(10.2, max(3.6, 1.2 + 0.24 * len(series) * len(spans))), layout="constrained")
+    panels = {"share": "share of Σ|A|", "signed": "signed sum of A"}
+    for axes, (measure, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+        for index, (arm, model) in enumerate(series):
+            members = [row for row in rows if (row["arm"], state(row)) == (arm, model)]
+            colour = arm_colour(arms, arm)
+            look = {"color": colour} if model == "trained" else {"color": "white", "edgecolor": colour, "hatch": "////"}
+            for line, span in enumerate(spans):
+                place, mean = line + height * (index + 0.5) - 0.4, span_mean(members, span, measure)
+                if mean is None:
+                    continue
+                label = f"{arm} {model} {span}"
+                axes.barh(place, mean, height=0.9 * height, label=f"_{label}", **look)
+                values = [span_mean([row], span, measure) for row in members]
+                if len(present(values)) > 1:
+                    axes.plot(present(values), [place] * len(present(values)), "k.", markersize=3, label=f"_{label}")
+        axes.set(title=title, xlabel=f"{title}, seen from the last prompt position")
+        axes.axvline(0, color="#444444", linewidth=0.8)
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(spans)), [visible(readable(span)) for span in spans])
+        axes.set_ylim(len(spans) - 0.5, -0.5)
+        if measure == "share":
+            axes.xaxis.set_major_formatter(PERCENT)
+    patches = [
+        Patch(facecolor=arm_colour(arms, arm), label=f"{visible(arm)}, trained")
+        if model == "trained"
+        else Patch(
+            facecolor="white",
+            edgecolor=arm_colour(arms, arm),
+            hatch="////",
+            label=f"{visible(arm)}, untrained",
+        )
+        for arm, model in series
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=min(len(series), 4))
+    return figure
+
+
+def overall_allocation(record: Record) -> list[dict[str, Any]]:
+    """The rows that the bars show: over all layers, of the map a model really uses."""
+    rows = [row for row in allocation_of(record) if row["layer"] == "all" and row.get("spans")]
+    return [row for row in rows if row.get("map") not in ("first", "second")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadChoice:
+    """The head that an attention-map figure shows, and why."""
+
+    layer: int
+    head: int
+    answer_weight: float
+    """Σ|A| on the answer in the row of the last prompt position."""
+    answer_share: float
+    """The same as a share of the row's Σ|A|."""
+
+
+def attention_weights(record: Record) -> dict[str, numpy.ndarray]:
+    """Signed weights of each arm that has a map, (layers, heads, rows, tokens)."""
+    chart = record.values.get("attention_map") or {}
+    names = chart.get("arrays") or {}
+    found = {arm: record.arrays[names[arm]] for arm in arms_of(record) if names.get(arm) in record.arrays}
+    return {arm: numpy.nan_to_num(weights.astype(numpy.float32)) for arm, weights in found.items()}
+
+
+def strongest_heads(record: Record) -> dict[str, HeadChoice]:
+    """For each arm the layer and head whose last prompt position puts most |weight| on the answer."""
+    answer = (record.values.get("attention_map") or {}).get("answer") or []
+    choices = {}
+    for arm, weights in attention_weights(record).items():
+        query = numpy.abs(weights[:, :, _query_row(record, weights), :])  # (layers, heads, tokens)
+        on_answer = query[..., answer].sum(-1)
+        layer, head = numpy.unravel_index(int(on_answer.argmax()), on_answer.shape)
+        weight, total = float(on_answer[layer, head]), float(query[layer, head].sum())
+        share = weight / total if total else 0.0
+        choices[arm] = HeadChoice(layer=int(layer), head=int(head), answer_weight=weight, answer_share=share)
+    return choices
+
+
+@matplotlib.rc_context(STYLE)
+def attention_maps(record: Record) -> Figure | None:
+    """Signed weights of every arm on one input: its strongest head, one row of it, the mean of all heads."""
+    arms, maps, choices = arms_of(record), attention_weights(record), strongest_heads(record)
+    if not maps:
+        return None
+    tokens = [visible(token, 14) for token in record.values["attention_map"].get("tokens") or []]
+    answer = record.values["attention_map"].get("answer") or []
+    panels = {
+        arm: (weights[choices[arm].layer, choices[arm].head], weights.mean((0, 1))) for arm, weights in maps.items()
+    }
+    shape = max(panel.shape for pair in panels.values() for panel in pair)
+    largest = max(float(numpy.abs(panel).max()) for pair in panels.values() for panel in pair) or 1.0
+    # The square root lets noise of 0.01 be seen beside a weight of 1.
+    norm = FuncNorm((partial(_signed_power, power=0.5), partial(_signed_power, power=2)), -largest, largest)
+    map_height = max(1.6, 6.2 * shape[0] / shape[1])
+    ratios = [map_height, 1.7, map_height]
+    figure = Figure(figsize=(6.4 * len(maps) + 1, sum(ratios) + 2.6), layout="constrained")
+    grid = figure.subplots(3, len(maps), squeeze=False, sharex="col", sharey="row", height_ratios=ratios)
+    for column, (arm, pair) in enumerate(panels.items()):
+        choice, colour, row = choices[arm], arm_colour(arms, arm), _query_row(record, maps[arm])
+        titles = (f"layer {choice.layer}, head {choice.head}", "mean over all heads and layers")
+        for axes, weights, title in zip(grid[::2, column], pair, titles, strict=True):
+            axes.imshow(weights, cmap="RdBu_r", norm=norm, aspect="auto", interpolation="nearest")
+            axes.set_title(f"{visible(arm)}: {title}", color=colour, weight="bold", pad=18)
+            _mark_answer(axes, answer, row, weights.shape)
+            axes.grid(visible=False)
+            axes.set_ylabel("query token" if column == 0 else "")
+            first = _row_numbers(record, maps[arm])[0]
+            _label_tokens(axes.yaxis, tokens[first:] if len(tokens) <= LABELLED_TOKENS else [], weights.shape[0], first)
+        profile = grid[1, column]
+        shades = [colour if token in answer else "#9a9a9a" for token in range(shape[1])]
+        profile.bar(range(shape[1]), pair[0][row], color=shades, width=0.9)
+        profile.axhline(0, color="#444444", linewidth=0.8)
+        profile.set_title("the marked row as bars; the answer in colour", fontsize=10)
+        profile.set_ylabel("weight" if column == 0 else "")
+        bottom = grid[2, column]
+        bottom.set_xlabel("key token")
+        _label_tokens(bottom.xaxis, tokens if len(tokens) <= LABELLED_TOKENS else [], shape[1], 0)
+        bottom.tick_params(axis="x", labelrotation=90 if 0 < len(tokens) <= LABELLED_TOKENS else 0)
+    words = "signed weight (colour follows its square root)"
+    bar = figure.colorbar(ScalarMappable(norm, "RdBu_r"), ax=grid, shrink=0.5, aspect=35, label=words)
+    bar.set_ticks([sign * largest * part for sign in (-1, 1) for part in (1, 0.25, 0.05)] + [0])
+    bar.formatter = FuncFormatter(lambda weight, _: f"{weight:.2g}")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def lambdas(record: Record) -> Figure | None:
+    """λ of each layer at the end of training: a thin line for each seed, their median thick."""
+    runs = [run for run in runs_of(record) if present(run.get("lambdas") or [])]
+    if not runs:
+        return None
+    arms = arms_of(record)
+    figure = Figure(figsize=(7.6, 4), layout="constrained")
+    axes = figure.subplots()
+    for arm in arms:
+        lines = [[math.nan if lam is None else lam for lam in run["lambdas"]] for run in runs if run["arm"] == arm]
+        colour, marker = arm_colour(arms, arm), MARKERS[arms.index(arm) % len(MARKERS)]
+        for line in lines:
+            axes.plot(range(len(line)), line, color=colour, linewidth=0.9, alpha=0.5, label=f"_{arm}")
+        if lines and len({len(line) for line in lines}) == 1:
+            name = f"{visible(arm)}, {'median of ' if len(lines) > 1 else ''}{_count(len(lines), 'seed')}"
+            middle = numpy.median(lines, axis=0)
+            axes.plot(range(len(middle)), middle, color=colour, linewidth=2.6, marker=marker, label=name)
+    axes.set(title="λ after training", xlabel="layer (0 is the first)", ylabel="λ")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_below(figure, 3)
+    return figure
+
+
+FIGURES: dict[str, Callable[[Record], Figure | None]] = {
+    "learning-curves": learning_curves,
+    "needles": needle_grid,
+    "allocation": allocation_bars,
+    "attention-map": attention_maps,
+    "lambda": lambdas,
+}
+"""Every figure by the name of its file, in the order of the page."""
+
+
+def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
+    """The figure as ``svg`` or ``png``, without date or version."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A token in a script that the font lacks is drawn as a box; the table has it in full.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format=format, dpi=dpi, metadata=metadata, facecolor="white")
+    return buffer.getvalue()
+
+
+def save_figures(record: Record, folder: Path) -> list[Path]:
+    """Write every figure of the record as ``NAME.png``; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, draw in FIGURES.items():
+        figure = draw(record)
+        if figure is not None:
+            paths.append(folder / f"{name}.png")
+            paths[-1].write_bytes(figure_bytes(figure, "png"))
+    return paths
+
+
+def visible(text: str, longest: int = 24) -> str:
+    """Text as it can be drawn: line breaks and tabs as signs, control characters escaped, cut when long."""
+    text = str(text).replace("\n", "↵").replace("\t", "→")
+    text = "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def _curve(run: dict[str, Any], key: str) -> dict[int, float]:
+    """Values by step, without nulls."""
+    return {point["step"]: point[key] for point in run.get("curve") or [] if point.get(key) is not None}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _depths(rows: list[dict[str, Any]]) -> list[float | None]:
+    """Depths in order; all depths together come last."""
+    found = {row.get("depth") for row in rows}
+    return [*sorted(present(found)), *([None] if None in found else [])]
+
+
+def _depth_label(depth: float | None) -> str:
+    return {0.0: "0 (start)", 1.0: "1 (end)"}.get(depth, f"{depth:g}") if depth is not None else "all"
+
+
+def _mark_levels(axes: Axes, levels: dict[str, float | None]) -> None:
+    """Dotted lines named in words beside the axes, where no curve can hide the words."""
+    drawn = sorted((level, words) for words, level in levels.items() if level is not None)
+    crowded = any(high - low < 0.1 for (low, _), (high, _) in pairwise(drawn))
+    for index, (level, words) in enumerate(drawn):
+        axes.axhline(level, color="#555555", linewidth=1.2, linestyle=":", label=f"_{words}")
+        axes.text(
+            1.01, level, f"{words}\n{100 * level:.3g} %", transform=axes.get_yaxis_transform(), fontsize=9.5,
+            va=("bottom" if index else "top") if crowded else "center", color="#333333",
+        )  # fmt: skip
+
+
+def _legend_below(figure: Figure, columns: int) -> None:
+    """One legend for all panels, each name once."""
+    named: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    if named:
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+
+
+def _signed_power(numbers: Any, power: float) -> Any:
+    return numpy.sign(numbers) * numpy.abs(numbers) ** power
+
+
+def _row_numbers(record: Record, weights: numpy.ndarray) -> list[int]:
+    """Query positions of the stored rows: all of them, those listed, or the last ones."""
+    stored, tokens = weights.shape[-2:]
+    listed = record.values["attention_map"].get("rows")
+    first = listed[0] if listed else tokens - stored
+    return list(listed) if listed and len(listed) == stored else list(range(first, first + stored))
+
+
+def _query_row(record: Record, weights: numpy.ndarray) -> int:
+    """Index, among the stored rows, of the last prompt position; the last row where it is not stored."""
+    numbers, query = _row_numbers(record, weights), record.values["attention_map"].get("query")
+    return numbers.index(query) if query in numbers else len(numbers) - 1
+
+
+def _mark_answer(axes: Axes, answer: Sequence[int], row: int, shape: tuple[int, ...]) -> None:
+    """Frames round the answer's columns and the last prompt position's row, named at the edge."""
+    frame: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 0.8, "linestyle": (0, (3, 2))}
+    axes.add_patch(Rectangle((-0.5, row - 0.5), shape[1], 1, clip_on=False, **frame))
+    for start in [token for token in answer if token - 1 not in answer]:
+        width = next(width for width in range(1, shape[1] + 2) if start + width not in answer)
+        axes.add_patch(Rectangle((start - 0.5, -0.5), width, shape[0], **frame))
+        place = (start + (width - 1) / 2, -0.5)
+        axes.annotate("answer", place, (0, 4), textcoords="offset points", ha="center", fontsize=10)
+    axes.annotate(
+        "last prompt position", (shape[1] - 0.6, row), (0.97, 0.72), textcoords="axes fraction", ha="right",
+        fontsize=10, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 2},
+        arrowprops={"arrowstyle": "->", "color": "black"},
+    )  # fmt: skip
+
+
+def _label_tokens(axis: Any, tokens: list[str], count: int, first: int) -> None:
+    """Every token by its text where there are few, else by its number."""
+    if tokens:
+        axis.set_ticks(range(min(count, len(tokens))), tokens[:count])
+        axis.set_tick_params(labelsize=9 if count <= 32 else 8 if count <= 48 else 7)
+    else:
+        axis.set_major_locator(MaxNLocator(8, integer=True))
+        axis.set_major_formatter(FuncFormatter(lambda place, _: f"{place + first:.0f}"))

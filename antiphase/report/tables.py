@@ -1,0 +1,487 @@
+"""Records → plain tables, the same for the HTML page and the terminal.
+
+The functions ``*_of`` read the parts of a record that several kinds share; a part that a record lacks is
+empty, and a table without rows is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from antiphase.records import Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Row = Mapping[str, Any]
+
+LARGEST_CURVE = 1500
+"""Rows of the learning-curve table; a longer curve is thinned, so that the page stays small."""
+SPAN_ORDER = ("answer", "other_needles", "filler", "question", "instruction", "first_token")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Name and number style; every style but ``text`` is set flush right."""
+
+    name: str
+    style: str = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Title, columns and raw values. A cell that is text already is printed as it stands."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: list[list[Any]]
+    note: str = ""
+
+    def text(self) -> list[list[str]]:
+        """The cells as people read them."""
+        return [
+            [format_value(value, column.style) for value, column in zip(row, self.columns, strict=True)]
+            for row in self.rows
+        ]
+
+
+def format_value(value: Any, style: str = "number") -> str:
+    """``0.8125`` as percent is ``81.2 %``; null is a dash; text stays."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (list, tuple, dict)):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str) or style == "text":
+        return str(value)
+    if style == "percent":
+        return f"{100 * value:.1f} %"
+    if style == "loss":
+        return f"{value:.3f}"
+    if style == "signed":
+        return f"{value:+.3f}"
+    if isinstance(value, int) or style == "integer":
+        return f"{round(value):,}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def threshold_text(record: Record) -> str:
+    """The accuracy whose first passing counts, such as ``50 %``."""
+    threshold = record.values.get("threshold")
+    return "the threshold" if threshold is None else f"{100 * threshold:g} %"
+
+
+def runs_of(record: Record) -> list[dict[str, Any]]:
+    """Training runs, each with its ``arm`` and ``seed``; a ``train`` record is one run."""
+    if record.kind == "train":
+        name = record.values.get("arm") or record.config.get("model", {}).get("attention_type") or "model"
+        return [{"seed": record.seeds[0] if record.seeds else None, **record.values, "arm": name}]
+    return list(record.values.get("runs") or []) if record.kind == "compare" else []
+
+
+def needles_of(record: Record, part: str) -> list[dict[str, Any]]:
+    """``summary`` or ``cells`` of the needle grid; a single model is the arm ``model``, trained."""
+    holder = record.values.get("needles") if record.kind == "compare" else None
+    if record.kind == "evaluate-needles":
+        holder = record.values
+    return [{"arm": "model", "trained": True, **row} for row in (holder or {}).get(part) or []]
+
+
+def allocation_of(record: Record) -> list[dict[str, Any]]:
+    """Where attention went: one row for each arm, seed, layer and map."""
+    name = {"compare": "allocation", "evaluate-allocation": "rows"}.get(record.kind)
+    rows = record.values.get(name) or [] if name else []
+    return [{"arm": "model", "seed": None, "trained": True, "layer": "all", **row} for row in rows]
+
+
+def perplexity_of(record: Record) -> list[dict[str, Any]]:
+    """Rows of held-out perplexity."""
+    name = {"compare": "perplexity", "evaluate-perplexity": "rows"}.get(record.kind)
+    return list(record.values.get(name) or []) if name else []
+
+
+def arms_of(record: Record) -> list[str]:
+    """Arms in the order of display; this order also fixes their colours."""
+    listed = record.values.get("arms") if record.kind == "compare" else None
+    found = [row["arm"] for row in [*runs_of(record), *needles_of(record, "summary"), *allocation_of(record)]]
+    return list(dict.fromkeys([*(listed or []), *found]))
+
+
+def spans_of(rows: Iterable[Row]) -> list[str]:
+    """Names of the spans: the answer and the noise first, unknown ones last."""
+    found = dict.fromkeys(span for row in rows for span in row.get("spans") or {})
+    known = [span for span in SPAN_ORDER if span in found]
+    return known + [span for span in found if span not in SPAN_ORDER]
+
+
+def present(values: Iterable[float | None]) -> list[float]:
+    """The values that are not null."""
+    return [value for value in values if value is not None]
+
+
+def grid_points(rows: Iterable[Row]) -> list[tuple[int, int]]:
+    """Combinations of needles and length that the grid holds."""
+    return sorted({(row["needles"], row["length"]) for row in rows})
+
+
+def median_and_range(values: Sequence[float | None], style: str, seeds: str = "seeds") -> str:
+    """``81.2 % [79.0 %–83.1 %]``: median, smallest and largest; missing seeds are counted aloud."""
+    numbers = present(values)
+    if not numbers:
+        return "–"
+    missing = f" ({len(numbers)} of {len(values)} {seeds})" if len(numbers) < len(values) else ""
+    if len(numbers) == 1:
+        return f"{format_value(numbers[0], style)}{missing or ' (one seed)'}"
+    middle = format_value(statistics.median(numbers), style)
+    return f"{middle} {_brackets(min(numbers), max(numbers), style)}{missing}"
+
+
+def _brackets(low: float, high: float, style: str) -> str:
+    """``[79.0–83.1]``; the sign of per cent stands once, before the bracket."""
+    return f"[{format_value(low, style)}–{format_value(high, style)}]".replace(" %", "")
+
+
+def steps_to_threshold(passes: Sequence[int | None]) -> str:
+    """Median step with its range, where a seed that never passes counts as later than every step."""
+    if not passes:
+        return "–"
+    steps = sorted(math.inf if step is None else step for step in passes)
+    middle, first, last = (
+        "never" if math.isinf(step) else f"{step:,.0f}" for step in (statistics.median(steps), steps[0], steps[-1])
+    )
+    if len(steps) == 1:
+        return f"{middle} (one seed)"
+    spread = "" if first == last else f" [{first}–{last}]"
+    return f"{middle}{spread}, {len(present(passes))} of {len(passes)} seeds"
+
+
+def headline(record: Record) -> Table | None:
+    """What the runs came to: one column for each arm, beside the guess rate and the untrained model."""
+    runs, arms = runs_of(record), arms_of(record)
+    if not runs:
+        return None
+
+    def row(name: str, cell: Callable[[list[dict[str, Any]]], str]) -> list[str]:
+        return [name, *(cell([run for run in runs if run["arm"] == arm]) for arm in arms)]
+
+    def final(name: str, style: str) -> Callable[[list[dict[str, Any]]], str]:
+        return lambda group: median_and_range([(run.get("final") or {}).get(name) for run in group], style)
+
+    guess_rate = record.values.get("guess_rate")
+    rows = [
+        ["Parameters", *(_parameters(record, arm, "total") for arm in arms)],
+        ["Parameters of attention alone", *(_parameters(record, arm, "attention_only") for arm in arms)],
+        row("First-query accuracy at the end (higher is better)", final("accuracy", "percent")),
+        *_needle_rows(record, arms),
+        ["Guess rate", *(format_value(guess_rate, "percent") for _ in arms)],
+        row(
+            f"Steps to {threshold_text(record)} accuracy (lower is better)",
+            lambda group: steps_to_threshold([run.get("passes") for run in group]),
+        ),
+        row("Held-out loss at the end, nats per token (lower is better)", final("loss", "loss")),
+        row(
+            "Training speed, tokens per second",
+            lambda group: median_and_range([run.get("tokens_per_second") for run in group], "integer"),
+        ),
+    ]
+    measured = [row for row in rows if any(cell != "–" for cell in row[1:])]
+    return Table(
+        title="Headline",
+        columns=[Column("Measure"), *(Column(arm, "number") for arm in arms)],
+        rows=measured,
+        note="Median over the seeds, in brackets the smallest and the largest seed; for needle accuracy the "
+        "95 % interval over all samples. A dash means not measured.",
+    )
+
+
+def comparison(record: Record) -> Table | None:
+    """Every compared number with its spread, and the paired difference from the baseline."""
+    entries = record.values.get("comparison") or [] if record.kind == "compare" else []
+    rows = []
+    for entry in entries:
+        unit = entry.get("unit") or ""
+        style = "percent" if unit in ("share", "fraction") else "number"
+        for arm, summary in entry.get("arms", {}).items():
+            difference = (entry.get("differences") or {}).get(arm) or {}
+            interval = [format_value(bound, style) for bound in difference.get("interval") or []]
+            spread = [format_value(summary.get(key), style) for key in ("median", "mean", "minimum", "maximum")]
+            change = format_value(difference.get("mean"), style) if difference else None
+            paired = f"[{interval[0]}, {interval[1]}]" if len(interval) == 2 else None
+            better = "lower" if entry.get("lower_is_better") else "higher"
+            values = ", ".join(format_value(value, style) for value in summary.get("values") or [])
+            rows.append([entry["metric"], unit, better, arm, *spread, change, paired, difference.get("seeds"), values])
+    columns = _columns(
+        *(
+            "Metric",
+            "Unit",
+            "Better is",
+            "Arm",
+            "Median|number",
+            "Mean|number",
+            "Smallest|number",
+            "Largest|number",
+        ),
+        *("Mean paired difference|number", "95 % interval|number", "Pairs|number", "By seed|number"),
+    )
+    note = f"Differences are arm minus {record.values.get('baseline') or 'baseline'}, paired by seed."
+    return _table("Comparison in numbers", columns, rows, note)
+
+
+def runs_table(record: Record) -> Table | None:
+    """One row for each training run."""
+    rows = []
+    for run in runs_of(record):
+        final, best = run.get("final") or {}, run.get("best") or {}
+        numbers = [run.get("learning_rate"), final.get("loss"), final.get("accuracy"), best.get("accuracy")]
+        speed = [best.get("step"), run.get("passes"), run.get("tokens_per_second"), run.get("seconds")]
+        rows.append([run["arm"], run.get("seed"), *numbers, *speed, run.get("folder")])
+    columns = _columns(
+        *("Arm", "Seed|integer", "Learning rate|number", "Final loss|loss", "Final accuracy|percent"),
+        *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(record)} at step|integer"),
+        *("Tokens per second|integer", "Seconds|number", "Folder"),
+    )
+    return _table("Runs", columns, rows)
+
+
+def curve_table(record: Record) -> Table | None:
+    """Every evaluation of every run."""
+    rows = [
+        [run["arm"], run.get("seed"), *(point.get(key) for key in ("step", "train_loss", "loss", "accuracy"))]
+        for run in runs_of(record)
+        for point in run.get("curve") or []
+    ]
+    note = ""
+    if len(rows) > LARGEST_CURVE:
+        rows = [row for row in rows if present(row[4:])] or rows
+        stride = math.ceil(len(rows) / LARGEST_CURVE)
+        rows = rows[::stride]
+        note = "Shortened: the record holds every step."
+    columns = _columns(
+        *("Arm", "Seed|integer", "Step|integer", "Training loss|loss", "Held-out loss|loss"),
+        "First-query accuracy|percent",
+    )
+    return _table("Learning curves", columns, rows, note)
+
+
+def needle_summary(record: Record) -> Table | None:
+    """Accuracy with its interval for each arm and place in the grid."""
+    rows = []
+    for row in needles_of(record, "summary"):
+        low, high = row.get("interval") or (None, None)
+        place = [row.get("needles"), row.get("length"), depth_text(row.get("depth"))]
+        numbers = [row.get("accuracy"), low, high, row.get("guess_rate"), row.get("samples")]
+        rows.append([row["arm"], state(row), *place, *numbers])
+    columns = _columns(
+        *("Arm", "Model", "Needles|integer", "Tokens|integer", "Depth", "First-query accuracy|percent"),
+        *("95 % from|percent", "95 % to|percent", "Guess rate|percent", "Samples|integer"),
+    )
+    return _table("Needle accuracy over all seeds", columns, rows, "Wilson 95 % intervals over samples.")
+
+
+def needle_cells(record: Record) -> Table | None:
+    """The same for each seed, with the accuracy of every place in the row of questions."""
+    rows = []
+    for cell in needles_of(record, "cells"):
+        samples, correct = cell.get("samples"), cell.get("correct")
+        accuracy = correct / samples if samples and correct is not None else None
+        places = ", ".join(format_value(value, "percent") for value in cell.get("by_place") or []) or None
+        setting = [cell.get(key) for key in ("needles", "queries", "length")]
+        counts = [depth_text(cell.get("depth")), correct, samples, accuracy, places]
+        rows.append([cell["arm"], cell.get("seed"), state(cell), *setting, *counts])
+    columns = _columns(
+        *("Arm", "Seed|integer", "Model", "Needles|integer", "Questions|integer", "Tokens|integer", "Depth"),
+        *("Right|integer", "Samples|integer", "Accuracy|percent", "Accuracy by place of the question"),
+    )
+    return _table("Needle accuracy by seed", columns, rows)
+
+
+def perplexity(record: Record) -> Table | None:
+    """Held-out perplexity, with whatever columns the evaluation wrote."""
+    rows = perplexity_of(record)
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    words = {key for key in keys if any(isinstance(row.get(key), (str, list, dict)) for row in rows)}
+    styles = {"loss": "loss"} | dict.fromkeys(words, "text")
+    columns = [Column(readable(key).capitalize(), styles.get(key, "number")) for key in keys]
+    return _table("Perplexity", columns, [[row.get(key) for key in keys] for row in rows])
+
+
+def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
+    """Share of Σ|A| and signed sum of each span: mean over all layers and seeds, or each layer and seed."""
+    chosen = [row for row in allocation_of(record) if by_layer or row["layer"] == "all"]
+    spans = spans_of(chosen)
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in chosen:
+        seed = row["seed"] if by_layer else None
+        groups.setdefault((row["arm"], state(row), row["layer"], row.get("map"), seed), []).append(row)
+    rows = []
+    measures = {"share": ("share of Σ|A|", "percent"), "signed": ("signed sum", "signed")}
+    for (arm, model, layer, name, seed), members in groups.items():
+        for measure, (title, style) in measures.items():
+            cells = [format_value(span_mean(members, span, measure), style) for span in spans]
+            ratios = present((row.get("answer_to_noise") or {}).get(measure) for row in members)
+            ratio = format_value(statistics.fmean(ratios)) if ratios else None
+            place = [layer, name, seed] if by_layer else [name, len({row["seed"] for row in members})]
+            rows.append([arm, model, *place, title, *cells, ratio])
+    columns = _columns("Arm", "Model", *(("Layer", "Map", "Seed") if by_layer else ("Map", "Seeds")), "Measure")
+    columns += [Column(readable(span).capitalize(), "number") for span in spans]
+    columns.append(Column("Answer ÷ noise", "number"))
+    title = "Attention by layer, map and seed" if by_layer else "Attention by span, mean over layers and seeds"
+    note = "Seen from the last prompt position. Noise is the other needles and filler."
+    return _table(title, columns, rows, note)
+
+
+def span_mean(rows: Iterable[Row], span: str, measure: str) -> float | None:
+    """Mean over rows of the ``share`` or ``signed`` sum on a span."""
+    values = present(((row.get("spans") or {}).get(span) or {}).get(measure) for row in rows)
+    return statistics.fmean(values) if values else None
+
+
+def by_layer(record: Record, key: str, title: str) -> Table | None:
+    """A number for each layer and run: ``lambdas`` or ``gradient_norms``."""
+    runs = [run for run in runs_of(record) if present(run.get(key) or [])]
+    width = max((len(run[key]) for run in runs), default=0)
+    # Arms may differ in depth.
+    rows = [[run["arm"], run.get("seed"), *run[key], *[None] * (width - len(run[key]))] for run in runs]
+    columns = _columns("Arm", "Seed|integer", *(f"Layer {layer}|number" for layer in range(width)))
+    return _table(title, columns, rows)
+
+
+def scalars(record: Record) -> Table | None:
+    """The single numbers and words of any record, by dotted name."""
+    rows = [[name, value] for name, value in flatten(record.values) if not isinstance(value, (list, dict))]
+    return _table("Values", _columns("Name", "Value|number"), rows)
+
+
+def provenance(record: Record) -> Table:
+    """What is needed to make the record again."""
+    seeds = ", ".join(map(str, record.seeds)) or None
+    rows: list[list[Any]] = [["Command", record.command], ["Created (UTC)", record.created], ["Seeds", seeds]]
+    rows.append(["Wall-clock seconds", format_value(record.seconds)])
+    return Table(title="How this record was made", columns=_columns("What", "Value"), rows=rows)
+
+
+def settings(record: Record) -> Table | None:
+    """The resolved settings, by dotted name."""
+    return _table("Settings", _columns("Setting", "Value"), [list(item) for item in flatten(record.config)])
+
+
+def environment(record: Record) -> Table | None:
+    """Versions and hardware."""
+    rows = [list(item) for item in flatten(record.environment)]
+    return _table("Environment", _columns("What", "Value"), rows)
+
+
+def main_tables(record: Record) -> list[Table]:
+    """The tables to read first."""
+    by_kind: dict[str, Callable[[Record], Table | None]] = {
+        "compare": headline,
+        "train": headline,
+        "evaluate-needles": needle_summary,
+        "evaluate-perplexity": perplexity,
+        "evaluate-allocation": allocation,
+    }
+    table = by_kind.get(record.kind, scalars)(record)
+    return [table] if table else []
+
+
+def print_summary(record: Record, console: Console) -> None:
+    """The tables to read first, the sentences of a comparison and its verdict, for a terminal."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    # Text, never str: rich would read the brackets of "81 % [79–83]" as markup.
+    for table in main_tables(record):
+        drawn = RichTable(title=Text(table.title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left")
+        drawn.caption_justify = "left"
+        for column in table.columns:
+            drawn.add_column(Text(column.name), justify="left" if column.style == "text" else "right")
+        for row in table.text():
+            drawn.add_row(*map(Text, row))
+        console.print(drawn)
+    for sentence in sentences(record):
+        console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
+    if record.values.get("verdict"):
+        console.print(Padding(Text(str(record.values["verdict"])), (1, 0, 0, 1)))
+
+
+def sentences(record: Record) -> list[str]:
+    """The ready prose of a comparison."""
+    entries = record.values.get("comparison") or [] if record.kind == "compare" else []
+    return [entry["sentence"] for entry in entries if entry.get("sentence")]
+
+
+def state(row: Row) -> str:
+    """``trained`` or ``untrained``."""
+    return "trained" if row.get("trained", True) else "untrained"
+
+
+def depth_text(depth: float | None) -> str:
+    """Depth of the asked needle; null is all depths together."""
+    return "all" if depth is None else f"{depth:g}"
+
+
+def readable(name: str) -> str:
+    """``first_token`` as people write it."""
+    return name.replace("_", " ")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """``(dotted name, value)`` of every leaf; a list is a leaf."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _columns(*names: str) -> list[Column]:
+    """Columns from ``name`` (text) or ``name|style``."""
+    return [Column(name, style or "text") for name, _, style in (text.partition("|") for text in names)]
+
+
+def _table(title: str, columns: Sequence[Column], rows: list[list[Any]], note: str = "") -> Table | None:
+    return Table(title=title, columns=columns, rows=rows, note=note) if rows else None
+
+
+def _parameters(record: Record, arm: str, part: str) -> str:
+    """Parameter count of an arm: from the comparison, else from its first run."""
+    listed = record.values.get("parameters")
+    counts = listed.get(arm) if record.kind == "compare" and isinstance(listed, dict) else None
+    if counts is None:
+        counts = next((run.get("parameters") for run in runs_of(record) if run["arm"] == arm), None)
+    if isinstance(counts, dict):
+        return format_value(counts.get(part), "integer")
+    return format_value(counts if part == "total" else None, "integer")
+
+
+def _needle_rows(record: Record, arms: Sequence[str]) -> Iterator[list[str]]:
+    """Trained and untrained accuracy over all depths, at the training number of needles if it is there."""
+    summary = [row for row in needles_of(record, "summary") if row.get("depth") is None]
+    guess_rate = record.values.get("guess_rate")
+    like_training = [row for row in summary if guess_rate and math.isclose(row.get("guess_rate") or 0, guess_rate)]
+    summary = like_training or summary
+    for needles, length in grid_points(summary):
+        for model in ("trained", "untrained"):
+            cells = []
+            for arm in arms:
+                found = [
+                    row
+                    for row in summary
+                    if (row["arm"], state(row), row["needles"], row["length"]) == (arm, model, needles, length)
+                ]
+                cells.append(_with_interval(found[0]) if found else "–")
+            yield [f"Needle accuracy over all depths, {model} ({needles} needles, {length} tokens)", *cells]
+
+
+def _with_interval(row: Row) -> str:
+    low, high = row.get("interval") or (None, None)
+    interval = f" {_brackets(low, high, 'percent')}" if low is not None and high is not None else ""
+    return f"{format_value(row.get('accuracy'), 'percent')}{interval}"

@@ -1,0 +1,1 @@
+"""Studies: several runs together, and what follows from them."""

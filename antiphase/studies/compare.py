@@ -1,0 +1,316 @@
+"""Arms trained on the same data in the same order, and what their attention does then, beside untrained models."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from filelock import FileLock, Timeout
+
+from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
+from antiphase.data.prepare import PreparedData, prepare
+from antiphase.errors import InputError
+from antiphase.evals.allocation import allocation, attention_map
+from antiphase.evals.loading import load_model
+from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
+from antiphase.evals.perplexity import perplexity
+from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
+from antiphase.training.loop import build_model
+
+SETTINGS = "compare.yaml"
+MAP_QUERIES = 64
+"""Rows of the pictured attention map: the last ones up to the end of the first question."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A comparison that is about to run."""
+
+    preset: Preset
+    output: Path
+
+    @property
+    def jobs(self) -> list[Job]:
+        """Runs in the order in which they start: all arms of a seed, then the next seed."""
+        settings = self.preset.compare
+        run = self.preset.run
+        if run.data.source == "text":
+            run = replace(run, data=replace(run.data, cache=str(self.output / "tokens")))
+        return [
+            Job(f"{arm}-seed{seed}", arm, seed, arm_run(run, settings, arm, seed=seed))
+            for seed in settings.seeds
+            for arm in settings.arms
+        ]
+
+
+def compare(
+    preset: Preset,
+    output: Path,
+    *,
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
+
+    Returns:
+        The record of kind "compare".
+
+    Raises:
+        InputError: settings or files that cannot be used, or a folder that holds another study.
+        Interrupted: Ctrl-C; ``resume`` goes on from the checkpoints.
+    """
+    _check(preset.compare)
+    study = Study(preset, output)
+    jobs = study.jobs
+    open_study(output, {"run": asdict(preset.run), "compare": asdict(preset.compare)}, resume=resume)
+    with alone(output):
+        started = time.perf_counter()
+        data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
+        for job in jobs[: len(preset.compare.arms)]:
+            build_model(job.settings, data.tokenizer, seed=job.seed)  # sizes that do not fit fail here, at once
+        cores = os.cpu_count() or 1
+        at_once = parallel_runs(jobs, preset.compare.processes, cores)
+        run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
+        say("measuring retrieval, loss and attention of every model, trained and untrained")
+        values, arrays = measure(study, jobs, data)
+        record = Record(
+            kind="compare",
+            values=values,
+            arrays=arrays,
+            config=finite({"preset": preset.name, "run": preset.run, "compare": preset.compare}),
+            seeds=list(preset.compare.seeds),
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def open_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Make the study's folder, or check that it holds this very study and that ``--resume`` was given.
+
+    Raises:
+        InputError: it holds something else, other settings, or this study without ``--resume``.
+    """
+    path = output / SETTINGS
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    if path.is_file():
+        if not resume:
+            raise InputError(
+                f"--output {output} holds a study already; add --resume to go on with it, or choose another folder"
+            )
+        if path.read_text(encoding="utf-8") != text:
+            raise InputError(f"--output {output} holds a study with other settings; choose another folder")
+    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output} exists and holds no study of antiphase; choose another folder")
+    else:
+        output.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text.encode())
+
+
+def alone(output: Path) -> Any:
+    """Hold the study's folder for this process.
+
+    Raises:
+        InputError: another process works in it.
+    """
+    lock = FileLock(output / ".lock")
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"--output {output} is in use by another process; wait, or choose another folder") from None
+
+
+def _check(settings: CompareSettings) -> None:
+    if len(settings.arms) < 2:
+        raise InputError("compare.arms must hold at least two arms")
+    if not settings.seeds or len(set(settings.seeds)) != len(settings.seeds):
+        raise InputError(f"--seeds must be different whole numbers, got {settings.seeds}")
+
+
+def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All numbers of a finished comparison, and the arrays of its attention maps."""
+    settings, run = study.preset.compare, study.preset.run
+    cells: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    losses: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    pictured = _pictured_sequence(data)
+    runs = []
+    for job in jobs:
+        trained = load_model(str(study.output / job.name)).model
+        untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval()
+        for model, is_trained in ((trained, True), (untrained, False)):
+            tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
+            cells += [{**tags, **cell} for cell in _needles(model, run, data)]
+            rows += [{**tags, **row} for row in _allocation(model, run, data)]
+            losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
+        if job.seed == settings.seeds[0]:
+            maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
+            arrays[f"attention_map.{job.arm}"] = maps.numpy()
+        runs.append({"arm": job.arm, **Record.load(study.output / job.name).values, **_steps(job, study, settings)})
+    arms = list(settings.arms)
+    summary = [
+        {"arm": arm, "trained": trained, **row}
+        for arm in arms
+        for trained in (True, False)
+        for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
+    ]
+    comparison, verdicts = _comparison(settings, runs, cells, losses, run)
+    values = {
+        "source": run.data.source,
+        "arms": arms,
+        "baseline": arms[0],
+        "threshold": settings.threshold,
+        "guess_rate": data.task().guess_rate,
+        "parameters": {
+            arm: next(
+                {"total": r["parameters"], "attention_only": r["attention_only"]} for r in runs if r["arm"] == arm
+            )
+            for arm in arms
+        },
+        "runs": runs,
+        "needles": {"cells": cells, "summary": summary},
+        "perplexity": losses,
+        "allocation": rows,
+        "attention_map": pictured.describe(arms, layers=run.model.num_hidden_layers),
+        "comparison": comparison,
+        **verdicts,
+    }
+    return finite(values), arrays
+
+
+def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+    evaluation = run.evaluation
+    tasks = tasks_of(
+        data.task,
+        needles=evaluation.needles,
+        lengths=evaluation.lengths,
+        defaults=(run.data.needles, run.data.sequence_length),
+    )
+    return needle_grid(
+        predictor(model), tasks, depths=evaluation.depths, samples=evaluation.samples, seed=run.training.seed
+    )
+
+
+def _allocation(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+    return allocation(model, data.task().sample(run.evaluation.samples, keyed_generator("allocation")))
+
+
+def _steps(job: Job, study: Study, settings: CompareSettings) -> dict[str, Any]:
+    """The first evaluated step at which the run's accuracy is above the threshold, None where there is none."""
+    curve = Record.load(study.output / job.name).values["curve"]
+    return {"passes": first_passing(curve, settings.threshold)}
+
+
+def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | None:
+    """Step of the first point of a curve whose accuracy is above the threshold."""
+    for point in curve:
+        if point.get("accuracy") is not None and point["accuracy"] > threshold:
+            return int(point["step"])
+    return None
+
+
+def _comparison(
+    settings: CompareSettings,
+    runs: list[dict[str, Any]],
+    cells: list[dict[str, Any]],
+    losses: list[dict[str, Any]],
+    run: RunSettings,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Paired comparison of every metric, and the verdict on the paper's claim."""
+    arms, seeds = list(settings.arms), settings.seeds
+    size = (run.evaluation.needles or [run.data.needles])[0], (run.evaluation.lengths or [run.data.sequence_length])[0]
+
+    def accuracy(arm: str, seed: int) -> float | None:
+        chosen = [
+            cell
+            for cell in cells
+            if cell["trained"] and (cell["arm"], cell["seed"]) == (arm, seed)
+            and (cell["needles"], cell["length"]) == size
+        ]  # fmt: skip
+        return sum(cell["correct"] for cell in chosen) / sum(cell["samples"] for cell in chosen)
+
+    def loss(arm: str, seed: int) -> float | None:
+        return next(r["loss"] for r in losses if r["trained"] and (r["arm"], r["seed"]) == (arm, seed))
+
+    def steps(arm: str, seed: int) -> float | None:
+        return next(r["passes"] for r in runs if (r["arm"], r["seed"]) == (arm, seed))
+
+    percent = f"{settings.threshold * 100:g} %"
+    metrics = [
+        (Metric("first-query accuracy", "points", lower_is_better=False, digits=1, factor=100), accuracy),
+        (Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), loss),
+        (Metric(f"steps to {percent} accuracy", "steps", lower_is_better=True, digits=0), steps),
+    ]
+    found, verdicts = [], {}
+    for metric, value in metrics:
+        series = {arm: [value(arm, seed) for seed in seeds] for arm in arms}
+        entry = compare_metric(metric, series, arms[0])
+        if entry is None:
+            continue
+        found.append(entry)
+        floor = 1 / size[0] if value is accuracy else None
+        verdicts[metric.name] = {
+            arm: verdict(
+                difference["values"],
+                lower_is_better=metric.lower_is_better,
+                baseline_mean=entry["arms"][arms[0]]["mean"] or 0.0,
+                floor=floor,
+            )
+            for arm, difference in entry["differences"].items()
+        }
+    return found, {"verdicts": verdicts, "verdict": _verdict_words(len(seeds), verdicts)}
+
+
+def _verdict_words(seeds: int, verdicts: dict[str, dict[str, str]]) -> str:
+    if seeds < SEEDS_FOR_A_VERDICT:
+        return (
+            f"{'One seed is' if seeds == 1 else f'{seeds} seeds are'} no verdict: a claim rests on at least "
+            f"{SEEDS_FOR_A_VERDICT} paired seeds. Read this as an observation about these runs."
+        )
+    parts = [f"{metric}, {arm}: {word}" for metric, arms in verdicts.items() for arm, word in arms.items()]
+    return "Verdicts on the claim that the arm beats the baseline. " + "; ".join(parts) + "."
+
+
+@dataclass(frozen=True)
+class _Pictured:
+    """The sequence whose attention is drawn."""
+
+    input_ids: torch.Tensor
+    tokens: list[str]
+    rows: tuple[int, int]
+    answer: list[int]
+
+    def describe(self, arms: Sequence[str], *, layers: int) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "query": self.rows[1] - 1,
+            "rows": list(range(*self.rows)),
+            "answer": self.answer,
+            "layers": layers,
+            "arrays": {arm: f"attention_map.{arm}" for arm in arms},
+        }
+
+
+def _pictured_sequence(data: PreparedData) -> _Pictured:
+    """One held-out retrieval prompt, up to the end of its first question."""
+    batch = data.task().sample(1, keyed_generator("picture"), depth=0.5)
+    end = int(batch.prompt_end[0]) + 1
+    ids = batch.input_ids[:, :end]
+    return _Pictured(
+        input_ids=ids,
+        tokens=[data.tokenizer.decode([index]) for index in ids[0].tolist()],
+        rows=(max(0, end - MAP_QUERIES), end),
+        answer=batch.spans["answer"][0, :end].nonzero().flatten().tolist(),
+    )

@@ -1,0 +1,101 @@
+"""The learning rate of each arm from one small grid over all arms, so that no arm is favoured by its tuning."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset, arm_run
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError
+from antiphase.records import Record, finite
+from antiphase.studies.compare import alone, first_passing, open_study
+from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+
+
+def tune(
+    preset: Preset,
+    output: Path,
+    *,
+    learning_rates: Sequence[float],
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train every arm at every rate with every seed; the record of kind "tune" says which rate each arm did best with.
+
+    Best is the highest median over seeds of the final first-query accuracy; equal medians go to the lower median
+    held-out loss.
+
+    Raises:
+        InputError, Interrupted: as for ``compare``.
+    """
+    if not learning_rates or any(rate <= 0 for rate in learning_rates):
+        raise InputError(f"--learning-rates must be numbers above 0, got {list(learning_rates)}")
+    compare = preset.compare
+    jobs = []
+    for rate in learning_rates:
+        run = replace(preset.run, training=replace(preset.run.training, learning_rate=rate))
+        if run.data.source == "text":
+            run = replace(run, data=replace(run.data, cache=str(output / "tokens")))
+        for seed in compare.seeds:
+            for arm in compare.arms:
+                settings = arm_run(run, compare, arm, seed=seed)
+                settings = replace(settings, training=replace(settings.training, learning_rate=rate))
+                jobs.append(Job(f"{arm}-rate{rate:g}-seed{seed}", arm, seed, settings))
+    shown = {"run": asdict(preset.run), "compare": asdict(compare), "learning_rates": list(learning_rates)}
+    open_study(output, shown, resume=resume)
+    with alone(output):
+        started = time.perf_counter()
+        prepare(jobs[0].settings.data, output / "tokens", progress=say)
+        cores = os.cpu_count() or 1
+        run_jobs(jobs, output, processes=parallel_runs(jobs, compare.processes, cores), cores=cores, report=report)
+        runs = [_run_row(job, output, compare.threshold) for job in jobs]
+        rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
+        record = Record(
+            kind="tune",
+            values=finite({"runs": runs, "rates": rates, "chosen": {arm: _best(arm, rates) for arm in compare.arms}}),
+            config=finite({"preset": preset.name, **shown}),
+            seeds=list(compare.seeds),
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def _run_row(job: Job, output: Path, threshold: float) -> dict[str, Any]:
+    values = Record.load(output / job.name).values
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "learning_rate": job.settings.training.learning_rate,
+        "accuracy": values["final"]["accuracy"],
+        "loss": values["final"]["loss"],
+        "best_accuracy": (values["best"] or {}).get("accuracy"),
+        "passes": first_passing(values["curve"], threshold),
+        "seconds": values["seconds"],
+    }
+
+
+def _rate_row(arm: str, rate: float, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    chosen = [run for run in runs if (run["arm"], run["learning_rate"]) == (arm, rate)]
+    row: dict[str, Any] = {"arm": arm, "learning_rate": rate, "seeds": len(chosen)}
+    for name in ("accuracy", "loss"):
+        values = [run[name] for run in chosen if run[name] is not None]
+        row[name] = statistics.median(values) if values else None
+        row[f"{name}_range"] = [min(values), max(values)] if values else None
+    row["passed"] = sum(run["passes"] is not None for run in chosen)
+    return row
+
+
+def _best(arm: str, rates: Sequence[dict[str, Any]]) -> float:
+    def score(row: dict[str, Any]) -> tuple[float, float]:
+        accuracy, loss = row["accuracy"], row["loss"]
+        return (accuracy if accuracy is not None else 0.0, -loss if loss is not None else float("-inf"))
+
+    return float(max((row for row in rates if row["arm"] == arm), key=score)["learning_rate"])

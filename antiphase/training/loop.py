@@ -1,0 +1,355 @@
+"""The training loop: one run from settings to a saved model, resumable at any step and bit-exact on a CPU."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.config import RunSettings, TrainingSettings
+from antiphase.data.prepare import PreparedData
+from antiphase.errors import InputError, Interrupted
+from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.initialization import initialize
+from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.records import Record, finite
+from antiphase.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from antiphase.training.distributed import Processes, processes
+from antiphase.training.optimizer import build_optimizer, learning_rate
+from antiphase.training.run_folder import MetricsLog, only_one, open_run, read_metrics
+
+Evaluation = Callable[[AntiphaseForCausalLM], Mapping[str, float]]
+"""A held-out measurement during training: a model in, named numbers out."""
+
+
+Reporter = Callable[[int, Mapping[str, Any]], None]
+"""Shows how far a run is: steps done, and what there is to say."""
+
+
+def train(
+    settings: RunSettings,
+    data: PreparedData,
+    output: Path,
+    *,
+    evaluations: Mapping[str, Evaluation],
+    resume: bool = False,
+    report: Reporter = lambda step, values: None,
+) -> Record:
+    """Train one model and write it to ``output``: weights, tokenizer, settings, metrics, checkpoint and record.
+
+    Args:
+        settings: of the run, seed included.
+        data: prepared by the caller from the same settings.
+        output: a new folder, or with ``resume`` one that this run left behind.
+        evaluations: called every ``training.evaluate_every`` steps and at the end; their numbers form the curve.
+        resume: go on from the last checkpoint.
+        report: called at every logged step.
+
+    Returns:
+        The record of kind "train", also saved as ``record.json``.
+
+    Raises:
+        InputError: a folder or settings that cannot be used.
+        Interrupted: a signal came; ``resume`` goes on from here.
+    """
+    training = settings.training
+    device = choose_device(training.device)
+    if training.threads:
+        torch.set_num_threads(training.threads)
+    with processes(device) as group:
+        if group.is_first:
+            open_run(output, settings, resume=resume)
+        group.wait()
+        with only_one(output) if group.is_first else nullcontext():
+            return _Run(settings, data, output, evaluations, report, group, device).execute()
+
+
+class NextTokenLoss(nn.Module):
+    """Sum of -log p over the predicted tokens, in nats. The head is applied only where something is predicted."""
+
+    def __init__(self, model: AntiphaseForCausalLM) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
+        """Token ids (B, L) and labels (B, L), -100 where nothing is predicted."""
+        hidden = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+        targets = labels[:, 1:]
+        chosen = targets >= 0
+        logits = self.model.lm_head(hidden[chosen])
+        return cross_entropy(logits.float(), targets[chosen], reduction="sum")
+
+
+class _Run:
+    def __init__(
+        self,
+        settings: RunSettings,
+        data: PreparedData,
+        output: Path,
+        evaluations: Mapping[str, Evaluation],
+        report: Reporter,
+        group: Processes,
+        device: torch.device,
+    ) -> None:
+        self.settings, self.training, self.output, self.report = settings, settings.training, output, report
+        self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
+        self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
+        self.model = build_model(settings, data.tokenizer, seed=self.training.seed).to(device)
+        if self.training.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        self.objective = group.wrap(NextTokenLoss(self.model))
+        self.optimizer = build_optimizer(self.model, self.training)
+        self.autocast = autocast_dtype(self.training, device)
+        found = load_checkpoint(output, self.model, self.optimizer)
+        self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
+        self.log = MetricsLog(output, step=self.progress.step) if group.is_first else None
+        self.board = _tensorboard(output) if self.training.tensorboard and group.is_first else None
+
+    def execute(self) -> Record:
+        training, progress = self.training, self.progress
+        with _signals() as stop_requested:
+            if progress.step == 0 and not progress.curve:
+                self._evaluate(train_loss=None)
+            started, before = time.perf_counter(), progress.seconds
+            while progress.step < training.steps:
+                values = self._step(progress.step)
+                progress.step += 1
+                progress.seconds = before + time.perf_counter() - started
+                last = progress.step == training.steps
+                if progress.step % training.log_every == 0 or last:
+                    self._log(values)
+                if progress.step % training.evaluate_every == 0 or last:
+                    self._evaluate(train_loss=values["loss"])
+                stop = self.group.any(stop_requested[0], self.device) if self.group.count > 1 else stop_requested[0]
+                if progress.step % training.checkpoint_every == 0 or last or stop:
+                    self._save()
+                if stop and not last:
+                    raise Interrupted(f"stopped after step {progress.step} of {training.steps}")
+        return self._finish()
+
+    def _step(self, step: int) -> dict[str, Any]:
+        """One optimizer step; returns what the log shows of it."""
+        training = self.training
+        rate = learning_rate(step, training)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.stream.batch(step)
+        self.progress.tokens += batch.input_ids.numel()
+        count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes
+        inputs, labels = self.group.share(batch.input_ids), self.group.share(batch.labels)
+        size = training.micro_batch_size or len(inputs)
+        total = torch.zeros((), device=self.device)
+        pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
+        for index, (ids, targets) in enumerate(pieces):
+            last = index == len(pieces) - 1
+            with self.group.accumulating(self.objective, is_last=last):
+                with self._precision():
+                    loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
+                # DistributedDataParallel averages over the processes; the loss is a sum over them.
+                (loss * self.group.count).backward()
+            total += loss.detach()
+        norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "loss": self.group.sum(total).item(),
+            "learning_rate": rate,
+            "gradient_norm": norm.item(),
+            "gradient_norms": norms,
+        }
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
+
+    def _gradient_norms(self) -> list[float]:
+        """Norm of each layer's gradient, before clipping."""
+        return [
+            torch.stack([p.grad.float().norm() for p in layer.parameters() if p.grad is not None]).norm().item()
+            for layer in self.model.model.layers
+        ]
+
+    def _log(self, values: dict[str, Any]) -> None:
+        progress = self.progress
+        line = {
+            "step": progress.step,
+            **values,
+            "lambdas": lambdas(self.model),
+            "tokens": progress.tokens,
+            "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
+            "seconds": progress.seconds,
+        }
+        if self.log is not None:
+            self.log.write(finite(line))
+        self._to_board(line)
+        self.report(progress.step, line)
+
+    def _evaluate(self, train_loss: float | None) -> None:
+        """Held-out numbers of this step, by the first process; the others wait."""
+        if self.group.is_first:
+            self.model.eval()
+            point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
+            with torch.no_grad(), self._precision():
+                for evaluate in self.evaluations.values():
+                    point.update(evaluate(self.model))
+            self.model.train()
+            self.progress.curve.append(finite(point))
+            self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
+            self.report(self.progress.step, {"evaluation": point})
+        self.group.wait()
+
+    def _to_board(self, values: Mapping[str, Any]) -> None:
+        if self.board is not None:
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and name != "step":
+                    self.board.add_scalar(name, value, values["step"])
+
+    def _save(self) -> None:
+        if self.group.is_first:
+            save_checkpoint(self.output, self.model, self.optimizer, self.progress)
+        self.group.wait()
+
+    def _finish(self) -> Record:
+        """Write the model as Hugging Face loads it, and the record."""
+        record = Record(
+            kind="train",
+            config=finite(self.settings),
+            seeds=[self.training.seed],
+            seconds=self.progress.seconds,
+            values=run_values(self.model, self.progress, self.output, self.training),
+        )
+        if self.group.is_first:
+            self.model.save_pretrained(self.output)
+            self.data.tokenizer.save_pretrained(self.output)
+            record.save(self.output)
+        self.group.wait()
+        return record
+
+
+def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> AntiphaseForCausalLM:
+    """A fresh model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
+
+    Raises:
+        InputError: sizes that do not fit; the message names the field.
+    """
+    chosen = dict(vars(settings.model))
+    chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
+    longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
+    chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
+    config = AntiphaseConfig(
+        **chosen,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = AntiphaseForCausalLM(config)
+    initialize(model, seed)
+    return model.train()
+
+
+def run_values(
+    model: AntiphaseForCausalLM, progress: Progress, output: Path, training: TrainingSettings
+) -> dict[str, Any]:
+    """What a record says of one run."""
+    lines = read_metrics(output)
+    curve = progress.curve
+    scored = [point for point in curve if point.get("accuracy") is not None]
+    best = max(scored, key=lambda point: point["accuracy"]) if scored else None
+    return {
+        "folder": output.name,
+        "seed": training.seed,
+        "learning_rate": training.learning_rate,
+        "parameters": model.num_parameters(),
+        "attention_only": attention_only(model),
+        "tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
+        "seconds": progress.seconds,
+        "final": {name: curve[-1].get(name) for name in ("loss", "accuracy")},
+        "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
+        "curve": curve,
+        "lambdas": lambdas(model),
+        "gradient_norms": lines[-1]["gradient_norms"] if lines else None,
+    }
+
+
+def attention_only(model: AntiphaseForCausalLM) -> int:
+    """Parameters that a softmax model of the same size does not have: λ vectors and head norms."""
+    own = re.compile(r"\.(lambda_[qk][12]|head_norm\.weight)$")
+    return sum(parameter.numel() for name, parameter in model.named_parameters() if own.search(name))
+
+
+def lambdas(model: AntiphaseForCausalLM) -> list[float] | None:
+    """λ of each layer, None for softmax attention."""
+    layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
+    with torch.no_grad():
+        return [layer.lam().item() for layer in layers] or None
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of ``--device``.
+
+    Raises:
+        InputError: unknown, or not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device {name} is not a device; use auto, cpu, cuda or cuda:0") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"--device {name}: this machine has no CUDA device that torch can use; use --device cpu")
+    return device
+
+
+def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype | None:
+    """bf16 where asked for, or under ``auto`` where the processor has bf16 instructions; None: float32."""
+    if training.precision == "float32":
+        return None
+    if training.precision == "bfloat16" or device.type == "cuda":
+        return torch.bfloat16
+    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+
+
+def _tensorboard(output: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'") from None
+    return SummaryWriter(str(output / "tensorboard"))
+
+
+@contextmanager
+def _signals() -> Iterator[list[bool]]:
+    """A flag that Ctrl-C and termination set, so that a step is never cut in half. A second Ctrl-C stops at once."""
+    requested = [False]
+    if threading.current_thread() is not threading.main_thread():
+        yield requested  # only the main thread may set signal handlers
+        return
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requested[0] and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        requested[0] = True
+
+    for caught in (signal.SIGINT, signal.SIGTERM):
+        previous[caught] = signal.signal(caught, handle)
+    try:
+        yield requested
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

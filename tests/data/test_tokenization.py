@@ -1,0 +1,187 @@
+"""Tokenizers: lossless, digit by digit, the same for the same text, and usable after saving."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from antiphase.data import tokenization
+from antiphase.data.tokenization import END, PAD, load_tokenizer, pieces, train_tokenizer
+from antiphase.errors import InputError
+
+PROSE = [
+    "It was the best of times, it was the worst of times, it was the age of wisdom, "
+    "it was the age of foolishness.\n\n"
+    "In 1775 there were 12 of them; “don't,” she said -- 日本語もある。 The end.\n",
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse,\n"
+    "I thought I would sail about a little and see the watery part of the world 100 times, or 2000 times.\n",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(PROSE, 400)
+
+
+@given(text=st.text(st.characters(codec="utf-8")))
+@example("a\u0085b\u2028c\r\nd\x00\x1b\x7f")
+@example("👩🏽‍🚀 e\u0301 \u200f\ufeff 汉字 . , 's ?")
+@example(f"literal {END} and {PAD} ")
+@example("  leading, 12  \n\n \t trailing  ")
+def test_decoding_gives_back_the_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+
+
+@given(st.integers(1, 9), st.randoms(use_true_random=False))
+def test_numbers_of_one_width_have_equally_many_tokens(
+    tokenizer: PreTrainedTokenizerFast, width: int, source: random.Random
+) -> None:
+    numbers = ["".join(source.choices("0123456789", k=width)) for _ in range(5)]
+    for template in ("{}", "the {} of", "x={};", "({}, "):
+        assert len({len(tokenizer(template.format(number))["input_ids"]) for number in numbers}) == 1
+
+
+def test_no_entry_joins_a_digit_to_anything(tokenizer: PreTrainedTokenizerFast) -> None:
+    joined = [
+        token for token in tokenizer.get_vocab() if len(token) > 1 and any(char in "0123456789" for char in token)
+    ]
+    assert joined == []
+
+
+def test_special_tokens_padding_and_size(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert len(tokenizer) == 400
+    assert set(tokenizer.get_vocab().values()) == set(range(400))
+    assert (tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token) == (END, END, PAD)
+    assert tokenizer.eos_token_id != tokenizer.pad_token_id
+    batch = tokenizer(["a b c", ""], padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert batch["input_ids"][1] == [tokenizer.pad_token_id] * len(batch["input_ids"][0])
+    uneven = tokenizer(["the", "the end of it all"], padding=True)["attention_mask"]
+    assert uneven[0][0] == 0
+    assert uneven[0][-1] == 1
+    assert tokenizer(END)["input_ids"] == [tokenizer.eos_token_id]
+
+
+def test_words_of_the_text_become_entries(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert "Ġtimes" in tokenizer.get_vocab()
+    assert len(tokenizer(PROSE[0])["input_ids"]) < 0.6 * len(PROSE[0].encode())
+
+
+def test_training_is_deterministic_and_reads_a_stream() -> None:
+    def stream() -> Iterator[str]:
+        yield from PROSE
+
+    first, second = train_tokenizer(stream(), 350), train_tokenizer(list(PROSE), 350)
+    assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
+
+
+def test_cutting_long_documents_does_not_change_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "\n".join(PROSE * 20)
+    whole = train_tokenizer([text], 400)
+    monkeypatch.setattr(tokenization, "TRAINING_PIECE", 50)
+    assert train_tokenizer([text], 400).get_vocab() == whole.get_vocab()
+
+
+def test_document_marks_in_the_text_spend_no_merges() -> None:
+    text = END.join(["abc"] * 1000)
+    assert not [token for token in train_tokenizer([text], 300).get_vocab() if "end" in token and token != END]
+
+
+@pytest.mark.parametrize("size", [-1, 0, 257])
+def test_a_vocabulary_without_room_for_all_bytes_is_refused(size: int) -> None:
+    with pytest.raises(InputError, match=rf"data\.vocabulary_size must be at least 258.*got {size}"):
+        train_tokenizer(PROSE, size)
+
+
+def test_the_smallest_vocabulary_still_holds_every_text() -> None:
+    smallest = train_tokenizer(["aaaa"], 258)
+    assert len(smallest) == 258
+    assert smallest.decode(smallest("日本 🙂 12")["input_ids"]) == "日本 🙂 12"
+
+
+# ----------------------------------------------------------------------------------------- saving and loading
+
+
+def test_a_saved_tokenizer_comes_back_the_same(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    for loaded in (load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+        assert isinstance(loaded, PreTrainedTokenizerFast)
+        assert loaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+        for name in ("padding_side", "eos_token", "bos_token", "pad_token", "model_input_names"):
+            assert getattr(loaded, name) == getattr(tokenizer, name)
+        assert not loaded.clean_up_tokenization_spaces
+        text = f"Wait , it 's  2026 .{END}"
+        assert loaded(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert loaded.decode(loaded(text)["input_ids"]) == text
+
+
+def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(name: str, **files: str) -> str:
+        (tmp_path / name).mkdir()
+        for stem, content in files.items():
+            (tmp_path / name / f"{stem}.json").write_text(content)
+        return str(tmp_path / name)
+
+    remote_code = '{"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["code.X", null]}}'
+    names = [
+        folder("empty"),
+        folder("broken", tokenizer="{broken"),
+        folder("strange", tokenizer="{}"),
+        folder("newer", tokenizer='{"added_tokens": [], "model": {"type": "Future"}}'),
+        folder("code", tokenizer_config=remote_code),
+        str(tmp_path / "missing"),
+        "./missing",
+        "a/b/c",
+        "",
+    ]
+    (tmp_path / "file.json").write_text("{}")
+    names.append(str(tmp_path / "file.json"))
+    for name in names:
+        with pytest.raises(InputError) as caught:
+            load_tokenizer(name)
+        assert str(caught.value).startswith(f"data.tokenizer {name}:")
+        assert "\n" not in str(caught.value)
+        with pytest.raises(InputError, match=r"^--tokenizer "):
+            load_tokenizer(name, flag="--tokenizer")
+
+    def out_of_reach(name: str, **options: object) -> None:
+        raise OSError("We couldn't connect to the Hub.\nCheck your connection.")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", out_of_reach)
+    with pytest.raises(InputError, match="couldn't connect"):
+        load_tokenizer("nobody-here/nothing")
+
+
+def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["code.X", null]}}'
+    )
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass X: pass\n")
+    with pytest.raises(InputError):
+        load_tokenizer(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+# ------------------------------------------------------------------------------------------ pieces
+
+
+@given(st.text(st.sampled_from("ab \n。"), max_size=200), st.integers(1, 20))
+def test_pieces_join_to_the_text_and_none_is_empty(text: str, size: int) -> None:
+    found = list(pieces(text, size))
+    assert "".join(found) == text
+    assert all(found)
+    assert all(len(piece) <= 3 * size for piece in found)
+    assert list(pieces(text, size, lambda text, position: False)) == ([text] if text else [])
+
+
+def test_pieces_cut_before_single_white_space() -> None:
+    assert list(pieces("aa bb  cc\ndd", 3, lambda text, position: True)) == ["aa bb  cc", "\ndd"]
+    assert list(pieces("aaaa bbbb cccc", 5)) == ["aaaa bbbb", " cccc"]
+    assert list(pieces("a" * 10, 3)) == ["aaa", "aaa", "aaaa"]

@@ -1,0 +1,188 @@
+"""The page is valid, self-contained, escaped, complete and the same every time."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.report import tables, write_report
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Checks nesting; collects text, tables, tags and attributes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.rows: list[list[str]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute stands twice in {tag}"
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def write(tmp_path: Path, *records: Record) -> Page:
+    return Page(write_report(records, tmp_path / "report.html"))
+
+
+@pytest.fixture(scope="module")
+def both(both_on_a_page: Path) -> tuple[Page, str]:
+    """The page of the plain and the awkward record, and its source."""
+    return Page(both_on_a_page), both_on_a_page.read_text(encoding="utf-8")
+
+
+def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, str]) -> None:
+    page, _ = both
+    found: list[tables.Table | None] = [
+        *tables.main_tables(comparison),
+        *(tables.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
+        *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
+        *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),
+        *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
+        tables.by_layer(comparison, "gradient_norms", ""),
+    ]
+    for table in found:
+        assert table is not None
+        assert [column.name for column in table.columns] in page.rows
+        assert all(row in page.rows for row in table.text()), table.title
+    captions = page.text.count("Learning curves (78 rows)")
+    assert captions == 1, "a table that stands behind a figure is not repeated in the details"
+
+
+def test_sentences_and_verdict_are_verbatim(comparison: Record, awkward: Record, both: tuple[Page, str]) -> None:
+    page, _ = both
+    for record in (comparison, awkward):
+        for entry in record.values["comparison"]:
+            assert entry["sentence"] in page.text
+    assert comparison.values["verdict"] in page.text
+
+
+def test_text_of_others_is_escaped(both: tuple[Page, str]) -> None:
+    page, _ = both
+    assert not page.attributes("script")
+    assert not page.attributes("b")
+    assert '<script>alert("x")</script>' in page.text
+    assert "<b>$x^ & [red]'s</b>" in page.text
+
+
+def test_nothing_is_loaded_and_nothing_runs(both: tuple[Page, str]) -> None:
+    page, source = both
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "srcset", "data"):
+                assert str(value).startswith(("data:image/", "#")), value
+    assert "url(" not in source
+    assert "@import" not in source
+    for content in re.findall(r'data:image/svg\+xml;base64,([^"]+)"', source):
+        drawing = base64.b64decode(content).decode()
+        assert not re.search(r'href="(?!#)', drawing)
+        assert "<script" not in drawing
+    assert len(source) < 3_000_000
+
+
+def test_figures_and_tables_are_accessible(both: tuple[Page, str]) -> None:
+    page, _ = both
+    assert len(page.attributes("img")) == 5 + 4
+    assert all(attributes.get("alt") for attributes in page.attributes("img"))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.attributes("th"))
+    (html,) = page.attributes("html")
+    assert html["lang"] == "en"
+    anchors = [value for _, attributes in page.tags if (value := attributes.get("id"))]
+    assert len(set(anchors)) == len(anchors)
+    links = [str(attributes["href"]) for attributes in page.attributes("a")]
+    assert {link.removeprefix("#") for link in links} == set(anchors)
+
+
+def test_the_map_says_which_head_it_shows(both: tuple[Page, str]) -> None:
+    page, _ = both
+    assert re.search(r"softmax: layer 1, head 1, counted from 0, with 0\.\d{3} of \|weight\| on the answer", page.text)
+
+
+def test_equal_records_give_equal_bytes(comparison: Record, tmp_path: Path) -> None:
+    first = write_report([comparison], tmp_path / "first.html").read_bytes()
+    second = write_report([copy.deepcopy(comparison)], tmp_path / "second.html").read_bytes()
+    assert first == second
+
+
+@pytest.mark.parametrize("part", ["runs", "needles", "allocation", "attention_map", "comparison", "parameters"])
+@pytest.mark.parametrize("absent", [True, False])
+def test_any_part_may_be_missing_or_null(comparison: Record, tmp_path: Path, part: str, absent: bool) -> None:
+    if absent:
+        del comparison.values[part]
+    else:
+        comparison.values[part] = None
+    comparison.values["attention_map" if part != "attention_map" else "runs"] = {}  # draw less, test faster
+    write(tmp_path, comparison)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("train", {"final": {"loss": 2.5, "accuracy": 0.25}, "curve": [{"step": 1, "loss": 2.5}]}, "2.500"),
+        ("evaluate-perplexity", {"rows": [{"perplexity": 12.18, "tokens": 51200}]}, "12.18"),
+        ("probe", {"sinks": {"count": 17}, "list": [1]}, "17"),
+        ("probe", {}, "have no layout of their own"),
+    ],
+)
+def test_other_kinds(tmp_path: Path, kind: str, values: dict[str, Any], expected: str) -> None:
+    page = write(tmp_path, Record(kind=kind, values=values))
+    assert expected in page.text
+    if kind == "probe":
+        assert "have no layout of their own" in page.text
+
+
+def test_evaluations_of_one_model(comparison: Record, tmp_path: Path) -> None:
+    summary = [row for row in comparison.values["needles"]["summary"] if row["arm"] == "softmax"]
+    summary = [{key: row[key] for key in row if key not in ("arm", "trained")} for row in summary if row["trained"]]
+    rows = [row for row in comparison.values["allocation"] if row["arm"] == "softmax" and row["trained"]]
+    rows = [{key: row[key] for key in row if key not in ("arm", "seed", "trained")} for row in rows[:3]]
+    page = write(
+        tmp_path,
+        Record(kind="evaluate-needles", values={"cells": [], "summary": summary, "guess_rate": 0.125}),
+        Record(kind="evaluate-allocation", values={"rows": rows}),
+    )
+    assert len(page.attributes("img")) == 2
+    assert "Needle accuracy over all seeds" in page.text
+    assert "Attention by span" in page.text
+
+
+def test_wrong_use_is_one_clear_error(comparison: Record, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="at least one record"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"is a folder.*report\.html"):
+        write_report([comparison], tmp_path)

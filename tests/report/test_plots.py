@@ -1,0 +1,149 @@
+"""Figures draw the record's numbers: lines, bars and maps are read back from the axes."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from matplotlib.figure import Figure
+
+from antiphase.records import Record
+from antiphase.report import plots
+
+
+def numbers(data: Any) -> numpy.ndarray:
+    return numpy.asarray(data, dtype=float)
+
+
+def patch_of(container: Any) -> Any:
+    return container.patches[0]
+
+
+def drawn(figure: Figure | None) -> Figure:
+    assert figure is not None
+    return figure
+
+
+def test_learning_curves_are_the_runs_and_their_median(comparison: Record) -> None:
+    accuracy, loss = drawn(plots.learning_curves(comparison)).axes
+    for axes, key in ((accuracy, "accuracy"), (loss, "loss")):
+        lines = {str(line.get_label()): line for line in axes.lines}
+        for arm in comparison.values["arms"]:
+            runs = [run for run in comparison.values["runs"] if run["arm"] == arm]
+            for run in runs:
+                expected = [point[key] for point in run["curve"]]
+                numpy.testing.assert_array_equal(numbers(lines[f"_{arm} seed {run['seed']}"].get_ydata()), expected)
+            middle = [
+                statistics.median(run["curve"][index][key] for run in runs) for index in range(len(runs[0]["curve"]))
+            ]
+            numpy.testing.assert_allclose(numbers(lines[f"{arm}, median of 3 seeds"].get_ydata()), middle)
+    levels = {str(line.get_label()): numbers(line.get_ydata())[0] for line in accuracy.lines}
+    assert levels["_threshold"] == 0.5
+    assert levels["_guess rate"] == 0.125
+    assert {text.get_text() for text in accuracy.texts} == {"threshold\n50 %", "guess rate\n12.5 %"}
+
+
+def test_median_only_where_every_seed_was_measured(comparison: Record) -> None:
+    comparison.values["runs"][0]["curve"][3]["accuracy"] = None
+    axes = drawn(plots.learning_curves(comparison)).axes[0]
+    (median,) = [line for line in axes.lines if line.get_label() == "softmax, median of 3 seeds"]
+    assert 150 not in list(numbers(median.get_xdata()))
+    assert 200 in list(numbers(median.get_xdata()))
+
+
+def test_needle_points_carry_the_intervals(comparison: Record) -> None:
+    (axes,) = drawn(plots.needle_grid(comparison)).axes
+    assert [container.get_label() for container in axes.containers] == [
+        "softmax, trained",
+        "differential, trained",
+        "softmax, untrained",
+        "differential, untrained",
+    ]
+    rows = [row for row in comparison.values["needles"]["summary"] if row["arm"] == "softmax" and row["trained"]]
+    points, _, (bars,) = axes.containers[0]
+    numpy.testing.assert_allclose(numbers(points.get_ydata()), [row["accuracy"] for row in rows])
+    for segment, row in zip(bars.get_segments(), rows, strict=True):
+        numpy.testing.assert_allclose(segment[:, 1], row["interval"])
+
+
+def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison: Record) -> None:
+    figure = drawn(plots.needle_grid(grid_comparison))
+    panels = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
+    assert list(panels) == [f"{arm}, {model}" for model in ("trained", "untrained")
+                            for arm in ("softmax", "differential")]  # fmt: skip
+    assert {image.get_clim() for image in panels.values()} == {(0.0, 1.0)}
+    table = numbers(panels["differential, trained"].get_array())
+    for row in grid_comparison.values["needles"]["summary"]:
+        if row["arm"] == "differential" and row["trained"]:
+            line = 5 if row["depth"] is None else int(4 * row["depth"])
+            assert table[line, [4, 8, 16].index(row["needles"])] == row["accuracy"]
+    numpy.testing.assert_allclose(table[-1], [1 / 4, 1 / 8, 1 / 16])
+
+
+def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison: Record) -> None:
+    axes = drawn(plots.allocation_bars(comparison)).axes
+    for panel, measure in zip(axes, ("share", "signed"), strict=True):
+        widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
+        assert len(widths) == 2 * 2 * 6
+        values = [
+            row["spans"]["filler"][measure]
+            for row in comparison.values["allocation"]
+            if (row["arm"], row["trained"], row["layer"], row["map"]) == ("differential", False, "all", "difference")
+        ]
+        assert widths["_differential untrained filler"] == pytest.approx(statistics.fmean(values))
+
+
+def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison: Record) -> None:
+    figure = drawn(plots.attention_maps(comparison))
+    images = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
+    for arm, choice in plots.strongest_heads(comparison).items():
+        weights = comparison.arrays[f"attention_map.{arm}"]
+        on_answer = numpy.abs(weights[:, :, 39, 10:12]).sum(-1)
+        assert on_answer[choice.layer, choice.head] == on_answer.max() == pytest.approx(choice.answer_weight)
+        shown = images[f"{arm}: layer {choice.layer}, head {choice.head}"]
+        numpy.testing.assert_array_equal(numbers(shown.get_array()), weights[choice.layer, choice.head])
+        mean = images[f"{arm}: mean over all heads and layers"]
+        numpy.testing.assert_allclose(numbers(mean.get_array()), weights.mean((0, 1)), atol=1e-6)
+    ((low, high),) = {image.get_clim() for image in images.values()}
+    assert low == -high
+
+
+@pytest.mark.parametrize("rows", [[37, 38, 39], [37], None])
+def test_attention_maps_of_the_last_rows_alone(comparison: Record, rows: list[int] | None) -> None:
+    whole = plots.strongest_heads(comparison)
+    comparison.arrays = {name: weights[:, :, -3:] for name, weights in comparison.arrays.items()}
+    comparison.values["attention_map"]["rows"] = rows
+    assert plots.strongest_heads(comparison) == whole
+    figure = drawn(plots.attention_maps(comparison))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == comparison.values["attention_map"]["tokens"][-3:]
+
+
+def test_lambdas_by_layer(comparison: Record) -> None:
+    (axes,) = drawn(plots.lambdas(comparison)).axes
+    (median,) = [line for line in axes.lines if line.get_label() == "differential, median of 3 seeds"]
+    numpy.testing.assert_allclose(numbers(median.get_ydata()), [0.22, 0.35, 0.46])
+    assert len(axes.lines) == 4
+
+
+def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
+    arms = comparison.values["arms"]
+    lines = drawn(plots.learning_curves(comparison)).axes[0].lines
+    bars = drawn(plots.allocation_bars(comparison)).axes[0].containers
+    for arm in arms:
+        assert {line.get_color() for line in lines if arm in str(line.get_label())} == {plots.arm_colour(arms, arm)}
+        (bar,) = [bar for bar in bars if bar.get_label() == f"_{arm} trained answer"]
+        assert numpy.allclose(patch_of(bar).get_facecolor()[:3], numpy.array(
+            [int(plots.arm_colour(arms, arm)[place : place + 2], 16) / 255 for place in (1, 3, 5)]))  # fmt: skip
+
+
+def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Record, tmp_path: Path) -> None:
+    names = [path.name for path in plots.save_figures(comparison, tmp_path / "plain")]
+    assert names == [f"{name}.png" for name in plots.FIGURES]
+    paths = plots.save_figures(awkward, tmp_path / "awkward")
+    assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+    assert plots.save_figures(Record(kind="probe", values={}), tmp_path / "none") == []

@@ -1,0 +1,145 @@
+"""Tables say what the record says: same numbers, nulls visible, terminal and page alike."""
+
+from __future__ import annotations
+
+import io
+import math
+import statistics
+import sys
+from subprocess import run
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from antiphase.records import Record
+from antiphase.report import tables
+
+
+def cells(record: Record, measure: str) -> list[str]:
+    table = tables.headline(record)
+    assert table is not None
+    return next(row[1:] for row in table.text() if row[0].startswith(measure))
+
+
+def test_headline_holds_the_records_numbers(comparison: Record) -> None:
+    accuracies = {
+        arm: [run["final"]["accuracy"] for run in comparison.values["runs"] if run["arm"] == arm]
+        for arm in comparison.values["arms"]
+    }
+    expected = [
+        f"{100 * statistics.median(values):.1f} % [{100 * min(values):.1f}–{100 * max(values):.1f}]"
+        for values in accuracies.values()
+    ]
+    assert cells(comparison, "First-query accuracy") == expected
+    assert cells(comparison, "Parameters") == ["1,234,567", "1,234,567"]
+    assert cells(comparison, "Guess rate") == ["12.5 %", "12.5 %"]
+    untrained = cells(comparison, "Needle accuracy over all depths, untrained")
+    assert untrained == ["12.5 % [7.5–16.5]", "12.5 % [7.5–16.5]"]
+
+
+def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison: Record) -> None:
+    table = tables.headline(grid_comparison)
+    assert table is not None
+    rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
+    assert len(rows) == 2
+    assert all("8 needles" in row for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("passes", "expected"),
+    [
+        ([100, 300, 200], "200 [100–300], 3 of 3 seeds"),
+        ([100, None, 200], "200 [100–never], 2 of 3 seeds"),
+        ([None, None, 200], "never [200–never], 1 of 3 seeds"),
+        ([100, None], "never [100–never], 1 of 2 seeds"),
+        ([None, None], "never, 0 of 2 seeds"),
+        ([150], "150 (one seed)"),
+        ([None], "never (one seed)"),
+        ([], "–"),
+    ],
+)
+def test_a_seed_that_never_passes_is_later_than_all(passes: list[int | None], expected: str) -> None:
+    assert tables.steps_to_threshold(passes) == expected
+
+
+def test_missing_seeds_are_counted_aloud() -> None:
+    assert tables.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
+    assert tables.median_and_range([None], "loss") == "–"
+
+
+def test_every_table_has_as_many_cells_as_columns(comparison: Record, grid_comparison: Record, awkward: Record) -> None:
+    for record in (comparison, grid_comparison, awkward):
+        makers = (
+            *(
+                tables.headline,
+                tables.comparison,
+                tables.runs_table,
+                tables.curve_table,
+                tables.needle_summary,
+            ),
+            *(tables.needle_cells, tables.perplexity, tables.allocation, tables.settings, tables.environment),
+        )
+        found = [make(record) for make in makers] + [tables.by_layer(record, "lambdas", "λ")]
+        found += [tables.allocation(record, by_layer=True), tables.provenance(record)]
+        for table in found:
+            assert table is None or all(len(row) == len(table.columns) for row in table.text()), table
+
+
+def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
+    table = tables.allocation(comparison)
+    assert table is not None
+    measures = [row[-8] for row in table.rows]
+    assert measures == ["share of Σ|A|", "signed sum"] * (len(measures) // 2)
+    means = [row["spans"]["answer"]["share"] for row in comparison.values["allocation"]
+             if (row["arm"], row["trained"], row["layer"]) == ("softmax", True, "all")]  # fmt: skip
+    assert table.rows[0][-7] == f"{100 * statistics.fmean(means):.1f} %"
+
+
+def test_long_curves_are_shortened_and_say_so(comparison: Record) -> None:
+    comparison.values["runs"][0]["curve"] = [{"step": step, "loss": 1.0} for step in range(5000)]
+    table = tables.curve_table(comparison)
+    assert table is not None
+    assert len(table.rows) <= tables.LARGEST_CURVE
+    assert "Shortened" in table.note
+
+
+def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) -> None:
+    for record in (comparison, awkward):
+        output = io.StringIO()
+        tables.print_summary(record, Console(file=output, width=300))
+        text = output.getvalue()
+        for table in tables.main_tables(record):
+            assert all(cell in text for row in table.text() for cell in row)
+        assert all(sentence in text for sentence in tables.sentences(record))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("train", {"final": {"loss": 2.0, "accuracy": None}, "parameters": 10, "curve": [], "passes": None}),
+        ("train", {}),
+        ("evaluate-needles", {"cells": [], "summary": [], "guess_rate": 0.5}),
+        ("evaluate-perplexity", {"rows": [{"perplexity": 12.5, "tokens": 100, "name": "corpus"}]}),
+        ("evaluate-allocation", {"rows": [{"map": "softmax", "spans": {"answer": {"share": 0.5}}}]}),
+        ("probe", {"a": {"b": 1.5}, "c": [1, 2], "d": None}),
+        ("probe", {}),
+    ],
+)
+def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
+    output = io.StringIO()
+    tables.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
+    assert math.isfinite(len(output.getvalue()))
+    if kind == "probe" and values:
+        assert "a.b" in output.getvalue()
+        assert "1.5" in output.getvalue()
+
+
+def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
+    script = (
+        "import sys; from antiphase.report import print_summary\n"
+        "assert not {'torch', 'transformers', 'matplotlib', 'jinja2'} & sys.modules.keys()\n"
+        "import antiphase.report.html\n"
+        "assert not {'torch', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()"
+    )
+    run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,138 @@
+"""The project's own files: pins, presets, the wheel, versions, and nothing that belongs to one machine."""
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from antiphase.config import load_preset, preset_names
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# Written with classes of one character, so that this file does not match itself.
+FOREIGN = re.compile(
+    r"(?<![\w.~-])[/](?:work|farm|root|home|Users)[/][\w.]"  # folders of one machine
+    r"|[/]tmp[/]\w+[/]"
+    r"|[/]opt[/](?:wheels|pypi)"
+    r"|pypi[.]org|pythonhosted[.]org|npmjs[.](?:org|com)|download[.]pytorch[.]org|conda[.]anaconda[.]org"
+)
+
+
+def requirements() -> list[Requirement]:
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    return [Requirement(line) for lines in lists for line in lines]
+
+
+def constraints() -> dict[str, str]:
+    pins = {}
+    for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.]+)", line)  # no local version such as +cpu
+            assert match, f"not an exact pin: {line!r}"
+            name = canonicalize_name(match[1])
+            assert name not in pins, f"pinned twice: {name}"
+            pins[name] = match[2]
+    return pins
+
+
+def project_files() -> list[Path]:
+    """Files under version control, or about to be."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout, so nothing says which files are the project's")
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=lambda requirement: requirement.name)
+def test_constraints_pin_every_dependency_at_an_allowed_version(requirement):
+    pin = constraints().get(canonicalize_name(requirement.name))
+    assert pin is not None, f"{requirement.name} has no pin in constraints.txt"
+    assert requirement.specifier.contains(pin, prereleases=True)
+
+
+def test_every_library_the_package_imports_is_declared():
+    imported = set()
+    for path in (ROOT / "antiphase").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.partition(".")[0])
+    imported -= {"antiphase", *sys.stdlib_module_names}
+    providers = importlib.metadata.packages_distributions()
+    declared = {canonicalize_name(requirement.name) for requirement in requirements()}
+    undeclared = {
+        name
+        for name in imported
+        if declared.isdisjoint(canonicalize_name(provider) for provider in providers.get(name, [name]))
+    }
+    assert not undeclared
+    assert {"torch", "yaml"} <= imported
+
+
+def test_demo_is_shipped():
+    assert "demo" in preset_names()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_preset_parses_with_and_without_data(name):
+    synthetic = load_preset(name)
+    text = load_preset(name, data=["corpus.txt"])
+    assert synthetic.name == text.name == name
+    assert text.run.data.source == "text"
+    assert text.run.data.paths == ["corpus.txt"]
+
+
+def test_installed_version_is_the_one_in_pyproject():
+    assert importlib.metadata.version("antiphase") == PROJECT["version"]
+
+
+def test_citation_has_the_same_version():
+    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.search(r"^version: (.+)$", text, flags=re.MULTILINE)[1] == PROJECT["version"]
+
+
+def test_wheel_holds_every_file_of_the_package(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("antiphase/")}
+    files = {path.relative_to(ROOT).as_posix() for path in project_files()}
+    assert held == {name for name in files if name.startswith("antiphase/")}
+    assert {"antiphase/py.typed", "antiphase/presets/demo.yaml"} <= held
+
+
+@pytest.mark.parametrize(
+    "text", ["see /" + "home/me/x", "'/" + "root/.cache'", "https://" + "pypi" + ".org", "/" + "tmp/w/dev"]
+)
+def test_pattern_finds_what_belongs_to_one_machine(text):
+    assert FOREIGN.search(text)
+
+
+def test_no_file_names_a_machine_path_or_a_registry():
+    files = project_files()
+    assert ROOT / "pyproject.toml" in files
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="ignore").splitlines(), start=1)
+        if (match := FOREIGN.search(line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_ci_entry_point_is_executable():
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
