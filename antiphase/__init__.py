@@ -47,11 +47,6 @@ def _register_configuration(_: Any) -> None:
     register_configuration()
 
 
-def _register_models(_: Any) -> None:
-    from antiphase.models.registration import register_models
-
-    register_models()
-
-
+# The models themselves follow when the first AntiphaseConfig is made: earlier, transformers may be half imported, and
+# `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules.
 register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
-register_post_import_hook(_register_models, "transformers.models.auto.modeling_auto")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -130,14 +130,16 @@ def train(
     Example: [bold]antiphase train --preset demo --output runs/one --set model.attention_type=softmax[/]
     """
     from antiphase.studies.single import train_run
+    from antiphase.training.distributed import is_first_process
 
     extra = [f"training.seed={seed}"] if seed is not None else []
     extra += [f"training.device={device}"] if device is not None else []
     chosen = _preset(preset, [*(settings or []), *extra], data, validation, None, None)
-    console = _console()
+    console = _console(quiet=not is_first_process())
     with _run_progress(console, chosen.run.training.steps) as report:
         record = train_run(chosen.run, output, resume=resume, report=report, say=_say(console))
-    _finish(console, record, output)
+    if not console.quiet:
+        _finish(console, record, output)
 
 
 @app.command()
@@ -172,6 +174,35 @@ def evaluate(
         measurement.value, model, output, paths=data or [], text_field=text_field, length=length, needles=counts,
         queries=queries, depths=places, samples=samples, seed=seed, device=device, say=_say(console),
     )  # fmt: skip
+    _finish(console, record, output)
+
+
+class Benchmark(StrEnum):
+    """What ``antiphase benchmark`` can time."""
+
+    attention = "attention"
+    model = "model"
+
+
+@app.command()
+def benchmark(
+    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, or a whole training step.")],
+    output: OutputOption,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds: two minutes.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+) -> None:
+    """Time differential attention beside softmax attention of equal size and other people's code, in paired runs.
+
+    Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
+    """
+    from antiphase.benchmarks.attention import benchmark_attention
+    from antiphase.benchmarks.model import benchmark_model
+
+    _check_empty(output)
+    console = _console()
+    run = benchmark_attention if subject is Benchmark.attention else benchmark_model
+    record = run(rounds=5 if quick else 15, seed=seed, say=_say(console))
+    record.save(output)
     _finish(console, record, output)
 
 
@@ -224,19 +255,45 @@ def _global(version: Annotated[bool, typer.Option("--version", help="Print the v
         raise typer.Exit
 
 
+USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+"""Click's exception for a flag that is missing or malformed. Typer brings click or its own copy, by its version; both
+have this line of descent."""
+
+
 def main() -> None:
     """Entry point: bad input is one sentence and exit code 2, an interruption that left a checkpoint is 130."""
     try:
-        app()
+        code = app(standalone_mode=False)
     except InputError as error:
         _fail(str(error), 2)
     except Interrupted as error:
         _fail(f"{error}; add --resume to the same command to go on", 130)
+    except USAGE_ERROR as error:
+        _fail_usage(error)
+    if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save
+        _fail("stopped", 130)
+    sys.exit(code or 0)
 
 
-def _fail(message: str, code: int) -> None:
-    sys.stderr.write(f"antiphase: {message}\n")
+def _check_empty(output: Path) -> None:
+    """A measurement goes into a folder of its own."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output} exists and is not empty; choose another folder")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    sys.stderr.write(f"antiphase: {' '.join(message.splitlines())}\n")
     sys.exit(code)
+
+
+def _fail_usage(error: Any) -> NoReturn:
+    """One sentence for a flag that is missing or malformed; nothing more where the help was printed already."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if not message:
+        sys.exit(2)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "antiphase"
+    _fail(f"{message[0].lower()}{message[1:]}; see {command} --help", 2)
 
 
 def _preset(
@@ -264,13 +321,13 @@ def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
         raise InputError(f"{flag} must be comma-separated numbers, got {text!r}") from None
 
 
-def _console() -> Console:
-    """The terminal; only our own progress bars appear in it."""
+def _console(*, quiet: bool = False) -> Console:
+    """The terminal; only our own progress bars appear in it. ``quiet``: of several processes one speaks."""
     from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    return Console()
+    return Console(quiet=quiet)
 
 
 def _say(console: Console) -> Callable[[str], None]:
@@ -331,7 +388,7 @@ def _run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappi
 def _finish(console: Console, record: Record, output: Path) -> None:
     """The table in the terminal, and the page where there is something to draw."""
     from antiphase.report.html import write_report
-    from antiphase.report.tables import print_summary
+    from antiphase.report.terminal import print_summary
 
     print_summary(record, console)
     page = write_report([record], output / "report.html")

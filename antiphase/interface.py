@@ -16,15 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.ops.api import differential_attention
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
+DIFFERENTIAL = frozenset({"differential"})
+"""Values of ``config.attention_type`` whose layers subtract two maps."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which know nothing of a second map."""
+
+HIDDEN = -1e4
+"""Added to a score, this or less leaves no weight: exp(-1e4) is 0 even in fp64."""
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -37,7 +42,17 @@ IGNORED = frozenset(
 
 def is_differential(module: nn.Module) -> bool:
     """Whether a layer's configuration asks for two subtracted maps a head."""
-    return getattr(module.config, "attention_type", "softmax") != "softmax"
+    return getattr(module.config, "attention_type", None) in DIFFERENTIAL
+
+
+def differential_function(implementation: str) -> AttentionFunction:
+    """The attention function of a differential layer under the name of an implementation.
+
+    transformers' own functions would attend with every map apart and never subtract.
+    """
+    if implementation == "eager":
+        return eager_attention
+    return antiphase_attention if implementation in BUILT_IN else ALL_ATTENTION_FUNCTIONS[implementation]
 
 
 def antiphase_attention(
@@ -184,8 +199,26 @@ def visible_keys(attention_mask: Tensor | None, queries: int, *, causal: bool) -
     """A boolean mask and whether causality is still to be applied: only a mask with a row for each query carries it."""
     if attention_mask is None:
         return None, causal
-    mask = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    mask = boolean_mask(attention_mask)
     return mask, causal and mask.shape[-2] == 1 and queries > 1
+
+
+def boolean_mask(mask: Tensor) -> Tensor:
+    """True = may attend, from a boolean mask or from transformers' additive one: 0, or so low that nothing is left.
+
+    Raises:
+        ValueError: a mask that holds anything else, such as a bias by distance.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        raise ValueError(f"attention_mask must be boolean (True = may attend) or additive, got {mask.dtype}")
+    visible = mask == 0
+    if not torch.compiler.is_compiling() and not bool((visible | (mask <= HIDDEN)).all()):
+        raise ValueError(
+            "attention_mask holds values other than 0 and very low ones; additive biases are not supported"
+        )
+    return visible
 
 
 def refuse_unknown(kwargs: dict[str, Any]) -> None:
@@ -257,8 +290,10 @@ def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], Attentio
 
     name = f"{NAME}_swapped_{id(observed)}"
     masks = AttentionMaskInterface._global_mapping
+    mask = masks.get(original)
     AttentionInterface.register(name, observed)
-    AttentionMaskInterface.register(name, eager_mask if original == "eager" else masks[original])
+    if mask is not None:  # without one, transformers hands over no mask, to the function replaced as to this one
+        AttentionMaskInterface.register(name, mask)
     try:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
@@ -269,11 +304,13 @@ def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], Attentio
     finally:
         model.set_attn_implementation(original)
         del AttentionInterface._global_mapping[name]
-        del masks[name]
+        masks.pop(name, None)
 
 
 def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
     """The function that the model calls under ``implementation``; ``eager`` lives in the model's own module."""
+    if is_differential(model):
+        return differential_function(implementation)
     if implementation != "eager":
         return ALL_ATTENTION_FUNCTIONS[implementation]
     for layer in model.modules():

@@ -54,13 +54,18 @@ class Record:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.arrays:
+            import numpy
             from safetensors.numpy import save
 
-            write_atomically(folder / f"{name}.safetensors", save(dict(self.arrays)))
+            # safetensors writes the memory of a transposed or strided view as it lies, in the wrong order
+            whole = {key: numpy.asarray(array, order="C") for key, array in self.arrays.items()}
+            write_atomically(folder / f"{name}.safetensors", save(whole))
         tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
         text = json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
         path = folder / f"{name}.json"
         write_atomically(path, (text + "\n").encode())
+        if not self.arrays:  # those of an earlier record of this name are not this one's
+            (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
 
     @classmethod
@@ -77,19 +82,27 @@ class Record:
             raise InputError(f"{path}: there is no record here")
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # not JSON, or not text
             raise InputError(f"{path} is not a record: {error}") from None
         if not isinstance(tree, dict) or not {"kind", "values", "format"} <= tree.keys():
             raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format")
+        kinds = {"kind": str, "values": dict, "format": int, "config": dict, "seeds": list, "environment": dict}
+        wrong = [name for name, kind in kinds.items() if not isinstance(tree.get(name, kind()), kind)]
+        if wrong:
+            raise InputError(f"{path} is not a record of antiphase: {wrong[0]} is not what it should be")
         if tree["format"] > FORMAT:
             raise InputError(f"{path} has record format {tree['format']}; this version reads up to {FORMAT}")
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
         record = cls(**known)
         arrays = path.with_suffix(".safetensors")
         if arrays.is_file():
+            from safetensors import SafetensorError
             from safetensors.numpy import load_file
 
-            record.arrays = load_file(arrays)
+            try:
+                record.arrays = load_file(arrays)
+            except SafetensorError as error:
+                raise InputError(f"{arrays} does not hold the arrays of a record: {error}") from None
         return record
 
 

@@ -18,9 +18,13 @@ from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
 from antiphase.data.tokenization import load_tokenizer, train_tokenizer
+from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 
 Progress = Callable[[str], None]
+
+VALUES_TRIED = 300
+"""Answers whose length is looked at; all have equally many digits."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,28 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
         else:
             training, validation = training.split(settings.validation_share)
         data = PreparedData(settings, tokenizer, training, validation)
-    data.task().sample(1, keyed_generator("check"))  # sizes that do not fit fail here, before any training
+    check_task(data.task())
     return data
+
+
+def check_task(task: RetrievalTask) -> None:
+    """Refuse sizes that do not fit before any training; one sampled sequence could be shorter than a later one.
+
+    Raises:
+        InputError: the longest keys and values do not fit the sequence, or the text is too short for its filler.
+    """
+    language = task.language
+    questions = sorted((len(language.question(key)) for key in range(language.key_count)), reverse=True)
+    values = range(0, language.value_count, max(1, language.value_count // VALUES_TRIED))
+    answer = max(len(language.answer(value)) for value in values) + len(language.ending())
+    used = len(language.opening()) + len(language.instruction())
+    used += sum(questions[: task.needles]) + task.needles * answer + task.queries * (questions[0] + answer)
+    if used > task.sequence_length:
+        raise InputError(
+            f"data.sequence_length ({task.sequence_length}) is too short for {task.needles} needles and "
+            f"{task.queries} queries, which take up to {used} tokens: raise it, or lower data.needles or data.queries"
+        )
+    task.sample(1, keyed_generator("check"))
 
 
 def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTrainedTokenizerBase:

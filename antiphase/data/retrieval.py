@@ -179,9 +179,12 @@ class RetrievalTask:
     def __init__(self, language: Language, *, needles: int, queries: int, sequence_length: int) -> None:
         """
         Raises:
-            InputError: more needles than keys or values, or needles and questions that do not fit the length.
+            InputError: no needles or questions, or more needles than keys or values.
         """
         self.language, self.needles, self.queries, self.sequence_length = language, needles, queries, sequence_length
+        for name, count in (("data.needles", needles), ("data.queries", queries)):
+            if count < 1:
+                raise InputError(f"{name} must be at least 1, got {count}")
         for name, count in (("keys", language.key_count), ("values", language.value_count)):
             if needles > count:
                 raise InputError(f"data.needles ({needles}) is more than the {count} different {name} of the task")
@@ -192,7 +195,14 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
-        """``count`` sequences. ``depth`` puts the first asked needle at that share of the haystack; None: anywhere."""
+        """``count`` sequences. ``depth`` puts the first asked needle at that share of the haystack; None: anywhere.
+
+        Raises:
+            InputError: needles and questions do not fit the length, too little text for the filler, or a depth outside
+                0 to 1.
+        """
+        if depth is not None and not 0 <= depth <= 1:
+            raise InputError(f"the depth of a needle must lie between 0 and 1, got {depth}")
         keys = torch.rand(count, self.language.key_count, generator=generator).argsort(1)[:, : self.needles].tolist()
         values = distinct(count, self.needles, self.language.value_count, generator).tolist()
         asked = torch.randint(0, self.needles, (count, self.queries), generator=generator).tolist()

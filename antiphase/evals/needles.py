@@ -79,7 +79,9 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if cell["depth"] is not None:
             groups.setdefault((cell["needles"], cell["length"], None), []).append(cell)
     rows = []
-    for (needles, length, depth), members in groups.items():
+    ordered = sorted(groups, key=lambda size: (*size[:2], size[2] is None, size[2] or 0.0))
+    for needles, length, depth in ordered:
+        members = groups[needles, length, depth]
         correct = sum(cell["correct"] for cell in members)
         samples = sum(cell["samples"] for cell in members)
         rows.append(

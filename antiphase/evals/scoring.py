@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
@@ -35,11 +35,9 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
         rows = slice(start, start + size)
         ids, places = input_ids[rows].to(model.device), positions[rows].to(model.device)
         real = places > 0
-        hidden = _hidden_states(model, ids)
         row, column = real.nonzero(as_tuple=True)
-        logits = model.get_output_embeddings()(hidden[row, places[row, column] - 1])
         found = torch.full_like(places, -1)
-        found[row, column] = logits.argmax(-1)
+        found[row, column] = _logits(model, ids, row, places[row, column] - 1).argmax(-1)
         chosen[rows] = found.cpu()
     return chosen
 
@@ -57,12 +55,22 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
         rows = slice(start, start + size)
         targets = labels[rows, 1:].to(model.device)
         chosen = targets >= 0
-        hidden = _hidden_states(model, input_ids[rows].to(model.device))[:, :-1]
-        logits = model.get_output_embeddings()(hidden[chosen])
+        logits = _logits(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
         found.append(cross_entropy(logits.float(), targets[chosen], reduction="none").cpu())
     return torch.cat(found)
 
 
-def _hidden_states(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
-    """Last hidden states (B, L, hidden): the vocabulary-wide logits of every token would not fit."""
-    return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Logits (P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each; those of every token would not fit.
+
+    The head is handed these tokens alone, so that what a model does to its logits (scaling, soft-capping) is done.
+    """
+
+    def choose(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+        return (arguments[0][rows, columns].unsqueeze(0),)  # (1, P, hidden)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        return model(input_ids=input_ids, use_cache=False).logits[0]
+    finally:
+        handle.remove()

@@ -14,7 +14,8 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from antiphase.interface import BUILT_IN, AttentionFunction, antiphase_attention, eager_attention
+from antiphase.interface import AttentionFunction, differential_function
+from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
 from antiphase.models.configuration import AntiphaseConfig
 
 
@@ -60,8 +61,7 @@ class Attention(nn.Module):
         return self.o_proj(self._finish(out).reshape(*tokens, -1)), weights
 
     def _attention_function(self) -> AttentionFunction:
-        name = self.config._attn_implementation
-        return eager_attention if name == "eager" else ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
+        return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
 
     def _extra(self) -> dict[str, Any]:
         """Arguments of the attention function beside those of softmax attention."""
@@ -92,18 +92,15 @@ class DifferentialAttentionV1(Attention):
             return first - second + self.lambda_init
 
     def _attention_function(self) -> AttentionFunction:
-        # transformers' own functions would attend with every map apart and never subtract.
-        name = self.config._attn_implementation
-        if name in BUILT_IN and name != "eager":
-            return antiphase_attention
-        return super()._attention_function()
+        return differential_function(self.config._attn_implementation)
 
     def _extra(self) -> dict[str, Any]:
         return {"lam": self.lam()}
 
     def _finish(self, out: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
-        return self.head_norm(out) * (1.0 - self.lambda_init)
+        normed = self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
+        return normed * (1.0 - self.lambda_init)
 
 
 def lambda_init(layer_idx: int) -> float:

@@ -66,14 +66,18 @@ class AntiphaseConfig(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        self.max_position_embeddings = max_position_embeddings
         self._check_sizes(head_dim)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        self.max_position_embeddings = max_position_embeddings
-        self.rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
+        # A copy: transformers completes the dict in place. A bare `rope_theta` is the older spelling of the same.
+        self.rope_parameters = dict(
+            rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
+        )
         self.rms_norm_eps = rms_norm_eps
         self.head_norm_eps = head_norm_eps
         self.initializer_range = initializer_range
         self.use_cache = use_cache
+        self._check_scales()
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,
@@ -81,6 +85,7 @@ class AntiphaseConfig(PreTrainedConfig):
             eos_token_id=eos_token_id,
             **kwargs,
         )
+        _register_models()
 
     def _check_sizes(self, head_dim: int | None) -> None:
         if self.attention_type not in ATTENTION_TYPES:
@@ -89,9 +94,11 @@ class AntiphaseConfig(PreTrainedConfig):
                 + nearest(str(self.attention_type), ATTENTION_TYPES)
             )
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        for name in (*sizes, "num_key_value_heads"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+        values = {name: getattr(self, name) for name in (*sizes, "num_key_value_heads", "max_position_embeddings")}
+        if head_dim is not None:
+            values["head_dim"] = head_dim
+        for name, value in values.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
         maps, key_maps = self.num_attention_heads, self.num_key_value_heads
         if head_dim is None and self.hidden_size % maps:
@@ -109,13 +116,26 @@ class AntiphaseConfig(PreTrainedConfig):
                 if value % 2:
                     raise InputError(f"{name} must be even for differential attention (two maps a head), got {value}")
 
+    def _check_scales(self) -> None:
+        for name in ("rms_norm_eps", "head_norm_eps", "initializer_range"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise InputError(f"{name} must be a number of at least 0, got {value!r}")
+
+
+def _register_models() -> None:
+    """Before the Auto classes can meet a configuration, and not earlier: see ``antiphase/__init__.py``."""
+    from antiphase.models.registration import register_models
+
+    register_models()
+
 
 def _refuse_unknown(kwargs: dict[str, Any]) -> None:
     """Transformers keeps unknown keys in silence; a typo should be an error."""
     own = set(inspect.signature(AntiphaseConfig.__init__).parameters) - {"self", "kwargs"}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
     general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
-    passing = {"attn_implementation", "model_type", "torch_dtype", "name_or_path", "transformers_version", "rope_theta"}
+    general |= {"attn_implementation", "model_type", "name_or_path", "num_labels", "rope_theta", "torch_dtype"}
     for name in kwargs:
-        if name not in general | passing and not name.startswith("_"):
+        if name not in general and not name.startswith("_"):
             raise InputError(f"unknown configuration field '{name}'{nearest(name, own)}")

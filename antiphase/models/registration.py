@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from transformers.models.auto.configuration_auto import AutoConfig
-
 from antiphase.models.configuration import AntiphaseConfig
 
 
 def register_configuration() -> None:
     """``AutoConfig`` knows ``model_type`` "antiphase"."""
+    from transformers.models.auto.configuration_auto import AutoConfig
+
     AutoConfig.register(AntiphaseConfig.model_type, AntiphaseConfig, exist_ok=True)
 
 

@@ -127,8 +127,6 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_length(seen, inputs_embeds.shape[1])
         if position_ids is None:
@@ -140,6 +138,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             past_key_values=past_key_values,
             position_ids=position_ids,
         )
+        if use_cache and past_key_values is None:
+            # After the mask: create_causal_mask looks for packed sequences only where there is no cache.
+            past_key_values = DynamicCache(config=self.config)
         hidden_states = inputs_embeds
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer in self.layers:

@@ -25,8 +25,7 @@ SCORES_IN_CACHE = 1 << 20
 """Scores of one map that a block may hold: 4 MiB in fp32, so that both maps stay in the last-level cache."""
 
 
-@torch.library.custom_op("antiphase::blockwise_attention", mutates_args=())
-def blockwise_attention(
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -58,6 +57,9 @@ def blockwise_attention(
     return out
 
 
+blockwise_attention = torch.library.custom_op("antiphase::blockwise_attention", attend, mutates_args=())
+
+
 @blockwise_attention.register_fake
 def _(
     query: Tensor,
@@ -77,8 +79,7 @@ def _empty_output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return query.new_empty(batch, queries, maps // 2, value.shape[-1]).transpose(1, 2)
 
 
-@torch.library.custom_op("antiphase::blockwise_attention_backward", mutates_args=())
-def blockwise_attention_backward(
+def attend_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,
@@ -142,6 +143,11 @@ def blockwise_attention_backward(
         target = grad_value[unit.batches, unit.value_heads]
         target.copy_(value_sum.view(target.shape))
     return grad_query, grad_key, grad_value, grad_lam.flatten(1, 2).sum_to_size(lam.shape).clone()
+
+
+blockwise_attention_backward = torch.library.custom_op(
+    "antiphase::blockwise_attention_backward", attend_backward, mutates_args=()
+)
 
 
 @blockwise_attention_backward.register_fake

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.interface import AttentionFunction, is_differential, softmax_weights, swapped
+from antiphase.interface import AttentionFunction, boolean_mask, is_differential, softmax_weights, swapped
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes
 
@@ -34,6 +34,8 @@ class LayerRows:
 def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> list[LayerRows]:
     """Attention of the queries at ``positions`` in every layer, in order, on the CPU.
 
+    A model that subtracts in its own code, after the interface (DiffLlama), shows its maps one by one.
+
     Args:
         input_ids: (B, N) without padding.
         positions: (B, P), 0-based.
@@ -42,13 +44,16 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         ValueError: a model whose attention does not go through transformers' interface.
     """
     found: list[LayerRows] = []
+    queries: list[Tensor] = []  # of the last call
     positions = positions.to(model.device)
 
     def wrap(function: AttentionFunction) -> AttentionFunction:
         def observe(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
-            found.append(_rows(module, query, key, attention_mask, positions, kwargs))
+            if not (queries and query is queries[0]):  # DiffLlama calls twice with the same queries, once a half of V
+                found.append(_rows(module, query, key, attention_mask, positions, kwargs))
+            queries[:] = [query]
             return function(module, query, key, value, attention_mask, **kwargs)
 
         return observe
@@ -70,7 +75,7 @@ def _rows(
     batch, maps, length, width = query.shape
     keys = key.shape[2]
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)
-    visible = _visible(module, attention_mask, positions, length, keys)
+    visible = _visible(module, attention_mask, positions, length, keys, sliding_window=kwargs.get("sliding_window"))
     scale = kwargs.get("scaling")
     if not is_differential(module):
         weights = softmax_weights(chosen, key, visible, is_causal=False, sliding_window=None, scale=scale)
@@ -88,14 +93,23 @@ def _rows(
 
 
 def _visible(
-    module: nn.Module, attention_mask: Tensor | None, positions: Tensor, length: int, keys: int
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    positions: Tensor,
+    length: int,
+    keys: int,
+    *,
+    sliding_window: int | None,
 ) -> Tensor | None:
     """Which keys each chosen query sees, (B, 1, P, M)."""
-    if attention_mask is not None and attention_mask.shape[-2] > 1:  # a mask by query carries causality itself
-        mask = attention_mask if attention_mask.dtype == torch.bool else attention_mask == 0
+    mask = None if attention_mask is None else boolean_mask(attention_mask)
+    if mask is not None and mask.shape[-2] > 1:  # a mask by query carries causality and window itself
         mask = mask.expand(len(positions), -1, -1, -1)
         return mask.gather(2, positions[:, None, :, None].expand(-1, mask.shape[1], -1, keys))
     if not getattr(module, "is_causal", True):
-        return attention_mask
-    causal = torch.arange(keys, device=positions.device) <= positions[:, None, :, None] + (keys - length)
-    return causal if attention_mask is None else causal & attention_mask
+        return mask
+    distance = positions[:, None, :, None] + (keys - length) - torch.arange(keys, device=positions.device)
+    causal = distance >= 0
+    if sliding_window is not None:
+        causal &= distance < sliding_window
+    return causal if mask is None else causal & mask

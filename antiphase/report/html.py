@@ -59,7 +59,7 @@ def write_report(records: Sequence[Record], output: Path) -> Path:
     """Write one HTML page with a section for each record, in order. Returns ``output``.
 
     Raises:
-        InputError: there is no record, or ``output`` is a folder.
+        InputError: there is no record, or ``output`` is a folder or cannot be written.
     """
     output = Path(output)
     if not records:
@@ -70,8 +70,11 @@ def write_report(records: Sequence[Record], output: Path) -> Path:
     page = resources.files(__package__) / "page.html"
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
     text = template.render(title="antiphase report", sections=sections)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
+    except OSError as error:
+        raise InputError(f"--output {output} cannot be written ({error.strerror}); choose another file") from None
     return output
 
 

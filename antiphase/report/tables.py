@@ -11,12 +11,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from antiphase.records import Record
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Row = Mapping[str, Any]
 
@@ -320,7 +317,7 @@ def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
         seed = row["seed"] if by_layer else None
         groups.setdefault((row["arm"], state(row), row["layer"], row.get("map"), seed), []).append(row)
     rows = []
-    measures = {"share": ("share of Σ|A|", "percent"), "signed": ("signed sum", "signed")}
+    measures = {"share": ("share", "percent"), "signed": ("signed", "signed")}
     for (arm, model, layer, name, seed), members in groups.items():
         for measure, (title, style) in measures.items():
             cells = [format_value(span_mean(members, span, measure), style) for span in spans]
@@ -332,7 +329,10 @@ def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
     columns += [Column(readable(span).capitalize(), "number") for span in spans]
     columns.append(Column("Answer ÷ noise", "number"))
     title = "Attention by layer, map and seed" if by_layer else "Attention by span, mean over layers and seeds"
-    note = "Seen from the last prompt position. Noise is the other needles and filler."
+    note = (
+        "Seen from the last prompt position; share is of Σ|A|, signed is the sum of the weights. "
+        "Noise is the other needles and filler."
+    )
     return _table(title, columns, rows, note)
 
 
@@ -356,6 +356,19 @@ def scalars(record: Record) -> Table | None:
     """The single numbers and words of any record, by dotted name."""
     rows = [[name, value] for name, value in flatten(record.values) if not isinstance(value, (list, dict))]
     return _table("Values", _columns("Name", "Value|number"), rows)
+
+
+def lists(record: Record) -> list[Table | None]:
+    """Every list of rows of any record as a table of its own, nested values left out."""
+    tables = []
+    for name, rows in flatten(record.values):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            continue
+        nested = {key for row in rows for key, value in row.items() if isinstance(value, (list, dict))}
+        keys = [key for key in dict.fromkeys(key for row in rows for key in row) if key not in nested]
+        columns = [Column(readable(key).capitalize(), "number") for key in keys]
+        tables.append(_table(readable(name).capitalize(), columns, [[row.get(key) for key in keys] for row in rows]))
+    return tables
 
 
 def provenance(record: Record) -> Table:
@@ -386,30 +399,10 @@ def main_tables(record: Record) -> list[Table]:
         "evaluate-perplexity": perplexity,
         "evaluate-allocation": allocation,
     }
-    table = by_kind.get(record.kind, scalars)(record)
+    if record.kind not in by_kind:
+        return [table for table in (*lists(record), scalars(record)) if table is not None]
+    table = by_kind[record.kind](record)
     return [table] if table else []
-
-
-def print_summary(record: Record, console: Console) -> None:
-    """The tables to read first, the sentences of a comparison and its verdict, for a terminal."""
-    from rich import box
-    from rich.padding import Padding
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    # Text, never str: rich would read the brackets of "81 % [79–83]" as markup.
-    for table in main_tables(record):
-        drawn = RichTable(title=Text(table.title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left")
-        drawn.caption_justify = "left"
-        for column in table.columns:
-            drawn.add_column(Text(column.name), justify="left" if column.style == "text" else "right")
-        for row in table.text():
-            drawn.add_row(*map(Text, row))
-        console.print(drawn)
-    for sentence in sentences(record):
-        console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
-    if record.values.get("verdict"):
-        console.print(Padding(Text(str(record.values["verdict"])), (1, 0, 0, 1)))
 
 
 def sentences(record: Record) -> list[str]:

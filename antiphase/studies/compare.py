@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from filelock import FileLock, Timeout
 
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
-from antiphase.data.prepare import PreparedData, prepare
+from antiphase.data.prepare import PreparedData, check_task, prepare
+from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError
 from antiphase.evals.allocation import allocation, attention_map
 from antiphase.evals.loading import load_model
@@ -25,7 +26,8 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
-from antiphase.training.loop import build_model
+from antiphase.training.loop import build_model, check_settings
+from antiphase.training.run_folder import is_free, only_one, undone_if_refused
 
 SETTINGS = "compare.yaml"
 MAP_QUERIES = 64
@@ -70,15 +72,17 @@ def compare(
         InputError: settings or files that cannot be used, or a folder that holds another study.
         Interrupted: Ctrl-C; ``resume`` goes on from the checkpoints.
     """
-    _check(preset.compare)
+    if len(preset.compare.arms) < 2:
+        raise InputError("compare.arms must hold at least two arms")
     study = Study(preset, output)
     jobs = study.jobs
-    open_study(output, {"run": asdict(preset.run), "compare": asdict(preset.compare)}, resume=resume)
-    with alone(output):
+    settings = {"run": asdict(preset.run), "compare": asdict(preset.compare)}
+    check_study(output, settings, resume=resume)
+    with only_one(output):
         started = time.perf_counter()
-        data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-        for job in jobs[: len(preset.compare.arms)]:
-            build_model(job.settings, data.tokenizer, seed=job.seed)  # sizes that do not fit fail here, at once
+        with setting_up(output, settings):
+            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
+            check_sizes(preset, jobs, data)
         cores = os.cpu_count() or 1
         at_once = parallel_runs(jobs, preset.compare.processes, cores)
         run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
@@ -96,46 +100,47 @@ def compare(
     return record
 
 
-def open_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
-    """Make the study's folder, or check that it holds this very study and that ``--resume`` was given.
+def check_sizes(preset: Preset, jobs: Sequence[Job], data: PreparedData) -> None:
+    """What would otherwise be refused by the first run, or after the last.
+
+    Raises:
+        InputError: a size or device that cannot be used; the message names the field.
+    """
+    for job in jobs[: len(preset.compare.arms)]:
+        check_settings(job.settings, data.tokenizer)
+    for task in _tasks(preset.run, data):
+        check_task(task)
+
+
+def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
+    """Whether the folder can hold this study: it is free, or holds this very study and ``--resume`` was given.
 
     Raises:
         InputError: it holds something else, other settings, or this study without ``--resume``.
     """
     path = output / SETTINGS
-    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     if path.is_file():
         if not resume:
             raise InputError(
                 f"--output {output} holds a study already; add --resume to go on with it, or choose another folder"
             )
-        if path.read_text(encoding="utf-8") != text:
+        if path.read_text(encoding="utf-8") != _settings_text(settings):
             raise InputError(f"--output {output} holds a study with other settings; choose another folder")
-    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
+    elif not is_free(output):
         raise InputError(f"--output {output} exists and holds no study of antiphase; choose another folder")
-    else:
-        output.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
 
 
-def alone(output: Path) -> Any:
-    """Hold the study's folder for this process.
-
-    Raises:
-        InputError: another process works in it.
-    """
-    lock = FileLock(output / ".lock")
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        raise InputError(f"--output {output} is in use by another process; wait, or choose another folder") from None
+@contextmanager
+def setting_up(output: Path, settings: dict[str, Any]) -> Iterator[None]:
+    """Write the study's settings; if what follows is refused, nothing stays behind."""
+    with undone_if_refused(output):
+        if not (output / SETTINGS).is_file():
+            write_atomically(output / SETTINGS, _settings_text(settings).encode())
+        yield
 
 
-def _check(settings: CompareSettings) -> None:
-    if len(settings.arms) < 2:
-        raise InputError("compare.arms must hold at least two arms")
-    if not settings.seeds or len(set(settings.seeds)) != len(settings.seeds):
-        raise InputError(f"--seeds must be different whole numbers, got {settings.seeds}")
+def _settings_text(settings: dict[str, Any]) -> str:
+    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
 
 
 def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,7 +171,7 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         for trained in (True, False)
         for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
     ]
-    comparison, verdicts = _comparison(settings, runs, cells, losses, run)
+    comparison, verdicts = _comparison(settings, runs, guess_rate=data.task().guess_rate)
     values = {
         "source": run.data.source,
         "arms": arms,
@@ -190,16 +195,24 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
     return finite(values), arrays
 
 
-def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
-    evaluation = run.evaluation
-    tasks = tasks_of(
+def _tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
+    """Of the needle grid."""
+    return tasks_of(
         data.task,
-        needles=evaluation.needles,
-        lengths=evaluation.lengths,
+        needles=run.evaluation.needles,
+        lengths=run.evaluation.lengths,
         defaults=(run.data.needles, run.data.sequence_length),
     )
+
+
+def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+    evaluation = run.evaluation
     return needle_grid(
-        predictor(model), tasks, depths=evaluation.depths, samples=evaluation.samples, seed=run.training.seed
+        predictor(model),
+        _tasks(run, data),
+        depths=evaluation.depths,
+        samples=evaluation.samples,
+        seed=run.training.seed,
     )
 
 
@@ -224,43 +237,38 @@ def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | No
 def _comparison(
     settings: CompareSettings,
     runs: list[dict[str, Any]],
-    cells: list[dict[str, Any]],
-    losses: list[dict[str, Any]],
-    run: RunSettings,
+    *,
+    guess_rate: float,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Paired comparison of every metric, and the verdict on the paper's claim."""
     arms, seeds = list(settings.arms), settings.seeds
-    size = (run.evaluation.needles or [run.data.needles])[0], (run.evaluation.lengths or [run.data.sequence_length])[0]
 
-    def accuracy(arm: str, seed: int) -> float | None:
-        chosen = [
-            cell
-            for cell in cells
-            if cell["trained"] and (cell["arm"], cell["seed"]) == (arm, seed)
-            and (cell["needles"], cell["length"]) == size
-        ]  # fmt: skip
-        return sum(cell["correct"] for cell in chosen) / sum(cell["samples"] for cell in chosen)
-
-    def loss(arm: str, seed: int) -> float | None:
-        return next(r["loss"] for r in losses if r["trained"] and (r["arm"], r["seed"]) == (arm, seed))
-
-    def steps(arm: str, seed: int) -> float | None:
-        return next(r["passes"] for r in runs if (r["arm"], r["seed"]) == (arm, seed))
+    def of_runs(read: Callable[[dict[str, Any]], float | None]) -> dict[str, list[float | None]]:
+        by_key = {(entry["arm"], entry["seed"]): read(entry) for entry in runs}
+        return {arm: [by_key[arm, seed] for seed in seeds] for arm in arms}
 
     percent = f"{settings.threshold * 100:g} %"
     metrics = [
-        (Metric("first-query accuracy", "points", lower_is_better=False, digits=1, factor=100), accuracy),
-        (Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), loss),
-        (Metric(f"steps to {percent} accuracy", "steps", lower_is_better=True, digits=0), steps),
+        (
+            Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True),
+            of_runs(lambda entry: entry["final"]["accuracy"]),
+        ),
+        (
+            Metric("held-out loss", "nats a token", lower_is_better=True, digits=4),
+            of_runs(lambda entry: entry["final"]["loss"]),
+        ),
+        (
+            Metric(f"steps to {percent} accuracy", "steps", lower_is_better=True, digits=0),
+            of_runs(lambda entry: entry["passes"]),
+        ),
     ]
     found, verdicts = [], {}
-    for metric, value in metrics:
-        series = {arm: [value(arm, seed) for seed in seeds] for arm in arms}
+    for metric, series in metrics:
         entry = compare_metric(metric, series, arms[0])
         if entry is None:
             continue
         found.append(entry)
-        floor = 1 / size[0] if value is accuracy else None
+        floor = guess_rate if metric.is_share else None
         verdicts[metric.name] = {
             arm: verdict(
                 difference["values"],
@@ -268,6 +276,8 @@ def _comparison(
                 baseline_mean=entry["arms"][arms[0]]["mean"] or 0.0,
                 floor=floor,
             )
+            if difference["seeds"] == len(seeds)
+            else "inconclusive"  # a seed that never passed is no seed to leave out: it may have been the slowest
             for arm, difference in entry["differences"].items()
         }
     return found, {"verdicts": verdicts, "verdict": _verdict_words(len(seeds), verdicts)}

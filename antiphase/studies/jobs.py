@@ -5,18 +5,20 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import InputError, Interrupted
 from antiphase.records import write_atomically
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import read_metrics
+from antiphase.training.run_folder import is_in_use, read_metrics
 
 POLL_SECONDS = 0.5
 
@@ -47,35 +49,49 @@ def parallel_runs(jobs: Sequence[Job], wanted: int | None, cores: int) -> int:
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
     """Run every job that has no record yet, ``processes`` at a time; cores are shared out among them.
 
+    A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
+
     Raises:
         InputError: a run refused its settings; the message is its own.
-        Interrupted: Ctrl-C; every run has written its checkpoint.
+        Interrupted: Ctrl-C or termination; every run has written its checkpoint.
         RuntimeError: a run broke; the message names its log.
     """
     threads = max(1, cores // processes)
-    waiting = [job for job in jobs if not (output / job.name / "record.json").is_file()]
-    for job in jobs:
-        if job not in waiting:
-            report(job, job.settings.training.steps, {})
+    waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         stack.callback(_stop, running)
+        stack.enter_context(_terminated_like_ctrl_c())
         try:
             while waiting or running:
-                while waiting and len(running) < processes:
-                    job = waiting.pop(0)
-                    running[job] = _start(job, output, threads)
+                left_behind = [job for job in waiting if is_in_use(output / job.name)]
+                for job in [job for job in waiting if job not in left_behind]:
+                    if (output / job.name / "record.json").is_file():
+                        waiting.remove(job)
+                        _report(job, output, report, done=True)
+                    elif len(running) + len(left_behind) < processes:
+                        waiting.remove(job)
+                        running[job] = _start(job, output, threads)
+                if not waiting and not running:
+                    break
                 time.sleep(POLL_SECONDS)
+                for job in left_behind:
+                    _report(job, output, report)
                 for job, process in list(running.items()):
-                    lines = read_metrics(output / job.name)
-                    if lines:
-                        report(job, lines[-1]["step"], lines[-1])
-                    if process.poll() is not None:
+                    ended = process.poll() is not None
+                    if ended:
                         del running[job]
                         _check(job, process.returncode, output)
-                        report(job, job.settings.training.steps, lines[-1] if lines else {})
+                    _report(job, output, report, done=ended)
         except KeyboardInterrupt:
             raise Interrupted("every run has written a checkpoint") from None
+
+
+def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> None:
+    """Pass on the last line of a run's metrics."""
+    lines = read_metrics(output / job.name)
+    if lines or done:
+        report(job, job.settings.training.steps if done else lines[-1]["step"], lines[-1] if lines else {})
 
 
 def _start(job: Job, output: Path, threads: int) -> subprocess.Popen[bytes]:
@@ -96,13 +112,30 @@ def _check(job: Job, code: int, output: Path) -> None:
     if code == 0:
         return
     log = output / "logs" / f"{job.name}.log"
-    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
     last = lines[-1] if lines else "it said nothing"
     if code == 2:
         raise InputError(last.removeprefix("antiphase: "))
     if code in (130, -signal.SIGTERM, -signal.SIGINT, 143):
         raise Interrupted(f"the run {job.name} was stopped")
     raise RuntimeError(f"the run {job.name} ended with code {code}: {last} (whole log: {log})")
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """A termination signal stops the runs as Ctrl-C does; by itself it would end this process and leave them going."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signal handlers
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _stop(running: dict[Job, subprocess.Popen[bytes]]) -> None:

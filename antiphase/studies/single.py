@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import is_torchelastic_launched
 from transformers import PreTrainedModel
 
 from antiphase.config import DataSettings, RunSettings
@@ -21,15 +23,16 @@ from antiphase.evals.perplexity import perplexity
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.training.loop import Evaluation, Reporter, choose_device, train
+from antiphase.training.loop import Evaluation, Reporter, check_settings, choose_device, train
+from antiphase.training.run_folder import check_run, make_folder, undone_if_refused
 
-CURVE_SEQUENCES = 500
-"""Retrieval sequences behind each point of a curve: a standard error of at most 2.3 points."""
+FOREIGN_LENGTH = 512
+"""Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""
 
 
 def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Evaluation]:
     """First-query accuracy and held-out loss, on sequences that are the same at every step and in every arm."""
-    held_out = data.task().sample(CURVE_SEQUENCES, keyed_generator("curve"))
+    held_out = data.task().sample(settings.evaluation.curve_samples, keyed_generator("curve"))
     batch = data.validation(settings.evaluation.validation_sequences)
 
     def retrieval(model: AntiphaseForCausalLM) -> Mapping[str, float]:
@@ -50,13 +53,21 @@ def train_run(
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Prepare the data of a run, train it, and return its record."""
-    data = prepare(settings.data, _beside(output), progress=say)
+    check_run(output, settings, resume=resume)
+    with _undone(_beside(output)):
+        data = prepare(settings.data, _beside(output), progress=say)
+        check_settings(settings, data.tokenizer)
     return train(settings, data, output, evaluations=curve_evaluations(settings, data), resume=resume, report=report)
 
 
 def _beside(output: Path) -> Path:
     """Where a single run keeps its tokens: next to its folder, which has to be new when training starts."""
     return output.parent / f"{output.name}-tokens"
+
+
+def _undone(folder: Path) -> AbstractContextManager[None]:
+    """``undone_if_refused``, but of several processes none may take away what another reads."""
+    return nullcontext() if is_torchelastic_launched() else undone_if_refused(folder)
 
 
 def evaluate(
@@ -88,26 +99,30 @@ def evaluate(
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"--output {output} exists and is not empty; choose another folder")
-    if samples < 1:
-        raise InputError(f"--samples must be at least 1, got {samples}")
+    least = {"--samples": (1, [samples]), "--needles": (1, needles), "--queries": (1, [queries])}
+    for flag, (bound, given) in {**least, "--length": (2, [length])}.items():
+        if any(number is not None and number < bound for number in given):
+            raise InputError(f"{flag} must be at least {bound}, got {', '.join(map(str, given))}")
     started = time.perf_counter()
-    loaded = load_model(name, device=str(choose_device(device)))
-    data = _data_for(loaded, output, paths, text_field, length, needles, queries, say)
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
-    if longest is not None and data.settings.sequence_length > longest:
-        raise InputError(
-            f"--length {data.settings.sequence_length} is longer than the {longest} positions of {name}; shorten it"
+    with undone_if_refused(output), undone_if_refused(_beside(output)):
+        make_folder(output)
+        loaded = load_model(name, device=str(choose_device(device)))
+        longest = getattr(loaded.model.config, "max_position_embeddings", None)
+        if longest is not None and (length or 0) > longest:
+            raise InputError(f"--length {length} is longer than the {longest} positions of {name}; shorten it")
+        data = _data_for(loaded, output, paths, text_field, length, needles, queries, say)
+        say(f"measuring {measurement}")
+        values = _MEASUREMENTS[measurement](loaded.model, data, needles, depths, samples, seed)
+        record = Record(
+            kind=f"evaluate-{measurement}",
+            values=finite({"model": name, **values}),
+            config=finite(
+                {"data": data.settings, "samples": samples, "depths": list(depths), "needles": list(needles)}
+            ),
+            seeds=[seed],
+            seconds=time.perf_counter() - started,
         )
-    say(f"measuring {measurement}")
-    values = _MEASUREMENTS[measurement](loaded.model, data, needles, depths, samples, seed)
-    record = Record(
-        kind=f"evaluate-{measurement}",
-        values=finite({"model": name, **values}),
-        config=finite({"data": data.settings, "samples": samples, "depths": list(depths), "needles": list(needles)}),
-        seeds=[seed],
-        seconds=time.perf_counter() - started,
-    )
-    record.save(output)
+        record.save(output)
     return record
 
 
@@ -122,7 +137,9 @@ def _data_for(
     say: Callable[[str], None],
 ) -> PreparedData:
     """Held-out data: the given text, or what the model's own run held out."""
-    settings = loaded.settings.data if loaded.settings else DataSettings(source="text", sequence_length=512)
+    longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
+    unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
+    settings = loaded.settings.data if loaded.settings else unknown
     given = {"sequence_length": length, "needles": needles[0] if needles else None, "queries": queries}
     for field, value in given.items():
         if value is not None:
@@ -130,7 +147,11 @@ def _data_for(
     if not paths and loaded.settings is None:
         raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
     if not paths:
-        return prepare(settings, _beside(output), progress=say)
+        tokenizer = settings.tokenizer if settings.source == "synthetic" else loaded.name
+        cache = (
+            settings.cache if settings.cache and Path(settings.cache).is_dir() else None
+        )  # a run may have been moved
+        return prepare(replace(settings, tokenizer=tokenizer, cache=cache), _beside(output), progress=say)
     settings = replace(settings, source="text", paths=[], validation=list(paths), text_field=text_field)
     say("packing the text into tokens")
     packed = pack(

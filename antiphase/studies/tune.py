@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import time
@@ -14,8 +15,9 @@ from antiphase.config import Preset, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record, finite
-from antiphase.studies.compare import alone, first_passing, open_study
+from antiphase.studies.compare import check_sizes, check_study, first_passing, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.training.run_folder import only_one
 
 
 def tune(
@@ -35,8 +37,9 @@ def tune(
     Raises:
         InputError, Interrupted: as for ``compare``.
     """
-    if not learning_rates or any(rate <= 0 for rate in learning_rates):
-        raise InputError(f"--learning-rates must be numbers above 0, got {list(learning_rates)}")
+    names = {f"{rate:g}" for rate in learning_rates}  # they become folders
+    if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
+        raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
     compare = preset.compare
     jobs = []
     for rate in learning_rates:
@@ -49,10 +52,11 @@ def tune(
                 settings = replace(settings, training=replace(settings.training, learning_rate=rate))
                 jobs.append(Job(f"{arm}-rate{rate:g}-seed{seed}", arm, seed, settings))
     shown = {"run": asdict(preset.run), "compare": asdict(compare), "learning_rates": list(learning_rates)}
-    open_study(output, shown, resume=resume)
-    with alone(output):
+    check_study(output, shown, resume=resume)
+    with only_one(output):
         started = time.perf_counter()
-        prepare(jobs[0].settings.data, output / "tokens", progress=say)
+        with setting_up(output, shown):
+            check_sizes(preset, jobs, prepare(jobs[0].settings.data, output / "tokens", progress=say))
         cores = os.cpu_count() or 1
         run_jobs(jobs, output, processes=parallel_runs(jobs, compare.processes, cores), cores=cores, report=report)
         runs = [_run_row(job, output, compare.threshold) for job in jobs]

@@ -21,8 +21,12 @@ class Metric:
     unit: str
     lower_is_better: bool
     digits: int
-    factor: float = 1.0
-    """From the recorded value to the unit that is spoken of."""
+    is_share: bool = False
+    """A share from 0 to 1, spoken of in points of a hundred; it has a floor and a ceiling."""
+
+    def spoken(self, value: float) -> str:
+        """The value as it stands in a sentence, without its unit."""
+        return f"{value * (100 if self.is_share else 1):,.{self.digits}f}"
 
 
 def compare_metric(
@@ -74,20 +78,17 @@ def _sentence(metric: Metric, arm: str, baseline: str, difference: dict[str, Any
     if not seeds:
         return f"{subject}: no seed has a value in both {arm} and {baseline}."
 
-    def spoken(value: float) -> str:
-        return f"{value * metric.factor:,.{metric.digits}f}"
-
     missing = "" if seeds == total else f" ({total - seeds} of {total} seeds lack a value in one arm)"
     in_seeds = f"in {'this seed' if seeds == 1 else f'these {seeds} seeds'}{missing}"
-    if float(spoken(abs(mean)).replace(",", "")) == 0:
+    if float(metric.spoken(abs(mean)).replace(",", "")) == 0:
         text = f"{subject}: {arm} and {baseline} are level {in_seeds}"
     else:
         ahead = (mean < 0) == metric.lower_is_better
         leader, other = (arm, baseline) if ahead else (baseline, arm)
-        text = f"{subject}: {leader} is ahead of {other} by {spoken(abs(mean))} {metric.unit} {in_seeds}"
+        text = f"{subject}: {leader} is ahead of {other} by {metric.spoken(abs(mean))} {metric.unit} {in_seeds}"
     if interval is None:
         return f"{text}; one seed has no interval."
-    low, high = (spoken(value) for value in interval)
+    low, high = (metric.spoken(value) for value in interval)
     includes = interval[0] <= 0 <= interval[1]
     meaning = "which includes 0" if includes else "which excludes 0"
     return f"{text} (paired difference {arm} minus {baseline}: 95 % interval {low} to {high}, {meaning})."

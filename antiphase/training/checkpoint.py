@@ -43,8 +43,8 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     for name in (WEIGHTS, STATE):
         with open(fresh / name, "rb") as file:
             os.fsync(file.fileno())
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
+    if final.exists():  # else a stop between the two renames left the old one alone, and it is still the only whole one
+        shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
     fresh.rename(final)
     shutil.rmtree(old, ignore_errors=True)

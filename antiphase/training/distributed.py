@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -53,12 +54,21 @@ class Processes:
             dist.barrier()
 
 
+def is_first_process() -> bool:
+    """Whether this is the process that writes and speaks, before and after there is a group, too."""
+    if not dist.is_torchelastic_launched():
+        return True
+    return int(os.environ["RANK"]) == 0  # noqa: TID251 – how torchrun tells a process who it is
+
+
 @contextmanager
 def processes(device: torch.device) -> Iterator[Processes]:
     """Join the group that ``torchrun`` announces, if it did; leave it afterwards."""
     if not dist.is_torchelastic_launched():
         yield Processes(rank=0, count=1)
         return
+    if str(device) == "cuda":
+        torch.cuda.set_device(dist.get_node_local_rank())  # "cuda" is another GPU in every process of a machine
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
         yield Processes(rank=dist.get_rank(), count=dist.get_world_size())

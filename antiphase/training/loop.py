@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import signal
 import threading
@@ -65,10 +66,16 @@ def train(
         Interrupted: a signal came; ``resume`` goes on from here.
     """
     training = settings.training
+    check_settings(settings, data.tokenizer)
     device = choose_device(training.device)
     if training.threads:
         torch.set_num_threads(training.threads)
     with processes(device) as group:
+        if training.batch_size < group.count:
+            raise InputError(
+                f"training.batch_size ({training.batch_size}) leaves nothing to some of the {group.count} processes; "
+                "raise it, or start fewer processes"
+            )
         if group.is_first:
             open_run(output, settings, resume=resume)
         group.wait()
@@ -222,20 +229,31 @@ class _Run:
         self.group.wait()
 
     def _finish(self) -> Record:
-        """Write the model as Hugging Face loads it, and the record."""
-        record = Record(
-            kind="train",
-            config=finite(self.settings),
-            seeds=[self.training.seed],
-            seconds=self.progress.seconds,
-            values=run_values(self.model, self.progress, self.output, self.training),
-        )
+        """The first process writes the model as Hugging Face loads it, and the record, which all return."""
         if self.group.is_first:
             self.model.save_pretrained(self.output)
             self.data.tokenizer.save_pretrained(self.output)
-            record.save(self.output)
+            Record(
+                kind="train",
+                config=finite(self.settings),
+                seeds=[self.training.seed],
+                seconds=self.progress.seconds,
+                values=run_values(self.model, self.progress, self.output, self.training),
+            ).save(self.output)
         self.group.wait()
-        return record
+        return Record.load(self.output)
+
+
+def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    """What can be refused before anything is written or computed.
+
+    Raises:
+        InputError: sizes that do not fit, a device that is not there, an extra that is not installed.
+    """
+    model_config(settings, tokenizer)
+    choose_device(settings.training.device)
+    if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 
 
 def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> AntiphaseForCausalLM:
@@ -244,20 +262,28 @@ def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, se
     Raises:
         InputError: sizes that do not fit; the message names the field.
     """
+    model = AntiphaseForCausalLM(model_config(settings, tokenizer))
+    initialize(model, seed)
+    return model.train()
+
+
+def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseConfig:
+    """The configuration of the run's sizes for the tokenizer.
+
+    Raises:
+        InputError: sizes that do not fit; the message names the field.
+    """
     chosen = dict(vars(settings.model))
     chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
     longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
     chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
-    config = AntiphaseConfig(
+    return AntiphaseConfig(
         **chosen,
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    model = AntiphaseForCausalLM(config)
-    initialize(model, seed)
-    return model.train()
 
 
 def run_values(
@@ -312,6 +338,10 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"--device {name} is not a device; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError(f"--device {name}: this machine has no CUDA device that torch can use; use --device cpu")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):  # torch has the name, the machine lacks the device
+        raise InputError(f"--device {name}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
     return device
 
 
@@ -325,10 +355,8 @@ def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dt
 
 
 def _tensorboard(output: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'") from None
+    from torch.utils.tensorboard import SummaryWriter
+
     return SummaryWriter(str(output / "tensorboard"))
 
 

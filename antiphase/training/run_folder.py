@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,9 @@ from antiphase.records import write_atomically
 
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
+LOCK = ".lock"
+WITHOUT_EFFECT = ("training.threads", "data.cache")
+"""Settings that a resumed run may change: how many cores there are, and where the tokens lie."""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
@@ -24,21 +28,71 @@ def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     Raises:
         InputError: the folder holds something else, another run, or this run without ``--resume``.
     """
+    check_run(folder, settings, resume=resume)
     path = folder / SETTINGS
     if not path.is_file():
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(f"--output {folder} exists and holds no run of antiphase; choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         write_atomically(path, to_yaml(settings).encode())
+
+
+def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
+    """What ``open_run`` refuses; writes nothing."""
+    path = folder / SETTINGS
+    if not path.is_file():
+        if not is_free(folder):
+            raise InputError(f"--output {folder} exists and holds no run of antiphase; choose another folder")
         return
     if not resume:
         raise InputError(
             f"--output {folder} holds a run already; add --resume to go on with it, or choose another folder"
         )
-    before = load_preset(str(path)).run
-    if to_yaml(before) != to_yaml(settings):
-        names = ", ".join(differing(before, settings))
-        raise InputError(f"--output {folder} holds a run with other settings ({names}); choose another folder")
+    names = [name for name in differing(load_preset(str(path)).run, settings) if name not in WITHOUT_EFFECT]
+    if names:
+        raise InputError(
+            f"--output {folder} holds a run with other settings ({', '.join(names)}); choose another folder"
+        )
+
+
+def is_free(folder: Path) -> bool:
+    """Whether a run or study may begin here: there is nothing, or what one left behind that was killed at once."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and all(
+        path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in folder.iterdir()
+    )
+
+
+def make_folder(folder: Path) -> bool:
+    """Make the folder of ``--output``; False where it is there already.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        if folder.is_dir():
+            return False
+        raise InputError(f"--output {folder} cannot be made ({error.strerror}); choose another folder") from None
+    return True
+
+
+@contextmanager
+def undone_if_refused(folder: Path) -> Iterator[None]:
+    """Take away what appears in the folder, if what a person gave is refused: the corrected command starts afresh."""
+    before = set(folder.iterdir()) if folder.is_dir() else None
+    try:
+        yield
+    except InputError:
+        if before is None:
+            shutil.rmtree(folder, ignore_errors=True)
+        elif folder.is_dir():
+            for path in set(folder.iterdir()) - before:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
+        raise
 
 
 def differing(first: Any, second: Any, path: str = "") -> list[str]:
@@ -54,12 +108,13 @@ def differing(first: Any, second: Any, path: str = "") -> list[str]:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process.
+    """Hold the folder for this process; make it if it is missing, and take it away if nothing was put into it.
 
     Raises:
-        InputError: another process works in it.
+        InputError: another process works in it, or it cannot be made.
     """
-    lock = FileLock(folder / ".lock")
+    made = make_folder(folder)
+    lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -70,6 +125,21 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+        if made and not any(path.name != LOCK for path in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process works in the folder."""
+    if not (folder / LOCK).is_file():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
 
 
 class MetricsLog:
@@ -91,7 +161,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line.endswith("}"):
-            lines.append(json.loads(line))
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(found, dict):
+            lines.append(found)
     return lines

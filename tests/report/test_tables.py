@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import tables
+from antiphase.report import tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
@@ -90,7 +90,7 @@ def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
     table = tables.allocation(comparison)
     assert table is not None
     measures = [row[-8] for row in table.rows]
-    assert measures == ["share of Σ|A|", "signed sum"] * (len(measures) // 2)
+    assert measures == ["share", "signed"] * (len(measures) // 2)
     means = [row["spans"]["answer"]["share"] for row in comparison.values["allocation"]
              if (row["arm"], row["trained"], row["layer"]) == ("softmax", True, "all")]  # fmt: skip
     assert table.rows[0][-7] == f"{100 * statistics.fmean(means):.1f} %"
@@ -107,7 +107,7 @@ def test_long_curves_are_shortened_and_say_so(comparison: Record) -> None:
 def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) -> None:
     for record in (comparison, awkward):
         output = io.StringIO()
-        tables.print_summary(record, Console(file=output, width=300))
+        terminal.print_summary(record, Console(file=output, width=300))
         text = output.getvalue()
         for table in tables.main_tables(record):
             assert all(cell in text for row in table.text() for cell in row)
@@ -128,7 +128,7 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
 )
 def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
     output = io.StringIO()
-    tables.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
+    terminal.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
     assert math.isfinite(len(output.getvalue()))
     if kind == "probe" and values:
         assert "a.b" in output.getvalue()

@@ -1,0 +1,112 @@
+"""What all tests share: where the golden files lie, and one thread so that results repeat."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import antiphase
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> None:
+    """Every test starts from the same random state, whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder with text and golden tensors beside the checkout; tests that need it skip where it is absent."""
+    folder = ROOT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("the folder ../shared with golden tensors and text is absent")
+    return folder
+
+
+@pytest.fixture
+def tiny_config() -> Callable[..., Any]:
+    """A factory of small configurations: ``tiny_config("softmax", num_hidden_layers=1)``."""
+
+    def build(attention_type: str = "differential", **fields: Any) -> Any:
+        sizes = {
+            "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
+            "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 96, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2,
+        }  # fmt: skip
+        return antiphase.AntiphaseConfig(attention_type=attention_type, **{**sizes, **fields})
+
+    return build
+
+
+@pytest.fixture
+def tiny_model(tiny_config: Callable[..., Any]) -> Callable[..., Any]:
+    """A factory of small models in evaluation mode, every parameter random and large enough to matter."""
+
+    def build(attention_type: str = "differential", *, kind: Any = None, **fields: Any) -> Any:
+        model = (kind or antiphase.AntiphaseForCausalLM)(tiny_config(attention_type, **fields)).eval()
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.normal_(0.0, 0.3, generator=generator)
+                if "norm" in name:
+                    parameter += 1.0
+        return model
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_preset_text() -> str:
+    """A preset of two narrow layers and twenty steps that trains within a second."""
+    return TINY_PRESET
+
+
+@pytest.fixture
+def tiny_preset(tmp_path: Path, tiny_preset_text: str) -> Path:
+    """The same as a file."""
+    path = tmp_path / "tiny.yaml"
+    path.write_text(tiny_preset_text, encoding="utf-8")
+    return path
+
+
+TINY_PRESET = """\
+model: {hidden_size: 16, num_hidden_layers: 2, intermediate_size: 24, num_attention_heads: 4}
+data: {sequence_length: 25, needles: 3, queries: 2, keys: 7, numbers: 9, fillers: 11, vocabulary_size: 300}
+training:
+  steps: 20
+  batch_size: 6
+  learning_rate: 1e-2
+  warmup_steps: 3
+  precision: float32
+  log_every: 1
+  evaluate_every: 5
+  checkpoint_every: 5
+  device: cpu
+  threads: 1
+evaluation: {samples: 4, depths: [0.0, 1.0], validation_sequences: 8, curve_samples: 8}
+compare: {seeds: [0, 1], processes: 2}
+"""
+
+
+@pytest.fixture(scope="session")
+def generated_text() -> str:
+    """Sentences of made-up words, always the same."""
+    draw = random.Random(7)
+    words = ["".join(draw.choices("abdeilmnorstu", k=draw.randint(1, 7))) for _ in range(150)]
+    sentences = [" ".join(draw.choices(words, k=draw.randint(3, 11))).capitalize() + "." for _ in range(900)]
+    return " ".join(sentences)
+
+
+@pytest.fixture(scope="session")
+def text_tokenizer(generated_text: str) -> Any:
+    """A small byte-level BPE tokenizer of that text, in which every digit is a token."""
+    from antiphase.data.tokenization import train_tokenizer
+
+    return train_tokenizer([generated_text], 400)

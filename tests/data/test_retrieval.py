@@ -1,0 +1,322 @@
+"""Retrieval sequences: every token in one part, values that differ, questions drawn anew, needles where they belong."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy
+import pytest
+import torch
+
+from antiphase.data.retrieval import (
+    CITIES,
+    IGNORED_LABEL,
+    NUMBER_DIGITS,
+    SPANS,
+    RetrievalTask,
+    SymbolLanguage,
+    TextLanguage,
+    distinct,
+)
+from antiphase.errors import InputError
+from antiphase.randomness import keyed_generator
+
+KEYS, NUMBERS, FILLERS = 9, 11, 5
+SYMBOLS = SymbolLanguage(KEYS, NUMBERS, FILLERS)
+
+
+def is_key(ids: torch.Tensor) -> torch.Tensor:
+    return (ids >= 2) & (ids < 2 + KEYS)
+
+
+def is_number(ids: torch.Tensor) -> torch.Tensor:
+    return (ids >= 2 + KEYS) & (ids < 2 + KEYS + NUMBERS)
+
+
+def symbol_task(needles: int = 4, queries: int = 3, sequence_length: int = 37) -> RetrievalTask:
+    return RetrievalTask(SYMBOLS, needles=needles, queries=queries, sequence_length=sequence_length)
+
+
+@pytest.fixture(scope="module")
+def text_language(text_tokenizer, generated_text):
+    tokens = numpy.array(text_tokenizer.encode(generated_text), dtype=numpy.uint16)
+    return TextLanguage(text_tokenizer, tokens)
+
+
+@pytest.fixture(params=["symbols", "text"])
+def task(request):
+    if request.param == "symbols":
+        return symbol_task()
+    language = request.getfixturevalue("text_language")
+    return RetrievalTask(language, needles=4, queries=3, sequence_length=333)
+
+
+def answers_of(batch) -> list[list[list[int]]]:
+    """Token ids of each answer, [row][question]."""
+    return [
+        [[int(ids[place]) for place in question if place >= 0] for question in questions]
+        for ids, questions in zip(batch.input_ids, batch.answer_positions.tolist(), strict=True)
+    ]
+
+
+# ------------------------------------------------------------------------------------------ parts
+
+
+def test_the_parts_share_out_the_prompt_and_nothing_after_it(task):
+    batch = task.sample(50, keyed_generator(1))
+    assert batch.input_ids.shape == (50, task.sequence_length)
+    assert batch.spans.keys() == set(SPANS)
+    parts = torch.stack([batch.spans[name] for name in SPANS]).sum(0)
+    places = torch.arange(task.sequence_length)
+    assert torch.equal(parts, (places <= batch.prompt_end[:, None]).long())
+    assert torch.equal(batch.spans["first_token"].sum(1), torch.ones(50, dtype=torch.int64))
+    assert batch.spans["first_token"][:, 0].all()
+    assert batch.spans["question"].gather(1, batch.prompt_end[:, None]).all()
+    assert torch.equal(batch.answer_positions[:, 0, 0], batch.prompt_end + 1)
+
+
+def test_symbols_stand_where_their_part_says():
+    batch = symbol_task().sample(100, keyed_generator(2))
+    ids, spans = batch.input_ids, batch.spans
+    assert (ids[:, 0] == 1).all()
+    assert (ids[spans["filler"]] >= 2 + KEYS + NUMBERS).all()
+    assert is_key(ids[spans["question"]]).all()
+    needles = spans["answer"] | spans["other_needles"]
+    assert (is_key(ids[needles]) | is_number(ids[needles])).all()
+    assert torch.equal(needles.sum(1), torch.full((100,), 8))
+    assert torch.equal(spans["answer"].sum(1), torch.full((100,), 2))
+    assert not spans["instruction"].any()
+
+
+def test_the_asked_needle_holds_the_question_and_its_answer(task):
+    batch = task.sample(40, keyed_generator(3))
+    answers = answers_of(batch)
+    for row in range(40):
+        question = batch.input_ids[row][batch.spans["question"][row]].tolist()
+        needle = batch.input_ids[row][batch.spans["answer"][row]].tolist()
+        assert needle == [*question, *answers[row][0], *task.language.ending()]
+
+
+def test_every_question_has_the_answer_that_the_context_gives():
+    batch = symbol_task(needles=5, queries=6, sequence_length=60).sample(60, keyed_generator(4))
+    for ids, end, questions in zip(batch.input_ids, batch.prompt_end, batch.answer_positions[..., 0], strict=True):
+        context = ids[:end].tolist()
+        facts = {a: b for a, b in pairwise(context) if is_key(torch.tensor(a))}
+        assert len(facts) == 5
+        for place in questions.tolist():
+            assert facts[int(ids[place - 1])] == int(ids[place])
+
+
+def test_a_text_sequence_reads_as_meant(text_language, text_tokenizer):
+    task = RetrievalTask(text_language, needles=3, queries=2, sequence_length=260)
+    batch = task.sample(20, keyed_generator(5))
+    assert batch.answer_positions.shape == (20, 2, 1 + NUMBER_DIGITS)  # a space and four digits
+    for row, ids in enumerate(batch.input_ids):
+        assert ids[0] == text_tokenizer.bos_token_id
+        text = text_tokenizer.decode(ids[1:])
+        assert text.startswith("Remember the number of every city in this text.\n\n")
+        facts = dict(part.split(" is ", 1) for part in text.split(" The number of ")[1:4])
+        facts = {city: number[:NUMBER_DIGITS] for city, number in facts.items()}
+        assert set(facts) <= set(CITIES)
+        assert len(set(facts.values())) == 3
+        asked = [part.split(" is ") for part in text.split(" The number of ")[-2:]]
+        for city, number in asked:
+            assert number == facts[city] + "."
+        first = text_tokenizer.decode(answers_of(batch)[row][0])
+        assert first == f" {facts[asked[0][0]]}"
+
+
+def test_text_needles_stand_between_sentences(text_language, text_tokenizer):
+    task = RetrievalTask(text_language, needles=3, queries=1, sequence_length=260)
+    batch = task.sample(20, keyed_generator(6))
+    needles, filler = batch.spans["answer"] | batch.spans["other_needles"], batch.spans["filler"]
+    between = 0
+    for row, ids in enumerate(batch.input_ids):
+        room = int(filler[row].sum())
+        for place in (needles[row, 1:] & filler[row, :-1]).nonzero().flatten().tolist():  # the filler before a needle
+            if int(filler[row, : place + 1].sum()) < room:
+                between += 1
+                assert text_tokenizer.decode(ids[place : place + 1]).endswith(".")
+    assert between > 20
+
+
+# ------------------------------------------------------------------------------------------ what is random
+
+
+def test_keys_and_values_of_a_sequence_differ():
+    task = symbol_task(needles=9, queries=1, sequence_length=40)
+    batch = task.sample(60, keyed_generator(7))
+    for ids, end in zip(batch.input_ids, batch.prompt_end, strict=True):
+        context = ids[:end]
+        assert len(set(context[is_key(context)].tolist())) == 9
+        assert len(set(context[is_number(context)].tolist())) == 9
+
+
+@pytest.mark.parametrize(("count", "limit"), [(1, 1), (3, 3), (4, 11), (8, 1000), (5, 20)])
+def test_distinct_draws_each_value_equally_often(count, limit):
+    drawn = distinct(4000, count, limit, keyed_generator(8))
+    assert drawn.shape == (4000, count)
+    assert ((drawn >= 0) & (drawn < limit)).all()
+    ordered = drawn.sort(1).values
+    assert (ordered[:, 1:] > ordered[:, :-1]).all()
+    if limit < 20:
+        shares = torch.bincount(drawn.flatten(), minlength=limit) / drawn.numel()
+        assert (shares - 1 / limit).abs().max() < 0.02
+        first = torch.bincount(drawn[:, 0], minlength=limit) / 4000
+        assert (first - 1 / limit).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("needles", [2, 3, 8])
+def test_questions_are_drawn_with_replacement(needles):
+    task = symbol_task(needles=needles, queries=2, sequence_length=40)
+    batch = task.sample(3000, keyed_generator(9))
+    keys = batch.input_ids.gather(1, batch.answer_positions[:, :, 0] - 1)
+    repeated = (keys[:, 0] == keys[:, 1]).float().mean().item()
+    assert repeated == pytest.approx(1 / needles, abs=4 * (0.25 / 3000) ** 0.5)
+
+
+def test_without_a_depth_the_asked_needle_has_any_rank_and_place():
+    task = symbol_task(needles=4, queries=1, sequence_length=60)
+    batch = task.sample(2000, keyed_generator(10))
+    before = (torch.cumsum(batch.spans["other_needles"], 1) * batch.spans["answer"]).amax(1) // 2
+    shares = torch.bincount(before, minlength=4) / 2000
+    assert (shares - 0.25).abs().max() < 0.05
+    start = batch.spans["answer"].float().argmax(1)
+    assert (start - 1 < 15).float().mean().item() == pytest.approx(0.25, abs=0.06)
+
+
+def test_equal_generators_give_equal_sequences_and_others_do_not(task):
+    first, again, other = (task.sample(5, keyed_generator(seed)) for seed in (11, 11, 12))
+    assert torch.equal(first.input_ids, again.input_ids)
+    assert torch.equal(first.answer_positions, again.answer_positions)
+    assert all(torch.equal(first.spans[name], again.spans[name]) for name in SPANS)
+    assert not torch.equal(first.input_ids, other.input_ids)
+
+
+# ------------------------------------------------------------------------------------------ depth
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.1, 0.25, 0.5, 0.8, 1.0])
+def test_the_asked_needle_stands_at_the_depth(depth):
+    task = symbol_task(needles=4, queries=2, sequence_length=101)
+    batch = task.sample(50, keyed_generator(13), depth=depth)
+    filler = batch.spans["filler"]
+    room = int(filler[0].sum())
+    start = batch.spans["answer"].float().argmax(1)
+    before = torch.stack([filler[row, : start[row]].sum() for row in range(50)])
+    assert (before - depth * room).abs().max() <= 0.5
+    if depth == 0:
+        assert (start == 1).all()
+    if depth == 1:
+        assert torch.equal(start + 2, batch.prompt_end)  # nothing between it and the question
+
+
+@pytest.mark.parametrize("depth", [0.0, 0.5, 1.0])
+def test_a_text_needle_stands_at_the_sentence_end_nearest_to_the_depth(text_language, depth):
+    task = RetrievalTask(text_language, needles=3, queries=1, sequence_length=400)
+    batch = task.sample(20, keyed_generator(14), depth=depth)
+    filler, start = batch.spans["filler"], batch.spans["answer"].float().argmax(1)
+    others = batch.spans["other_needles"]
+    for row in range(20):
+        before, room = int(filler[row, : start[row]].sum()), int(filler[row].sum())
+        assert abs(before - depth * room) <= 15  # half a sentence
+        if depth == 0:
+            assert not filler[row, : start[row]].any()
+            assert not others[row, : start[row]].any()
+        if depth == 1:
+            assert not filler[row, start[row] :].any()
+            assert not others[row, start[row] :].any()
+
+
+@pytest.mark.parametrize("depth", [-0.1, 1.01, float("nan")])
+def test_a_depth_outside_the_haystack_is_refused(depth):
+    with pytest.raises(InputError, match="depth"):
+        symbol_task().sample(1, keyed_generator(0), depth=depth)
+
+
+# ------------------------------------------------------------------------------------------ labels
+
+
+def test_labels_are_the_answers_and_nothing_else(task):
+    batch = task.sample(30, keyed_generator(15))
+    labels = batch.labels()
+    counted = labels != IGNORED_LABEL
+    assert torch.equal(labels[counted], batch.input_ids[counted])
+    for row, questions in enumerate(batch.answer_positions.tolist()):
+        places = {place for question in questions for place in question if place >= 0}
+        assert set(counted[row].nonzero().flatten().tolist()) == places
+
+
+def test_answers_of_unequal_length_are_filled_up_with_no_position():
+    class Uneven(SymbolLanguage):
+        def answer(self, value: int) -> list[int]:
+            return super().answer(value) * (1 + value % 3)
+
+        def ending(self) -> list[int]:
+            return [1]
+
+    task = RetrievalTask(Uneven(KEYS, NUMBERS, FILLERS), needles=3, queries=4, sequence_length=60)
+    batch = task.sample(30, keyed_generator(16))
+    assert batch.answer_positions.shape[2] == 3
+    labels = batch.labels()
+    for row, questions in enumerate(answers_of(batch)):
+        assert all(len(answer) == 1 + (answer[0] - 2 - KEYS) % 3 for answer in questions)
+        assert int((labels[row] != IGNORED_LABEL).sum()) == sum(map(len, questions))
+        assert labels[row, -1] == IGNORED_LABEL  # position -1 is no place, not the last one
+
+
+# ------------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("sizes", "names"),
+    [
+        ({"needles": 10}, ["data.needles (10)", "9 different keys"]),
+        ({"needles": 0}, ["data.needles", "at least 1", "0"]),
+        ({"queries": 0}, ["data.queries", "at least 1", "0"]),
+    ],
+)
+def test_sizes_that_no_sequence_can_have_are_refused_by_name(sizes, names):
+    with pytest.raises(InputError) as caught:
+        symbol_task(**sizes)
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_more_needles_than_values_are_refused_by_name():
+    with pytest.raises(InputError, match=r"data\.needles \(5\) is more than the 4 different values"):
+        RetrievalTask(SymbolLanguage(9, 4, 5), needles=5, queries=1, sequence_length=40)
+
+
+def test_a_sequence_too_short_for_its_needles_is_refused_with_the_length_it_takes():
+    taken = 1 + 4 * 2 + 3 * 2
+    full = symbol_task(sequence_length=taken).sample(3, keyed_generator(17))
+    assert not full.spans["filler"].any()
+    with pytest.raises(InputError, match=rf"data\.sequence_length \({taken - 1}\).*{taken} tokens"):
+        symbol_task(sequence_length=taken - 1).sample(1, keyed_generator(17))
+
+
+def test_too_little_text_for_the_filler_is_refused_with_the_remedy(text_tokenizer):
+    language = TextLanguage(text_tokenizer, numpy.arange(20, dtype=numpy.uint16))
+    task = RetrievalTask(language, needles=1, queries=1, sequence_length=200)
+    with pytest.raises(InputError, match=r"20 tokens, fewer than .*--validation.*data\.sequence_length"):
+        task.sample(1, keyed_generator(18))
+
+
+def test_filler_is_a_stretch_of_the_text_as_it_stands(text_language, text_tokenizer, generated_text):
+    tokens = text_tokenizer.encode(generated_text)
+    joined = ",".join(map(str, tokens)) + ","
+    task = RetrievalTask(text_language, needles=2, queries=1, sequence_length=200)
+    batch = task.sample(10, keyed_generator(19))
+    for row in range(10):
+        filler = batch.input_ids[row][batch.spans["filler"][row]].tolist()
+        assert ",".join(map(str, filler)) + "," in joined
+
+
+def test_symbol_words_are_one_for_each_token_id():
+    words = SYMBOLS.words
+    assert len(words) == len(set(words)) == 2 + KEYS + NUMBERS + FILLERS
+    assert words[SYMBOLS.question(3)[0]] == "key3"
+    assert words[SYMBOLS.answer(7)[0]] == "n7"
+    ids, cuts = SYMBOLS.filler(50, keyed_generator(20))
+    assert all(words[index].startswith("w") for index in ids)
+    assert cuts == list(range(51))

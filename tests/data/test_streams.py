@@ -1,0 +1,150 @@
+"""Training batches depend on seed and step alone, show every block once an epoch, and never show what is held out."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+
+from antiphase.config import DataSettings
+from antiphase.data.packing import PackedTokens
+from antiphase.data.prepare import PreparedData, symbol_tokenizer
+from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage
+from antiphase.data.streams import SyntheticStream, TextStream
+
+LENGTH = 29
+SYMBOLS = SymbolLanguage(9, 11, 5)
+TASK = RetrievalTask(SYMBOLS, needles=3, queries=2, sequence_length=LENGTH)
+
+
+def synthetic(*, batch_size: int = 8, needle_share: float = 0.5, seed: int = 0) -> SyntheticStream:
+    return SyntheticStream(TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training"))
+
+
+def text(*, blocks: int = 13, batch_size: int = 4, needle_share: float = 0.0, seed: int = 0) -> TextStream:
+    """Block i is i at every place; a rest at the end belongs to no block."""
+    tokens = numpy.repeat(numpy.arange(blocks + 1, dtype=numpy.uint16) + 100, LENGTH)[: blocks * LENGTH + 3]
+    return TextStream(
+        PackedTokens(tokens, LENGTH), TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training")
+    )
+
+
+@pytest.mark.parametrize("make", [synthetic, text, lambda **k: text(needle_share=0.5, **k)])
+def test_a_batch_is_a_pure_function_of_seed_and_step(make):
+    stream = make()
+    forwards = [stream.batch(step) for step in range(12)]
+    fresh = make()
+    for step in (11, 3, 7, 3, 0):  # any order, after any other
+        batch = fresh.batch(step)
+        assert torch.equal(batch.input_ids, forwards[step].input_ids)
+        assert torch.equal(batch.labels, forwards[step].labels)
+    assert not torch.equal(forwards[0].input_ids, forwards[1].input_ids)
+    assert not torch.equal(make(seed=1).batch(0).input_ids, forwards[0].input_ids)
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.0, 0), (0.25, 2), (0.5, 4), (1.0, 8)])
+def test_the_share_of_retrieval_sequences_is_kept(share, rows):
+    batch = synthetic(needle_share=share).batch(0)
+    assert batch.input_ids.shape == batch.labels.shape == (8, LENGTH)
+    assert batch.input_ids.dtype == torch.int64
+    answers = (batch.labels != IGNORED_LABEL).sum(1)
+    assert answers.tolist() == [2] * rows + [14] * (8 - rows)
+    mixed = text(batch_size=8, needle_share=share).batch(0)
+    assert ((mixed.input_ids < 100).all(1).sum() == rows).item()
+
+
+def test_of_a_repeated_sequence_the_second_time_counts():
+    batch = synthetic(needle_share=0.0).batch(5)
+    half = (LENGTH - 1 + 1) // 2
+    assert (batch.input_ids[:, 0] == SYMBOLS.opening()[0]).all()
+    assert torch.equal(batch.input_ids[:, 1 + half :], batch.input_ids[:, 1 : LENGTH - half])
+    assert (batch.labels[:, : 1 + half] == IGNORED_LABEL).all()
+    assert torch.equal(batch.labels[:, 1 + half :], batch.input_ids[:, 1 + half :])
+    body = batch.input_ids[:, 1:]
+    assert ((body >= 2) & (body < len(SYMBOLS.words))).all()  # no padding or end inside
+
+
+def test_of_a_synthetic_retrieval_sequence_the_answers_count():
+    batch = synthetic(needle_share=1.0).batch(2)
+    counted = batch.labels != IGNORED_LABEL
+    assert torch.equal(batch.labels[counted], batch.input_ids[counted])
+    assert ((batch.labels[counted] >= 11) & (batch.labels[counted] < 22)).all()  # numbers
+
+
+def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
+    stream = text(blocks=13, batch_size=4)
+    shown = torch.cat([stream.batch(step).input_ids[:, 0] for step in range(39 // 4 + 1)]).tolist()
+    epochs = [shown[start : start + 13] for start in (0, 13, 26)]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(100, 113))
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    for row in stream.batch(0).input_ids:
+        assert (row == row[0]).all()  # whole blocks
+
+
+def test_all_of_a_text_batch_counts_in_the_loss():
+    batch = text(needle_share=0.5).batch(1)
+    assert torch.equal(batch.labels, batch.input_ids)
+
+
+# ------------------------------------------------------------------------------------------ held-out text
+
+
+@pytest.fixture
+def prepared(text_tokenizer, generated_text) -> PreparedData:
+    """The first half of the text for training, with a mark at every other token that validation lacks."""
+    tokens = numpy.array(text_tokenizer.encode(generated_text), dtype=numpy.uint16)
+    training, validation = tokens[: len(tokens) // 2].copy(), tokens[len(tokens) // 2 :].copy()
+    training[::2] = text_tokenizer.pad_token_id
+    settings = DataSettings(source="text", sequence_length=300, needles=2, queries=1, needle_share=0.5)
+    return PreparedData(settings, text_tokenizer, PackedTokens(training, 300), PackedTokens(validation, 300))
+
+
+def test_filler_of_the_evaluation_is_held_out_and_that_of_training_is_not(prepared):
+    mark = prepared.tokenizer.pad_token_id
+    evaluation = prepared.task().sample(20, torch.Generator().manual_seed(1))
+    assert not (evaluation.input_ids == mark).any()
+    assert not (prepared.validation(5).input_ids == mark).any()
+    stream = prepared.stream(batch_size=4, seed=0)
+    for step in range(5):
+        rows = stream.batch(step).input_ids
+        assert ((rows == mark).sum(1) > 50).all()  # of blocks and of retrieval sequences
+
+
+def test_validation_is_blocks_spread_over_the_held_out_text(prepared):
+    held_out = prepared.validation_text
+    assert len(held_out) > 6
+    for count in (1, 3, len(held_out), len(held_out) + 5):
+        batch = prepared.validation(count)
+        expected = min(count, len(held_out))
+        assert batch.input_ids.shape == (expected, 300)
+        assert torch.equal(batch.labels, batch.input_ids)
+        assert len({tuple(row.tolist()) for row in batch.input_ids}) == expected
+    assert torch.equal(prepared.validation(2).input_ids[1], held_out.block(len(held_out) // 2))
+
+
+def test_synthetic_validation_is_not_a_training_batch():
+    settings = DataSettings(
+        source="synthetic", sequence_length=LENGTH, needles=3, queries=2, keys=9, numbers=11, fillers=5
+    )
+    data = PreparedData(settings, symbol_tokenizer(SYMBOLS), None, None)
+    validation = data.validation(4)
+    assert torch.equal(validation.input_ids, data.validation(4).input_ids)
+    for seed in range(3):
+        assert not torch.equal(data.stream(batch_size=4, seed=seed).batch(0).input_ids, validation.input_ids)
+
+
+def test_the_task_takes_other_sizes_than_those_of_training(prepared):
+    assert isinstance(prepared.task().language, TextLanguage)
+    task = prepared.task(needles=3, queries=2, sequence_length=250)
+    assert (task.needles, task.queries, task.sequence_length) == (3, 2, 250)
+    plain = prepared.task()
+    assert (plain.needles, plain.queries, plain.sequence_length) == (2, 1, 300)
+
+
+def test_the_tokenizer_of_symbols_reads_and_writes_every_word():
+    tokenizer = symbol_tokenizer(SYMBOLS)
+    assert len(tokenizer) == len(SYMBOLS.words)
+    assert tokenizer(" ".join(SYMBOLS.words))["input_ids"] == list(range(len(SYMBOLS.words)))
+    assert tokenizer.decode(list(range(len(SYMBOLS.words)))).split() == SYMBOLS.words
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)

@@ -1,0 +1,118 @@
+"""Losses and predictions equal the model's own, whatever the batching, for models of any maker."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from antiphase.data.streams import Batch
+from antiphase.evals import scoring
+from antiphase.evals.perplexity import perplexity
+from antiphase.evals.scoring import greedy_predictions, negative_log_likelihoods
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+MODELS: dict[str, Any] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+    # squeezes its logits after the head
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=2.0, attn_implementation="eager")
+    ),
+}
+
+
+@pytest.fixture(params=["softmax", "differential", *MODELS])
+def model(request, tiny_model):
+    if request.param not in MODELS:
+        return tiny_model(request.param)
+    found = MODELS[request.param]().eval()
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return found
+
+
+def labelled(rows: int = 5, length: int = 17) -> tuple[torch.Tensor, torch.Tensor]:
+    ids = torch.randint(3, 61, (rows, length))
+    return ids, ids.masked_fill(torch.rand(rows, length) < 0.4, -100)
+
+
+def test_perplexity_equals_the_loss_of_the_model_itself(model):
+    ids, labels = labelled()
+    found = perplexity(model, Batch(ids, labels))
+    expected = model(ids, labels=labels).loss.item()
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    assert found["tokens"] == (labels[:, 1:] != -100).sum()
+
+
+def test_likelihoods_come_in_the_order_of_rows_and_positions(model):
+    ids, labels = labelled()
+    logits = model(ids).logits[:, :-1]
+    each = cross_entropy(logits.transpose(1, 2), labels[:, 1:], reduction="none")
+    found = negative_log_likelihoods(model, ids, labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, each[labels[:, 1:] != -100].float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 40, 10**6])
+def test_batching_changes_no_figure(tiny_model, monkeypatch, tokens):
+    model, (ids, labels) = tiny_model(), labelled()
+    positions = torch.tensor([[1, 16, -1], [3, 4, 5], [-1, -1, -1], [16, 2, 9], [7, 7, 8]])
+    likelihoods = negative_log_likelihoods(model, ids, labels)
+    predictions = greedy_predictions(model, ids, positions)
+    monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", tokens)
+    torch.testing.assert_close(negative_log_likelihoods(model, ids, labels), likelihoods, rtol=1e-5, atol=1e-5)
+    assert torch.equal(greedy_predictions(model, ids, positions), predictions)
+
+
+def test_a_prediction_is_the_first_choice_given_all_before_it(model):
+    ids, _ = labelled()
+    positions = torch.tensor([[1, 16, -1], [3, 4, 5], [-1, -1, -1], [16, 2, 9], [7, 7, 8]])
+    choices = model(ids).logits.argmax(-1)
+    found = greedy_predictions(model, ids, positions)
+    for row in range(5):
+        for place, token in zip(positions[row].tolist(), found[row].tolist(), strict=True):
+            assert token == (-1 if place < 0 else choices[row, place - 1])
+    later = ids.clone()
+    later[:, 10:] = 5  # nothing after a position matters
+    early = positions.clamp(max=9)
+    assert torch.equal(greedy_predictions(model, later, early), greedy_predictions(model, ids, early))
+
+
+def test_nothing_is_predicted_at_the_first_token(tiny_model):
+    ids, _ = labelled(2)
+    assert greedy_predictions(tiny_model(), ids, torch.tensor([[0], [-1]])).tolist() == [[-1], [-1]]
+    only_first = torch.full_like(ids, -100)
+    only_first[:, 0] = ids[:, 0]
+    assert negative_log_likelihoods(tiny_model(), ids, only_first).numel() == 0
+
+
+def test_no_gradient_is_recorded(tiny_model):
+    ids, labels = labelled(2)
+    assert not negative_log_likelihoods(tiny_model(), ids, labels).requires_grad
+
+
+def test_an_untrained_model_has_about_the_perplexity_of_guessing(tiny_config):
+    import antiphase
+
+    ids = torch.randint(3, 61, (4, 30))
+    found = perplexity(antiphase.AntiphaseForCausalLM(tiny_config()).eval(), Batch(ids, ids))
+    assert found["perplexity"] == pytest.approx(61, rel=0.1)
+    assert found["tokens"] == 4 * 29
+
+
+def test_a_hopeless_model_has_a_finite_perplexity(tiny_model):
+    model = tiny_model("softmax")
+    with torch.no_grad():
+        model.lm_head.weight *= 1e4
+    ids = torch.randint(3, 61, (2, 9))
+    found = perplexity(model, Batch(ids, ids))
+    assert found["loss"] > 700
+    assert math.isfinite(found["perplexity"])

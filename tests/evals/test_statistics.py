@@ -1,0 +1,61 @@
+"""Intervals against published values, scipy and their own meaning: how often they hold the truth."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+from scipy import stats
+
+from antiphase.evals.statistics import mean_interval, wilson_interval
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [
+        # Newcombe (1998), Statistics in Medicine 17, table I, method 3
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ],
+)
+def test_wilson_equals_published_values(successes, trials, low, high):
+    assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=6e-5)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (3, 7), (250, 2000), (2000, 2000)])
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_wilson_solves_its_quadratic_and_stays_in_bounds(successes, trials, confidence):
+    z = stats.norm.ppf((1 + confidence) / 2)
+    share, low, high = successes / trials, *wilson_interval(successes, trials, confidence)
+    for edge in (low, high):
+        assert (share - edge) ** 2 == pytest.approx(z**2 * edge * (1 - edge) / trials, abs=1e-9)
+    assert 0 <= low <= share <= high <= 1
+    assert isinstance(low, float)
+
+
+def test_without_trials_nothing_is_known():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_wilson_holds_the_truth_about_as_often_as_it_says():
+    drawn = numpy.random.default_rng(0).binomial(50, 0.3, 2000)
+    held = [low <= 0.3 <= high for low, high in (wilson_interval(int(count), 50) for count in drawn)]
+    assert sum(held) / 2000 == pytest.approx(0.95, abs=0.02)
+
+
+def test_student_equals_scipy_and_the_table():
+    values = [0.31, -0.2, 0.55, 0.1, 0.48]
+    expected = stats.t.interval(0.95, 4, loc=numpy.mean(values), scale=stats.sem(values))
+    assert mean_interval(values) == pytest.approx(expected, rel=1e-12)
+    # t(0.975, 4) = 2.776, t(0.95, 1) = 6.314
+    assert mean_interval([1.0, 2, 3, 4, 5])[1] - 3 == pytest.approx(2.776 * math.sqrt(0.5), abs=1e-3)
+    assert mean_interval([0.0, 2.0], 0.9) == pytest.approx((1 - 6.314, 1 + 6.314), abs=1e-3)
+
+
+def test_student_of_equal_values_has_no_width_and_of_one_value_none():
+    assert mean_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
+    assert mean_interval([0.5]) is None
+    assert mean_interval([]) is None

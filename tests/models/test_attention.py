@@ -1,0 +1,300 @@
+"""The attention layers are those of the paper, of Llama, of DiffLlama and of the official differential code."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from antiphase.models.attention import ATTENTION_LAYERS, Attention, lambda_init
+
+# ------------------------------------------------------------------------------------------ λ
+
+
+def test_lambda_init_follows_the_schedule_of_the_paper():
+    # 0.8 - 0.6·exp(-0.3·(l - 1)) for l = 1, 2, 3, 12, 28; computed by hand
+    expected = {1: 0.2, 2: 0.3555091, 3: 0.4707130, 12: 0.7778699, 28: 0.7998179}
+    for layer, value in expected.items():
+        assert lambda_init(layer - 1) == pytest.approx(value, abs=1e-6)
+
+
+def test_each_layer_of_a_model_has_the_lambda_init_of_its_depth(tiny_model):
+    model = tiny_model()
+    found = [layer.self_attn.lambda_init for layer in model.model.layers]
+    assert found == pytest.approx([0.2, 0.3555091, 0.4707130], abs=1e-6)
+
+
+def test_lambda_is_a_difference_of_exponentials_of_dot_products(tiny_config):
+    layer = ATTENTION_LAYERS["differential"](tiny_config(), 1)
+    assert layer.lam().item() == pytest.approx(lambda_init(1))  # vectors of zeros
+    with torch.no_grad():
+        for index, name in enumerate(("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")):
+            getattr(layer, name).copy_(torch.arange(6.0) / 10 - 0.1 * index)
+    first = math.exp(sum(a / 10 * (a / 10 - 0.1) for a in range(6)))
+    second = math.exp(sum((a / 10 - 0.2) * (a / 10 - 0.3) for a in range(6)))
+    assert layer.lam().item() == pytest.approx(first - second + lambda_init(1), rel=1e-6)
+    assert layer.lam().shape == ()
+
+
+def test_lambda_stays_fp32_under_autocast_and_in_half_precision(tiny_config):
+    layer = ATTENTION_LAYERS["differential"](tiny_config(), 0)
+    torch.nn.init.normal_(layer.lambda_q1)
+    torch.nn.init.normal_(layer.lambda_k1)
+    expected = layer.lam()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.lam().dtype == torch.float32
+        assert torch.equal(layer.lam(), expected)
+    assert layer.to(torch.bfloat16).lam().dtype == torch.float32
+
+
+# ------------------------------------------------------------------------------------------ the paper's equations
+
+
+def rotate(x: Tensor, position: int, theta: float = 10000.0) -> Tensor:
+    """Rotary embedding of one vector (d,): channels j and j + d/2 turned by position·theta^(-2j/d)."""
+    half = x.shape[-1] // 2
+    turned = torch.complex(x[:half], x[half:]) * torch.polar(
+        torch.ones(half, dtype=x.dtype), position * theta ** (-torch.arange(half, dtype=x.dtype) / half)
+    )
+    return torch.cat([turned.real, turned.imag])
+
+
+def paper_layer(layer: Any, x: Tensor, *, eps: float) -> Tensor:
+    """Section 2.1 of 2410.05258, head by head and query by query, x (N, hidden) in float64."""
+    width, count = layer.head_dim, len(x)
+    queries, keys, values = (
+        (x @ projection.weight.T).view(count, -1, width) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    heads, groups = queries.shape[1] // 2, keys.shape[1] // 2
+    lam = layer.lam().double()
+    out = []
+    for head in range(heads):
+        group = head // (heads // groups)
+        value = torch.cat([values[:, 2 * group], values[:, 2 * group + 1]], dim=-1)  # (N, 2d)
+        rows = []
+        for i in range(count):
+            maps = []
+            for which in (0, 1):
+                query = rotate(queries[i, 2 * head + which], i)
+                scores = [query @ rotate(keys[j, 2 * group + which], j) / math.sqrt(width) for j in range(i + 1)]
+                maps.append(torch.softmax(torch.stack(scores), dim=0))
+            row = (maps[0] - lam * maps[1]) @ value[: i + 1]
+            row = row / torch.sqrt((row**2).mean() + eps) * layer.head_norm.weight
+            rows.append((1 - layer.lambda_init) * row)
+        out.append(torch.stack(rows))
+    return torch.cat(out, dim=-1) @ layer.o_proj.weight.T
+
+
+def rotary(config: Any, length: int) -> tuple[Tensor, Tensor]:
+    """The pair of cos and sin, (1, N, d) each, in float64."""
+    frequencies = 10000.0 ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=-1)[None]
+    return angles.cos(), angles.sin()
+
+
+def random_layer(config: Any, index: int, implementation: str = "eager") -> Attention:
+    config._attn_implementation = implementation
+    layer = ATTENTION_LAYERS[config.attention_type](config, index).double()
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.4)
+    return layer
+
+
+@pytest.mark.parametrize("implementation", ["eager", "antiphase", "sdpa"])
+@pytest.mark.parametrize("key_maps", [8, 4, 2])
+def test_a_layer_computes_the_equations_of_the_paper(tiny_config, key_maps, implementation):
+    eps = 0.05  # large, so that the ε of any other norm would show
+    config = tiny_config(num_key_value_heads=key_maps, head_norm_eps=eps, rms_norm_eps=1e-7)
+    layer = random_layer(config, 2, implementation)
+    x = torch.randn(7, 48, dtype=torch.float64)
+    out, _ = layer(x[None], rotary(config, 7))
+    torch.testing.assert_close(out[0], paper_layer(layer, x, eps=eps), rtol=1e-10, atol=1e-10)
+
+
+def test_heads_are_pairs_of_neighbouring_maps(tiny_config):
+    """Moving pairs around changes nothing; changing the places of two maps within a pair does."""
+    config = tiny_config(num_key_value_heads=8)
+    layer = random_layer(config, 1, "antiphase")
+    x, position = torch.randn(2, 9, 48, dtype=torch.float64), rotary(config, 9)
+    before = layer(x, position)[0]
+
+    def reorder(maps: list[int], outputs: list[int]) -> Tensor:
+        other = random_layer(config, 1, "antiphase")
+        other.load_state_dict(layer.state_dict())
+        with torch.no_grad():
+            for name in ("q_proj", "k_proj", "v_proj"):
+                weight = getattr(layer, name).weight.view(8, 6, 48)
+                getattr(other, name).weight.copy_(weight[maps].reshape(48, 48))
+            other.o_proj.weight.copy_(layer.o_proj.weight.view(48, 8, 6)[:, outputs].reshape(48, 48))
+        return other(x, position)[0]
+
+    pairs_moved = [4, 5, 0, 1, 6, 7, 2, 3]
+    torch.testing.assert_close(reorder(pairs_moved, pairs_moved), before, rtol=1e-12, atol=1e-12)
+    within_pair = [1, 0, 2, 3, 4, 5, 6, 7]
+    assert (reorder(within_pair, within_pair) - before).abs().max() > 1e-2
+    across_pairs = [0, 2, 1, 3, 4, 5, 6, 7]
+    assert (reorder(across_pairs, across_pairs) - before).abs().max() > 1e-2
+
+
+def test_heads_of_one_group_can_change_places(tiny_config):
+    config = tiny_config(num_key_value_heads=4)  # heads 0, 1 read value head 0; heads 2, 3 value head 1
+    layer = random_layer(config, 1, "antiphase")
+    x, position = torch.randn(1, 9, 48, dtype=torch.float64), rotary(config, 9)
+    before = layer(x, position)[0]
+    for order, same in (([2, 3, 0, 1, 4, 5, 6, 7], True), ([4, 5, 2, 3, 0, 1, 6, 7], False)):
+        other = random_layer(config, 1, "antiphase")
+        other.load_state_dict(layer.state_dict())
+        with torch.no_grad():
+            other.q_proj.weight.copy_(layer.q_proj.weight.view(8, 6, 48)[order].reshape(48, 48))
+            other.o_proj.weight.copy_(layer.o_proj.weight.view(48, 8, 6)[:, order].reshape(48, 48))
+        assert torch.allclose(other(x, position)[0], before, rtol=1e-10, atol=1e-10) == same
+
+
+# ------------------------------------------------------------------------------------------ parity with transformers
+
+
+def assert_equal_gradients(ours: Any, theirs: Any, permuted: Any = lambda name, tensor: tensor) -> None:
+    gradients = dict(ours.named_parameters())
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(
+            gradients[name].grad,
+            permuted(name, parameter.grad),
+            rtol=1e-4,
+            atol=1e-5,
+            msg=lambda text, n=name: n + text,
+        )
+
+
+def randomize(model: Any) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.1 if "lambda" in name or "norm" in name else 0.15)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+@pytest.mark.parametrize(("key_maps", "tied"), [(8, False), (2, True)])
+def test_the_softmax_model_is_llama(tiny_config, key_maps, tied, implementation):
+    import antiphase
+
+    config = tiny_config(
+        "softmax", num_key_value_heads=key_maps, tie_word_embeddings=tied, rms_norm_eps=1e-4, rope_theta=500.0
+    )
+    fields = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
+        "pad_token_id", "bos_token_id", "eos_token_id",
+    )  # fmt: skip
+    theirs = LlamaForCausalLM(LlamaConfig(**{field: getattr(config, field) for field in fields}))
+    randomize(theirs)
+    config._attn_implementation = implementation
+    ours = antiphase.AntiphaseForCausalLM(config)
+    ours.load_state_dict(theirs.state_dict())
+    ids = torch.randint(3, 61, (2, 19))
+    expected, found = theirs(ids, labels=ids), ours(ids, labels=ids)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
+    expected.loss.backward()
+    found.loss.backward()
+    assert_equal_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "eager"])
+@pytest.mark.parametrize("key_maps", [8, 4])
+def test_the_differential_model_is_diffllama_with_its_maps_interleaved(tiny_config, key_maps, implementation):
+    import antiphase
+
+    theirs = DiffLlamaForCausalLM(
+        DiffLlamaConfig(
+            vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=8,
+            num_key_value_heads=key_maps, rms_norm_eps=1e-4, max_position_embeddings=96, pad_token_id=0,
+            attn_implementation="eager",
+        )
+    )  # fmt: skip
+    randomize(theirs)
+    config = tiny_config(num_key_value_heads=key_maps, rms_norm_eps=1e-4, head_norm_eps=1e-4)
+    config._attn_implementation = implementation
+    ours = antiphase.AntiphaseForCausalLM(config)
+
+    def interleaved(name: str, tensor: Tensor) -> Tensor:
+        """Their maps i and i + half are our maps 2i and 2i + 1; their value head i holds halves i and i + half."""
+        if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            return tensor
+        halves = tensor.view(2, -1, 6, 48)  # (which, head, d, hidden)
+        return halves.transpose(0, 1).reshape(tensor.shape)
+
+    state = {name: interleaved(name, tensor) for name, tensor in theirs.state_dict().items()}
+    missing, unexpected = ours.load_state_dict(state, strict=False)
+    assert not unexpected
+    assert all(name.endswith("head_norm.weight") for name in missing)
+    assert len(missing) == 3
+    ids = torch.randint(3, 61, (2, 19))
+    expected, found = theirs(ids, labels=ids), ours(ids, labels=ids)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    expected.loss.backward()
+    found.loss.backward()
+    assert_equal_gradients(ours, theirs, interleaved)
+
+
+# ------------------------------------------------------------------------------------------ golden tensors
+
+
+@pytest.mark.parametrize("implementation", ["eager", "antiphase"])
+@pytest.mark.parametrize("name", ["unilm_diffattn_mha", "unilm_diffattn_gqa", "unilm_softmax_gqa"])
+def test_a_layer_equals_the_official_code_in_output_and_every_gradient(tiny_config, shared, name, implementation):
+    path: Path = shared / "golden" / f"{name}.safetensors"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is absent")
+    with safe_open(path, "pt") as file:
+        settings = file.metadata()
+        golden = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 – safe_open is no mapping
+    width = 2 * golden["cos"].shape[1]
+    maps, key_maps = (len(golden[f"param.{projection}.weight"]) // width for projection in ("q_proj", "k_proj"))
+    config = tiny_config(
+        "softmax" if "softmax" in name else "differential",
+        hidden_size=int(settings["embed_dim"]),
+        num_attention_heads=maps,
+        num_key_value_heads=key_maps,
+    )
+    config._attn_implementation = implementation
+    layer = ATTENTION_LAYERS[config.attention_type](config, int(settings["depth"])).double()
+    names = {"out_proj": "o_proj", "subln": "head_norm"}
+
+    def halves(key: str, tensor: Tensor) -> Tensor:
+        """Rotary channels from (even, odd) neighbours to the two halves of rotate-half."""
+        if key.startswith(("q_proj", "k_proj")):
+            return tensor.view(-1, width // 2, 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        return tensor
+
+    def ours(prefix: str) -> dict[str, Tensor]:
+        found = {}
+        for key, tensor in golden.items():
+            if key.startswith(prefix) and key != "grad.x":
+                key = key.removeprefix(prefix)
+                home, dot, rest = key.partition(".")
+                found[names.get(home, home) + dot + rest] = halves(key, tensor)
+        return found
+
+    layer.load_state_dict(ours("param."))
+    x = golden["x"].clone().requires_grad_()
+    position = tuple(torch.cat([golden[which]] * 2, dim=-1)[None] for which in ("cos", "sin"))
+    out, _ = layer(x, position)
+    out.backward(golden["cotangent"])
+
+    def assert_near(found: Tensor, expected: Tensor, what: str) -> None:
+        error = (found - expected).abs().max() / expected.abs().max()
+        assert error < 2e-6, f"{what}: {error:.1e} of the largest entry"
+
+    assert_near(out.detach(), golden["out"], "output")
+    assert_near(x.grad, golden["grad.x"], "gradient of x")
+    expected = ours("grad.")
+    assert set(expected) == dict(layer.named_parameters()).keys()
+    for key, parameter in layer.named_parameters():
+        assert_near(parameter.grad, expected[key], f"gradient of {key}")

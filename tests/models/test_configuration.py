@@ -1,0 +1,172 @@
+"""The configuration refuses what cannot be built, by field, and survives saving, copying and the Auto classes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import antiphase
+from antiphase import AntiphaseConfig
+from antiphase.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("hiden_size", "hidden_size"),
+        ("num_layers", "num_hidden_layers"),
+        ("attention_typ", "attention_type"),
+        ("head_norm_epsilon", "head_norm_eps"),
+        ("rms_norm_epsilon", "rms_norm_eps"),
+        ("max_position_embedding", "max_position_embeddings"),
+    ],
+)
+def test_an_unknown_field_is_an_error_with_the_nearest_name(typo, meant):
+    with pytest.raises(InputError, match=rf"unknown configuration field '{typo}'; did you mean '{meant}'\?"):
+        AntiphaseConfig(**{typo: 8})
+
+
+def test_an_unknown_field_near_nothing_lists_the_known_ones():
+    with pytest.raises(InputError, match=r"'qqqqqq'; known: .*hidden_size.*vocab_size"):
+        AntiphaseConfig(qqqqqq=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"attention_type": "diferential"}, ["attention_type", "did you mean 'differential'"]),
+        ({"attention_type": None}, ["attention_type"]),
+        ({"num_attention_heads": 7}, ["num_attention_heads", "7"]),
+        ({"num_attention_heads": 7, "head_dim": 8}, ["num_attention_heads", "even"]),
+        ({"num_attention_heads": 6, "num_key_value_heads": 3}, ["num_key_value_heads", "even", "3"]),
+        ({"num_attention_heads": 8, "num_key_value_heads": 6}, ["num_key_value_heads", "divide", "6"]),
+        ({"hidden_size": 100, "num_attention_heads": 12}, ["num_attention_heads", "hidden_size", "100", "head_dim"]),
+        ({"hidden_size": 36}, ["head_dim", "even", "3"]),
+        ({"head_dim": 0}, ["head_dim"]),
+        ({"head_dim": -2}, ["head_dim"]),
+        ({"head_dim": 2.0}, ["head_dim"]),
+        ({"head_dim": "8"}, ["head_dim"]),
+        ({"hidden_size": "48"}, ["hidden_size", "'48'"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
+        ({"num_hidden_layers": True}, ["num_hidden_layers"]),
+        ({"vocab_size": 3.0}, ["vocab_size"]),
+        ({"intermediate_size": None}, ["intermediate_size"]),
+        ({"num_key_value_heads": 0}, ["num_key_value_heads"]),
+        ({"max_position_embeddings": 0}, ["max_position_embeddings"]),
+        ({"max_position_embeddings": "2k"}, ["max_position_embeddings"]),
+        ({"head_norm_eps": -1e-5}, ["head_norm_eps"]),
+        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps"]),
+        ({"initializer_range": -0.02}, ["initializer_range"]),
+    ],
+)
+def test_a_field_that_cannot_be_used_is_named_with_what_came(fields, names):
+    with pytest.raises(InputError) as caught:
+        AntiphaseConfig(**fields)
+    for name in names:
+        assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_softmax_layers_take_odd_maps_that_differential_layers_refuse():
+    sizes = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 1}
+    assert AntiphaseConfig(attention_type="softmax", **sizes).head_dim == 8
+    with pytest.raises(InputError, match="num_attention_heads must be even"):
+        AntiphaseConfig(attention_type="differential", **sizes)
+
+
+def test_defaults_follow_the_sizes():
+    config = AntiphaseConfig(hidden_size=64, num_attention_heads=4)
+    assert (config.num_key_value_heads, config.head_dim, config.head_norm_eps) == (4, 16, 1e-5)
+    assert AntiphaseConfig(hidden_size=64, num_attention_heads=4, head_dim=10).head_dim == 10
+
+
+def test_keys_of_transformers_are_accepted():
+    config = AntiphaseConfig(
+        num_labels=3, output_hidden_states=True, torch_dtype="bfloat16", problem_type="regression",
+        architectures=["AntiphaseForCausalLM"], attn_implementation="eager", name_or_path="x", return_dict=False,
+        transformers_version="5.0.0",
+    )  # fmt: skip
+    assert (config.num_labels, config.output_hidden_states, config._attn_implementation) == (3, True, "eager")
+    assert AntiphaseConfig(id2label={"0": "a", "1": "b", "2": "c"}).num_labels == 3
+
+
+def test_rope_theta_has_its_effect_wherever_it_is_given():
+    assert AntiphaseConfig().rope_parameters == {"rope_type": "default", "rope_theta": 10000.0}
+    assert AntiphaseConfig(rope_theta=5e5).rope_parameters["rope_theta"] == 5e5
+    given = {"rope_theta": 3e4}
+    assert AntiphaseConfig(rope_parameters=given).rope_parameters["rope_theta"] == 3e4
+    assert given == {"rope_theta": 3e4}  # a person's dict stays as it was
+
+
+def test_a_saved_configuration_comes_back_equal(tiny_config, tmp_path):
+    config = tiny_config(
+        head_dim=10, tie_word_embeddings=True, rope_theta=777.0, head_norm_eps=3e-5, num_labels=4, use_cache=False
+    )
+    config.save_pretrained(tmp_path)
+    for loaded in (AntiphaseConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(loaded) is AntiphaseConfig
+        where = {key: loaded.to_dict()[key] for key in ("_name_or_path", "transformers_version")}
+        assert loaded.to_dict() == config.to_dict() | where
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "antiphase"
+
+
+def test_a_typo_in_config_json_is_an_error(tiny_config, tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(re.sub('"head_norm_eps"', '"head_norm_epps"', path.read_text()))
+    with pytest.raises(InputError, match="did you mean 'head_norm_eps'"):
+        AutoConfig.from_pretrained(tmp_path)
+
+
+def test_the_configuration_of_a_saved_model_loads(tiny_model, tmp_path):
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.architectures == ["AntiphaseForCausalLM"]
+    rebuilt = AutoModelForCausalLM.from_config(loaded)
+    assert {n: p.shape for n, p in rebuilt.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+
+
+def test_fields_can_be_overridden_while_loading(tiny_config, tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path, max_position_embeddings=7).max_position_embeddings == 7
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_are_equal_and_a_deep_one_is_independent(tiny_config, duplicate):
+    config = tiny_config()
+    other = duplicate(config)
+    assert other.to_dict() == config.to_dict()
+    other.attention_type = "softmax"
+    assert config.attention_type == "differential"
+    if duplicate is copy.deepcopy:
+        other.rope_parameters["rope_theta"] = 1.0
+        assert config.rope_parameters["rope_theta"] == 10000.0
+
+
+def test_two_configurations_share_no_mutable_default():
+    first, second = AntiphaseConfig(), AntiphaseConfig()
+    first.rope_parameters["rope_theta"] = 1.0
+    assert second.rope_parameters["rope_theta"] == 10000.0
+
+
+def test_the_difference_to_the_defaults_rebuilds_the_configuration(tiny_config):
+    config = tiny_config("softmax", head_norm_eps=2e-5)
+    difference = config.to_diff_dict()
+    assert difference["attention_type"] == "softmax"
+    assert difference["head_norm_eps"] == 2e-5
+    assert "chunk_size_feed_forward" not in difference
+    assert AntiphaseConfig.from_dict(difference).to_dict() == config.to_dict()
+    assert json.loads(config.to_json_string())["hidden_size"] == 48
+    assert repr(config).startswith("AntiphaseConfig {")
+
+
+def test_auto_classes_know_the_models(tiny_config):
+    assert type(AutoConfig.for_model("antiphase", hidden_size=64, num_attention_heads=4)) is AntiphaseConfig
+    model = AutoModelForCausalLM.from_config(tiny_config())
+    assert type(model) is antiphase.AntiphaseForCausalLM
+    assert model.config._attn_implementation == "antiphase"

@@ -1,0 +1,96 @@
+"""The contract of ``differential_attention``: what it refuses, packed sequences, autocast."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from antiphase import differential_attention
+
+
+def tensors(heads=2, groups=2, queries=4, keys=6, width=4, value_width=8, key_maps=2, batch=1):
+    query = torch.randn(batch, 2 * heads, queries, width)
+    key = torch.randn(batch, key_maps * groups, keys, width)
+    return query, key, torch.randn(batch, groups, keys, value_width)
+
+
+QUERY, KEY, VALUE = (torch.zeros(1, 4, 4, 4), torch.zeros(1, 4, 6, 4), torch.zeros(1, 2, 6, 8))
+BAD = {
+    "rank": ((QUERY[0], KEY, VALUE, 0.5), {}, r"query must have 4 dimensions"),
+    "odd maps": ((QUERY[:, :3], KEY, VALUE, 0.5), {}, r"even number of maps.*got 3"),
+    "key heads": ((QUERY, KEY[:, :3], VALUE, 0.5), {}, r"key must have 4 heads.*or 2.*got 3"),
+    "value heads": ((torch.zeros(1, 6, 4, 4), KEY, VALUE, 0.5), {}, r"3 heads of query must be a multiple of the 2"),
+    "lengths": ((QUERY, KEY, VALUE[:, :, :5], 0.5), {}, r"same length, got 6 and 5"),
+    "widths": ((QUERY, KEY[..., :3], VALUE, 0.5), {}, r"same width, got 4 and 3"),
+    "batch": ((QUERY, KEY.repeat(2, 1, 1, 1), VALUE, 0.5), {}, r"batch size, got 1, 2 and 1"),
+    "dtype": ((QUERY, KEY.double(), VALUE, 0.5), {}, r"share dtype and device.*float64"),
+    "integers": ((QUERY.long(), KEY.long(), VALUE.long(), 0.5), {}, r"floating-point.*int64"),
+    "device": ((QUERY, KEY.to("meta"), VALUE, 0.5), {}, r"share dtype and device.*meta"),
+    "lam 1-D": ((QUERY, KEY, VALUE, torch.zeros(2)), {}, r"per head is \(heads, 1\).*\(2,\)"),
+    "lam shape": ((QUERY, KEY, VALUE, torch.zeros(3, 1)), {}, r"does not broadcast.*\(1, 2, 4\)"),
+    "lam nan": ((QUERY, KEY, VALUE, float("nan")), {}, r"finite, got nan"),
+    "mask dtype": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.zeros(4, 6)}, r"boolean.*float32.*additive"),
+    "mask shape": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.ones(5, 6, dtype=torch.bool)}, r"\(1, 2, 4, 6\)"),
+    "window": ((QUERY, KEY, VALUE, 0.5), {"sliding_window": 0}, r"sliding_window must be at least 1, got 0"),
+    "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, got 'fast'"),
+    "weights": ((QUERY, KEY, VALUE, 0.5), {"impl": "blockwise", "return_weights": True}, r'impl="reference"'),
+    "one cu_seqlens": ((QUERY, KEY, VALUE, 0.5), {"cu_seqlens_q": torch.tensor([0, 4]).int()}, r"given together"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_refused_with_expected_and_got(name):
+    arguments, options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        differential_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_packed_sequences_equal_one_call_each(impl, is_causal):
+    query, key, value = tensors(queries=9, keys=12)
+    lam = torch.rand(1, 2, 9)
+    edges_q, edges_k = torch.tensor([0, 2, 6, 9]).int(), torch.tensor([0, 3, 7, 12]).int()
+    out = differential_attention(
+        query, key, value, lam, is_causal=is_causal, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, impl=impl
+    )
+    for (q0, q1), (k0, k1) in zip([(0, 2), (2, 6), (6, 9)], [(0, 3), (3, 7), (7, 12)], strict=True):
+        alone = differential_attention(
+            query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], lam[:, :, q0:q1], is_causal=is_causal, impl=impl
+        )
+        torch.testing.assert_close(out[:, :, q0:q1], alone)
+
+
+@pytest.mark.parametrize("edges", [[0, 5, 3, 9], [1, 9], [0, 8]])
+def test_bad_edges_are_refused(edges):
+    query, key, value = tensors(queries=9, keys=9)
+    good = torch.tensor([0, 4, 9][: len(edges)]).int() if len(edges) < 4 else torch.tensor([0, 4, 6, 9]).int()
+    with pytest.raises(ValueError, match="cu_seqlens_q must rise from 0 to the length 9"):
+        differential_attention(query, key, value, 0.5, cu_seqlens_q=torch.tensor(edges).int(), cu_seqlens_k=good)
+
+
+def test_autocast_lowers_the_operands_and_keeps_lambda():
+    query, key, value = tensors()
+    lam = torch.tensor(0.4, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = differential_attention(query, key, value, lam, is_causal=True)
+        out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert lam.grad.dtype == torch.float32
+    lowered = differential_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), 0.4, is_causal=True)
+    torch.testing.assert_close(out, lowered)
+
+
+def test_a_float_and_a_tensor_lambda_agree():
+    query, key, value = tensors()
+    for impl in ("reference", "blockwise"):
+        one = differential_attention(query, key, value, 0.25, impl=impl)
+        other = differential_attention(query, key, value, torch.full((1, 2, 4), 0.25), impl=impl)
+        torch.testing.assert_close(one, other)
+
+
+def test_weights_times_values_is_the_output():
+    query, key, value = tensors(heads=4)
+    out, weights = differential_attention(query, key, value, 0.5, is_causal=True, return_weights=True)
+    torch.testing.assert_close(out, weights @ value.repeat_interleave(2, 1))
+    torch.testing.assert_close(out, differential_attention(query, key, value, 0.5, is_causal=True))

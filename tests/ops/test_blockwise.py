@@ -1,0 +1,291 @@
+"""The blockwise operator equals the reference: outputs and every gradient, at odd sizes and in forced rare branches."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from antiphase import differential_attention
+from antiphase.ops import blockwise
+
+
+def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64):
+    query = torch.randn(batch, 2 * heads, queries, width, dtype=dtype, requires_grad=True)
+    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
+    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
+    return query, key, value
+
+
+def run(impl, query, key, value, lam, **options):
+    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
+    out = differential_attention(query, key, value, lam, impl=impl, **options)
+    cotangent = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
+    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent)
+
+
+def assert_equal_to_reference(query, key, value, lam, **options):
+    names = ("out", "query", "key", "value", "lam")
+    expected = run("reference", query, key, value, lam, **options)
+    found = run("blockwise", query, key, value, lam, **options)
+    for name, one, other in zip(names, found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+        assert one.isfinite().all(), name
+
+
+@pytest.fixture(params=["one block", "many blocks"])
+def cuts(request, monkeypatch):
+    """Force both extremes: everything in one block, and blocks of four rows with one unit at a time."""
+    if request.param == "many blocks":
+        monkeypatch.setattr(blockwise, "QUERY_ROWS", 4)
+        monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 30)
+
+
+@pytest.mark.usefixtures("cuts")
+@pytest.mark.parametrize("key_maps", [1, 2])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (7, 7), (13, 13), (7, 3), (5, 13)])
+def test_equals_the_reference(key_maps, is_causal, window, queries, keys):
+    for (heads, groups), lam_shape in itertools.product(
+        [(4, 2), (3, 3), (6, 1)], [(), ("heads", 1), (2, 1, "queries")]
+    ):
+        query, key, value = inputs(2, heads, groups, queries, keys, 4, 5, key_maps)
+        shape = tuple({"heads": heads, "queries": queries}.get(size, size) for size in lam_shape)
+        lam = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+
+
+@pytest.mark.usefixtures("cuts")
+@pytest.mark.parametrize("shape", [(2, 1, 1, 9), (2, 4, 7, 9), (1, 4, 1, 9), (7, 9), (2, 1, 7, 9), (9,), (7, 1)])
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_masks_that_broadcast(shape, key_maps):
+    query, key, value = inputs(2, 4, 2, 7, 9, 4, 5, key_maps)
+    lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
+    mask = torch.rand(shape) > 0.4
+    for is_causal in (False, True):
+        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+
+
+@pytest.mark.usefixtures("cuts")
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+def test_rows_that_see_nothing_are_zero_with_zero_gradient(impl):
+    query, key, value = inputs(2, 2, 2, 6, 6, 4, 5, 2)
+    lam = torch.rand((), dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
+    mask[0, :, 2] = False
+    mask[1] = False
+    out, grad_query, grad_key, grad_value, grad_lam = run(impl, query, key, value, lam, attn_mask=mask, is_causal=True)
+    assert out[0, :, 2].count_nonzero() == 0
+    assert out[1].count_nonzero() == 0
+    assert out[0, :, 3].count_nonzero() > 0
+    assert grad_query[0, :, 2].count_nonzero() == 0
+    assert grad_key[1].count_nonzero() == grad_value[1].count_nonzero() == 0
+    assert grad_lam.isfinite()
+
+
+@pytest.mark.usefixtures("cuts")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_shape(data):
+    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    heads, key_maps = groups * repeats, data.draw(st.sampled_from([1, 2]))
+    batch, queries, keys = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 19)), data.draw(st.integers(1, 19)))
+    query, key, value = inputs(
+        batch, heads, groups, queries, keys, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6)), key_maps
+    )
+    lam_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
+    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
+    mask_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
+    mask = data.draw(st.sampled_from([None, torch.rand(*mask_shape, keys) > 0.5]))
+    assert_equal_to_reference(
+        query, key, value, lam,
+        attn_mask=mask,
+        is_causal=data.draw(st.booleans()),
+        sliding_window=data.draw(st.sampled_from([None, 1, 2, 5, 50])),
+        scale=data.draw(st.sampled_from([None, 0.1, 1.0])),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key_maps", [1, 2])
+@pytest.mark.parametrize("lam_shape", [(), (2, 1), (1, 2, 5)])
+def test_gradcheck(key_maps, lam_shape, monkeypatch):
+    monkeypatch.setattr(blockwise, "QUERY_ROWS", 2)
+    query, key, value = inputs(1, 2, 1, 5, 5, 2, 3, key_maps)
+    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
+
+    def call(*tensors):
+        return differential_attention(*tensors, is_causal=True, impl="blockwise")
+
+    assert torch.autograd.gradcheck(call, (query, key, value, lam))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, key_maps):
+    """The tolerance rule: error ≤ 2 × (eager at the same dtype + one rounding), both against fp64, for every tensor."""
+    exact = inputs(2, 4, 2, 150, 150, 16, 24, key_maps)
+    exact_lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
+    low = [t.detach().to(dtype).requires_grad_() for t in exact]
+    low_lam = exact_lam.detach().float().requires_grad_()
+    truth = run("reference", *[t.detach().double().requires_grad_() for t in (*low, low_lam)], is_causal=True)
+    eager = run("reference", *low, low_lam, is_causal=True)
+    fast = run("blockwise", *low, low_lam, is_causal=True)
+    for name, true, slow, quick in zip(("out", "query", "key", "value", "lam"), truth, eager, fast, strict=True):
+        rounding = (true.to(quick.dtype).double() - true).abs().max()
+        budget = 2 * ((slow.double() - true).abs().max() + rounding)
+        assert (quick.double() - true).abs().max() <= budget, name
+
+
+def test_uninitialised_memory_never_shows(monkeypatch):
+    """Every buffer starts as NaN; whatever is read before it is written would spread."""
+    original = torch.Tensor.new_empty
+
+    def poisoned(self, *args, **kwargs):
+        made = original(self, *args, **kwargs)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    monkeypatch.setattr(blockwise, "QUERY_ROWS", 4)
+    monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 64)
+    query, key, value = inputs(2, 4, 2, 11, 9, 4, 5, 2)
+    lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
+    assert_equal_to_reference(query, key, value, lam, is_causal=True)
+
+
+def test_nan_in_a_query_stays_in_its_row():
+    query, key, value = inputs(1, 1, 1, 6, 6, 4, 5, 2)
+    with torch.no_grad():
+        query[0, 0, 3] = float("nan")
+    mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    out = differential_attention(query, key, value, 0.5, attn_mask=mask, is_causal=True, impl="blockwise")
+    assert out[0, 0, 3].isnan().all()
+    assert out[0, 0, [0, 1, 2, 4, 5]].isfinite().all()
+
+
+def test_what_is_hidden_has_no_influence():
+    """The causal edge: changing a key changes no earlier query; the last query stands at the last key."""
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 5, 8, 4, 5, 2))
+    before = differential_attention(query, key, value, 0.5, is_causal=True, impl="blockwise")
+    for place in range(8):
+        changed_key, changed_value = key.clone(), value.clone()
+        changed_key[:, :, place] += 3
+        changed_value[:, :, place] += 3
+        after = differential_attention(query, changed_key, changed_value, 0.5, is_causal=True, impl="blockwise")
+        differs = (after != before).any(-1).any(1)[0]
+        assert differs.tolist() == [row + 3 >= place for row in range(5)]
+
+
+def test_only_as_much_memory_as_a_block_of_queries_needs():
+    """The largest tensor made grows with the keys, not with queries times keys."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, (tuple, list)) else [result]:
+                if isinstance(tensor, torch.Tensor):
+                    self.size = max(self.size, tensor.numel())
+            return result
+
+    sizes = {}
+    for length in (2048, 4096):
+        query, key, value = (t.detach() for t in inputs(1, 1, 1, length, length, 8, 16, 2, dtype=torch.float32))
+        lam = torch.tensor(0.5)
+        with Largest() as largest:
+            arguments = (query, key, value, lam.view(1, 1, 1), None, True, 0, 1.0)
+            blockwise.attend_backward(blockwise.attend(*arguments), *arguments)
+        sizes[length] = largest.size
+        assert largest.size >= 2 * blockwise.QUERY_ROWS * length  # the mode sees the score buffer
+    assert sizes[4096] <= 2 * sizes[2048]
+
+
+def test_blocks_above_the_diagonal_are_not_computed(monkeypatch):
+    """Half of the scores of a causal square are never formed."""
+    formed = []
+    original = torch.bmm
+
+    def counting(one, other, **kwargs):
+        formed.append(one.shape[0] * one.shape[1] * one.shape[2] * other.shape[2])
+        return original(one, other, **kwargs)
+
+    monkeypatch.setattr(blockwise, "QUERY_ROWS", 16)
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 256, 256, 8, 16, 2))
+    work = {}
+    for is_causal in (False, True):
+        formed.clear()
+        monkeypatch.setattr(torch, "bmm", counting)
+        differential_attention(query, key, value, 0.5, is_causal=is_causal, impl="blockwise")
+        monkeypatch.setattr(torch, "bmm", original)
+        work[is_causal] = sum(formed)
+    assert 0.5 <= work[True] / work[False] <= 0.55
+
+
+def test_strided_input_as_models_give_it():
+    """Heads inside positions, as a projection's output is viewed."""
+    query = torch.randn(2, 7, 8, 4, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    key = torch.randn(2, 7, 4, 4, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    value = torch.randn(2, 7, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
+    lam = torch.rand((), dtype=torch.float64, requires_grad=True)
+    assert_equal_to_reference(query, key, value, lam, is_causal=True)
+
+
+def test_output_is_laid_out_for_the_layer():
+    """(B, H, N, dv) stored as (B, N, H, dv): the layer's transpose and reshape copy nothing."""
+    query, key, value = (t.detach() for t in inputs(2, 4, 2, 7, 7, 4, 5, 2))
+    out = differential_attention(query, key, value, 0.5, impl="blockwise")
+    assert out.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.slow
+def test_compiles_without_a_graph_break():
+    query, key, value = inputs(1, 2, 2, 9, 9, 4, 8, 2, dtype=torch.float32)
+    lam = torch.tensor(0.5, requires_grad=True)
+
+    def call(*tensors):
+        return differential_attention(*tensors, is_causal=True).square().sum()
+
+    expected = torch.autograd.grad(call(query, key, value, lam), (query, key, value, lam))
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(query, key, value, lam), (query, key, value, lam))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_operator_registration_is_sound():
+    """Torch's own checks of the schema, the fake kernels and autograd."""
+    query, key, value = inputs(1, 2, 1, 5, 5, 4, 6, 2, dtype=torch.float32)
+    lam = torch.rand(1, 2, 1, requires_grad=True)
+    arguments = (query, key, value, lam, None, True, 0, 0.5)
+    torch.library.opcheck(blockwise.blockwise_attention, arguments)
+
+
+def test_double_backward_is_refused():
+    query, key, value = inputs(1, 1, 1, 3, 3, 2, 2, 2)
+    out = differential_attention(query, key, value, 0.5, impl="blockwise")
+    (grad,) = torch.autograd.grad(out.square().sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match=r"blockwise_attention_backward|does not require grad"):
+        grad.sum().backward()
+
+
+def test_two_maps_of_equal_keys_equal_the_shared_key_form():
+    query, key, value = (t.detach() for t in inputs(2, 4, 2, 9, 9, 4, 5, 1))
+    doubled = key.repeat_interleave(2, dim=1)
+    shared = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
+    two = differential_attention(query, doubled, value, 0.4, is_causal=True, impl="blockwise")
+    torch.testing.assert_close(shared, two)
+
+
+def test_subtracting_two_sdpa_calls_gives_the_same():
+    """An independent implementation: torch's own attention for each map."""
+    query, key, value = (t.detach() for t in inputs(2, 3, 3, 33, 33, 8, 16, 2))
+    first = scaled_dot_product_attention(query[:, ::2], key[:, ::2], value, is_causal=True)
+    second = scaled_dot_product_attention(query[:, 1::2], key[:, 1::2], value, is_causal=True)
+    found = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
+    torch.testing.assert_close(found, first - 0.4 * second)

@@ -1,0 +1,142 @@
+"""Rows of attention equal those of the whole map, in any model, without the whole map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from antiphase.probing.rows import attention_rows
+
+BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+
+POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def rows_of(whole: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """(B, heads, P, M) from the whole map (B, heads, N, M)."""
+    return torch.stack([whole[row][:, positions[row]] for row in range(len(positions))])
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential"])
+@pytest.mark.parametrize("key_maps", [8, 4, 2])
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_rows_equal_the_weights_that_eager_attention_shows(tiny_model, kind, key_maps, implementation):
+    ids = torch.randint(3, 61, (2, 13))
+    eager = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation="eager")
+    whole = eager(ids, output_attentions=True).attentions
+    model = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation=implementation)
+    layers = attention_rows(model, ids, POSITIONS)
+    assert len(layers) == 3
+    for found, expected in zip(layers, whole, strict=True):
+        assert_near(found.weights(), rows_of(expected, POSITIONS))
+        heads, maps = (8, 1) if kind == "softmax" else (4, 2)
+        assert found.maps.shape == (2, heads, maps, 3, 13)
+        assert_near(found.maps.sum(-1), torch.ones(2, heads, maps, 3))
+        assert (found.maps >= 0).all()
+        assert (found.lam is None) == (kind == "softmax")
+    assert model.config._attn_implementation == implementation
+
+
+def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
+    model = tiny_model()
+    for layer, found in zip(
+        model.model.layers, attention_rows(model, torch.randint(3, 61, (2, 13)), POSITIONS), strict=True
+    ):
+        assert found.lam.shape == (1, 1, 1)
+        assert_near(found.lam.item(), layer.self_attn.lam().item())
+        assert_near(found.weights().sum(-1), (1 - found.lam).expand(2, 4, 3))
+
+
+FOREIGN: dict[str, Any] = {
+    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
+    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
+def test_rows_of_other_models_equal_their_own_weights(name, implementation):
+    ids = torch.randint(3, 61, (2, 13))
+    eager = FOREIGN[name]("eager").eval()
+    with torch.no_grad():
+        for parameter in eager.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    model = FOREIGN[name](implementation).eval()
+    model.load_state_dict(eager.state_dict())
+    layers = attention_rows(model, ids, POSITIONS)
+    whole = eager(ids, output_attentions=True).attentions
+    assert len(layers) == len(whole) == 2  # DiffLlama calls its attention function twice a layer
+    for found, expected in zip(layers, whole, strict=True):
+        assert found.lam is None
+        assert_near(found.weights(), rows_of(expected, POSITIONS))
+
+
+def test_a_window_given_to_the_function_narrows_the_rows():
+    """Implementations without a mask (flash attention) get the window as an argument."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    from antiphase.interface import antiphase_attention
+
+    ids = torch.randint(3, 61, (2, 13))
+    AttentionInterface.register("windowed", antiphase_attention)
+    AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
+    try:
+        (first, _), (plain, _) = (
+            attention_rows(FOREIGN["mistral"](how).eval(), ids, POSITIONS) for how in ("windowed", "sdpa")
+        )
+    finally:
+        del AttentionInterface._global_mapping["windowed"], AttentionMaskInterface._global_mapping["windowed"]
+    assert torch.equal(first.maps > 0, plain.maps > 0)
+    assert (first.maps > 0)[0, 0, 0].sum(-1).tolist() == [4, 1, 4]
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most entries of any tensor that an operation returns."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.entries = max(self.entries, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential"])
+def test_no_tensor_is_quadratic_in_the_length(tiny_model, kind):
+    length = 700
+    model = tiny_model(kind, max_position_embeddings=length)
+    positions = torch.tensor([[length - 1, 17]])
+    with Largest() as largest:
+        layers = attention_rows(model, torch.randint(3, 61, (1, length)), positions)
+    assert all(found.maps.numel() == 8 * 2 * length for found in layers)
+    assert largest.entries <= 8 * length * 12  # rows, keys repeated by head, or values
+    assert largest.entries < length**2 / 7
+
+    eager = tiny_model(kind, max_position_embeddings=length, attn_implementation="eager")
+    with Largest() as whole:
+        eager(torch.randint(3, 61, (1, length)))
+    assert whole.entries >= 8 * length**2  # the measure sees a map where there is one

@@ -1,0 +1,124 @@
+"""Runs side by side: who is started, waited for, stopped, and what a failure says."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from antiphase.config import load_preset
+from antiphase.errors import InputError, Interrupted
+from antiphase.studies import jobs
+from antiphase.studies.jobs import Job, parallel_runs, run_jobs
+from antiphase.training.run_folder import is_in_use
+
+RECORD = "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); (folder / 'record.json').write_text('{}')"
+HOLD = (
+    "import filelock, pathlib, sys, time; lock = filelock.FileLock(sys.argv[1] + '/.lock'); lock.acquire()\n"
+    "print('held', flush=True); time.sleep(0.5)\n" + RECORD
+)
+ENDLESS = "import time; time.sleep(60)"
+
+
+@pytest.fixture
+def job(tiny_preset):
+    """A job by its name."""
+    settings = load_preset(str(tiny_preset)).run
+    return lambda name: Job(name, "softmax", 0, settings)
+
+
+@pytest.fixture
+def scripts(monkeypatch, tmp_path):
+    """Let short scripts stand for training runs; ``scripts["name"] = code``. Started names are in order."""
+    chosen, started = {}, []
+
+    def start(run, output, threads):
+        started.append((run.name, threads))
+        (output / run.name).mkdir(exist_ok=True)
+        (output / "logs").mkdir(exist_ok=True)
+        code = chosen.get(run.name, RECORD)
+        with open(output / "logs" / f"{run.name}.log", "ab") as log:
+            return subprocess.Popen([sys.executable, "-c", code, output / run.name], stdout=log, stderr=log)
+
+    monkeypatch.setattr(jobs, "_start", start)
+    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
+    chosen["started"] = started
+    return chosen
+
+
+def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scripts):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "record.json").write_text("kept")
+    told = []
+    run_jobs(
+        [job(name) for name in "abc"], tmp_path, processes=2, cores=8,
+        report=lambda run, step, values: told.append((run.name, step)),
+    )  # fmt: skip
+    assert scripts["started"] == [("a", 4), ("c", 4)]
+    assert (tmp_path / "b" / "record.json").read_text() == "kept"
+    assert {("a", 20), ("b", 20), ("c", 20)} <= set(told)
+
+
+def test_refusal_of_a_run_is_the_refusal_of_the_study(tmp_path, job, scripts):
+    scripts["a"] = "import sys; print('progress'); sys.stderr.write('antiphase: data.x is wrong\\n'); sys.exit(2)"
+    with pytest.raises(InputError, match=r"^data\.x is wrong$"):
+        run_jobs([job("a")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+
+
+def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):
+    scripts["a"], scripts["b"] = "raise OSError('no space left')", ENDLESS
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"run a ended with code 1: OSError: no space left \(whole log: .*a\.log\)"):
+        run_jobs([job("a"), job("b")], tmp_path, processes=2, cores=2, report=lambda *_: None)
+    assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_stop_signal_ends_every_run_and_waits_for_it(tmp_path, job, scripts, signal_number):
+    before = signal.getsignal(signal.SIGTERM)
+    scripts["a"] = (
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n    time.sleep(0.2); (pathlib.Path(sys.argv[1]) / 'saved').touch(); sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, end); (pathlib.Path(sys.argv[1]) / 'ready').touch(); time.sleep(60)"
+    )
+
+    def stop():
+        while not (tmp_path / "a" / "ready").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal_number)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    with pytest.raises(Interrupted, match="every run has written a checkpoint"):
+        run_jobs([job("a"), job("b")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    thread.join()
+    assert (tmp_path / "a" / "saved").exists()
+    assert [name for name, _ in scripts["started"]] == ["a"]
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_run_stopped_from_outside_stops_the_study(tmp_path, job, scripts):
+    scripts["a"] = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    with pytest.raises(Interrupted, match="the run a was stopped"):
+        run_jobs([job("a")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+
+
+def test_run_that_a_killed_study_left_going_is_waited_for(tmp_path, job, scripts):
+    (tmp_path / "a").mkdir()
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as orphan:
+        assert orphan.stdout.readline() == "held\n"
+        assert is_in_use(tmp_path / "a")
+        run_jobs([job("a"), job("b")], tmp_path, processes=2, cores=2, report=lambda *_: None)
+        assert orphan.wait(10) == 0
+    assert [name for name, _ in scripts["started"]] == ["b"]
+
+
+def test_number_of_runs_at_a_time(job):
+    several = [job(name) for name in "abc"]
+    assert parallel_runs(several, None, 2) == 2
+    assert parallel_runs(several, None, 16) == 3
+    assert parallel_runs(several, 8, 2) == 3
+    assert parallel_runs(several, 1, 16) == 1

@@ -1,0 +1,385 @@
+"""The command line: a mistake costs one sentence, exit code 2 and nothing on disk; every help shows an example."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+import typer
+
+from antiphase import cli
+
+COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
+
+
+@pytest.fixture
+def antiphase(monkeypatch, capsys, tmp_path):
+    """``antiphase("train --output", folder)`` → exit code, stdout, stderr; words of a string are split."""
+
+    def run(*arguments):
+        words = [word for part in arguments for word in (part.split() if isinstance(part, str) else [str(part)])]
+        monkeypatch.setattr("sys.argv", ["antiphase", *words])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(antiphase, tmp_path):
+    """Run a command that must be refused, in one sentence that matches, and leave the disk as it was."""
+
+    def run(pattern, *arguments):
+        before = listing(tmp_path)
+        code, _, err = antiphase(*arguments)
+        assert code == 2, err
+        assert re.fullmatch(r"antiphase: [^\n]+\n", err), err
+        assert "Traceback" not in err
+        assert re.search(pattern, err), err
+        assert listing(tmp_path) == before
+        return err
+
+    return run
+
+
+def listing(folder):
+    """Every path below a folder with its content."""
+    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def tiny(tiny_preset):
+    """Words that every command on the tiny preset begins with."""
+    return f"--preset {tiny_preset.name}"
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A file of some four thousand words."""
+    path = tmp_path / "book.txt"
+    path.write_text(BOOK * 40, encoding="utf-8")
+    return path
+
+
+BOOK = (
+    "The harbour lay quiet under a pale morning. Two boats, one red and one grey, rocked beside the pier. "
+    "A gull walked along the wall, looked at the water, and flew away. Nobody spoke of the storm; everyone "
+    "remembered it. By noon the market was full of voices, of fish and of bread.\n"
+)
+
+
+@pytest.fixture
+def foreign_model(tmp_path):
+    """A tiny model of another family, with a tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from antiphase.data.tokenization import train_tokenizer
+
+    tokenizer = train_tokenizer([BOOK], 270)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=300,
+    )  # fmt: skip
+    folder = tmp_path / "llama"
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+# ---------------------------------------------------------------------------------- words of the command itself
+
+
+def test_every_command_is_known():
+    assert {"compare", "train", "tune", "evaluate", "report", "env"} <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(antiphase, command):
+    code, out, _ = antiphase(f"{command} --help")
+    assert code == 0
+    assert re.search(rf"Example: antiphase {command}\b", " ".join(out.split()))
+
+
+def test_help_of_the_whole_lists_every_command(antiphase):
+    code, out, _ = antiphase("--help")
+    assert code == 0
+    assert all(command in out for command in COMMANDS)
+
+
+def test_version(antiphase):
+    code, out, _ = antiphase("--version")
+    assert (code, out) == (0, "0.1.0\n")
+
+
+def test_no_command_prints_the_help(antiphase):
+    code, out, err = antiphase("")
+    assert code == 2
+    assert "compare" in out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("bogus", "no such command 'bogus'"),
+        ("compare", "missing option '--output'; see antiphase compare --help"),
+        ("train --outptu x", "--outptu"),
+        ("train --output x --seed one", "--seed"),
+        ("tune --output x", "--learning-rates"),
+        ("evaluate bogus model --output x", "'bogus' is not one of"),
+        ("evaluate needles --output x", "MODEL|model"),
+        ("evaluate needles m --samples many --output x", "--samples"),
+        ("report --output x.html", "RUN"),
+        ("env extra", "extra"),
+    ],
+)
+def test_wrong_words_cost_one_sentence(refused, words, pattern):
+    refused(pattern, words)
+
+
+def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_preset", interrupt)
+    code, _, err = antiphase("compare --output x")
+    assert (code, err) == (130, "antiphase: stopped\n")
+
+
+def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
+    def fail(*_, **__):
+        raise cli.InputError("first\nsecond")
+
+    monkeypatch.setattr(cli, "_preset", fail)
+    assert antiphase("compare --output x")[2] == "antiphase: first second\n"
+
+
+def test_usage_errors_are_what_typer_raises():
+    assert issubclass(typer.BadParameter, cli.USAGE_ERROR)
+    assert cli.USAGE_ERROR.__name__ == "ClickException"
+
+
+# ---------------------------------------------------------------------------------- settings
+
+SETTINGS = [
+    ("--set training.stpes=5", "unknown key 'training.stpes'; did you mean 'steps'"),
+    ("--set modell.hidden_size=5", "unknown key 'modell'; did you mean 'model'"),
+    ("--set training.steps", "--set 'training.steps' is not KEY=VALUE"),
+    ("--set training.steps=0", "training.steps must be at least 1, got 0"),
+    ("--set model.num_attention_heads=3", r"num_attention_heads \(3\) does not divide hidden_size \(16\)"),
+    ("--set model.num_attention_heads=1", "num_attention_heads must be even for differential attention"),
+    ("--set model.num_key_value_heads=1", "num_key_value_heads must be even for differential attention"),
+    ("--set model.num_key_value_heads=3", r"num_key_value_heads \(3\) does not divide num_attention_heads \(4\)"),
+    ("--set model.hidden_size=0", "hidden_size must be a whole number of at least 1"),
+    ("--set data.needles=8", r"data.needles \(8\) is more than the 7 different keys"),
+    ("--set data.sequence_length=8", r"data.sequence_length \(8\) is too short for 3 needles and 2 queries"),
+    ("--set model.max_position_embeddings=24", r"model.max_position_embeddings \(24\) is shorter"),
+    ("--device nonsense", "--device nonsense is not a device"),
+    ("--device cuda:99", "--device cuda:99"),
+    ("--data missing.txt", "--data missing.txt: there is no such file"),
+    ("--data empty.txt", "--data empty.txt: the file is empty"),
+    ("--data latin.txt", "--data latin.txt: the text is not UTF-8 at byte 3"),
+    ("--data small.txt --set data.sequence_length=200", "--data holds .* less than one block"),
+    ("--data small.txt --set data.sequence_length=4", "--data holds 5 tokens, 1 whole block of 4, and .* takes 2"),
+    ("--data small.txt --validation small.txt --set data.sequence_length=200", "--data holds .* less than one block"),
+    ("--data book.txt --validation missing.txt", "--validation missing.txt: there is no such file"),
+    ("--data book.txt --set data.needles=2 --set data.queries=1", r"data.sequence_length \(25\) is too short"),
+    ("--data book.txt --set data.vocabulary_size=5", "data.vocabulary_size must be at least 258"),
+    ("--data book.txt --set data.tokenizer=missing/deep/folder", "data.tokenizer missing/deep/folder"),
+    ("--data book.txt --set data.validation_share=2", "data.validation_share"),
+    ("--validation book.txt", "--validation has no use without --data"),
+    ("--set data.source=text", "--data needs at least one file"),
+]
+
+
+@pytest.fixture
+def bad_files(tmp_path, text):
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "latin.txt").write_bytes("Café, hier".encode("latin-1"))
+    (tmp_path / "small.txt").write_text("A few words only.")
+    (tmp_path / "latin.yaml").write_bytes(b"description: \xff")
+    (tmp_path / "bad.yaml").write_bytes(b"model: [")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
+@pytest.mark.parametrize(("words", "pattern"), SETTINGS)
+@pytest.mark.usefixtures("bad_files")
+def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, words, pattern):
+    refused(pattern, f"{command} {tiny} --output out {words}")
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("preset", "pattern"),
+    [
+        ("demmo", "--preset demmo: unknown preset; did you mean 'demo'"),
+        ("none.yaml", "--preset none.yaml: there is no such file"),
+        ("latin.yaml", "--preset latin.yaml cannot be read as UTF-8"),
+        ("bad.yaml", "--preset bad.yaml is not valid YAML"),
+    ],
+)
+@pytest.mark.usefixtures("bad_files")
+def test_preset_that_cannot_be_used_costs_one_sentence(refused, command, preset, pattern):
+    refused(pattern, f"{command} --preset {preset} --output out")
+
+
+@pytest.mark.parametrize(
+    ("command", "pattern"),
+    [
+        ("compare --seeds 0,x", "--seeds must be comma-separated numbers, got '0,x'"),
+        ("compare --seeds 1.5", "--seeds must be comma-separated numbers"),
+        ("compare --seeds 0,", "--seeds must be comma-separated numbers"),
+        ("compare --seeds 0,1,0", "--seeds must be different whole numbers"),
+        ("tune --learning-rates 1e-3 --seeds 2,2", "--seeds must be different whole numbers"),
+        ("tune --learning-rates 1e-3,fast", "--learning-rates must be comma-separated numbers"),
+        ("tune --learning-rates 0", "--learning-rates must be different numbers above 0"),
+        ("tune --learning-rates nan", "--learning-rates must be different numbers above 0"),
+        ("tune --learning-rates 1e-3,0.001", "--learning-rates must be different numbers above 0"),
+        ("compare --set evaluation.needles=[64]", r"data.needles \(64\) is more than the 7 different keys"),
+        ("compare --set evaluation.lengths=[9]", r"data.sequence_length \(9\) is too short"),
+        ("compare --set compare.arms.softmax.model.hiden_size=8", "did you mean 'hidden_size'"),
+        ("compare --set compare.arms={softmax:{}}", "compare.arms|valid YAML"),
+        ("compare --set compare.arms.softmax.model.num_attention_heads=3", "num_attention_heads"),
+    ],
+)
+def test_studies_that_cannot_be_used_cost_one_sentence(refused, tiny, command, pattern):
+    word, _, rest = command.partition(" ")
+    refused(pattern, f"{word} {tiny} --output out {rest}")
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
+@pytest.mark.parametrize(
+    ("output", "pattern"),
+    [
+        ("mine", "--output mine exists and holds no (run|study) of antiphase; choose another folder"),
+        ("file", "--output file exists and holds no (run|study) of antiphase"),
+        ("file/deep", "--output file/deep cannot be made"),
+    ],
+)
+def test_output_that_is_something_else_is_left_alone(refused, tmp_path, tiny, command, output, pattern):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    refused(pattern, f"{command} {tiny} --output {output}")
+    refused(pattern, f"{command} {tiny} --output {output} --resume")
+
+
+def test_refused_text_may_be_corrected_into_the_same_folder(antiphase, refused, tiny, text):
+    sizes = "--set data.sequence_length=200 --set training.steps=2 --set data.queries=1 --set evaluation.samples=2"
+    start = f"train {tiny} --output out --data book.txt {sizes}"
+    refused("less than one block", f"{start} --set data.sequence_length=99999")
+    assert antiphase(f"{start} --set data.needles=2")[0] == 0
+
+
+# ---------------------------------------------------------------------------------- one run and what follows
+
+
+def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
+    start = f"train {tiny} --set training.steps=4 --output out"
+    code, out, err = antiphase(f"{start} --seed 3")
+    assert (code, err) == (0, "")
+    assert "out/record.json" in out
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["kind"] == "train"
+    assert record["seeds"] == [3]
+    assert record["command"] == f"antiphase {start} --seed 3"
+    assert record["config"]["training"]["steps"] == 4
+    assert (tmp_path / "out" / "report.html").read_text().startswith("<!")
+
+    refused("holds a run already; add --resume", f"{start} --seed 3")
+    refused("holds a run with other settings .training.seed.", f"{start} --seed 4 --resume")
+    refused("holds no study", f"compare {tiny} --output out")
+    weights = (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert antiphase(f"{start} --seed 3 --resume")[0] == 0
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == weights
+
+    for measurement in ("needles", "perplexity", "allocation"):
+        code, _, err = antiphase(f"evaluate {measurement} out --samples 3 --depths 0,1 --output {measurement}")
+        assert (code, err) == (0, "")
+        assert json.loads((tmp_path / measurement / "record.json").read_text())["kind"] == f"evaluate-{measurement}"
+        assert (tmp_path / measurement / "report.html").is_file()
+    refused("exists and is not empty", "evaluate needles out --output needles")
+    code, _, err = antiphase("report out needles allocation/record.json --output all/page.html --figures figures")
+    assert (code, err) == (0, "")
+    assert (tmp_path / "all" / "page.html").read_text().count("antiphase train") >= 1
+
+    length = "is longer than the 25 positions of out"
+    for words, pattern in (
+        ("--samples 0", "--samples must be at least 1, got 0"),
+        ("--length 26", f"--length 26 {length}"),
+        ("--length 1", "--length must be at least 2"),
+        ("--length 9", r"data.sequence_length \(9\) is too short"),
+        ("--needles 0", "--needles must be at least 1, got 0"),
+        ("--needles 2,x", "--needles must be comma-separated numbers"),
+        ("--needles 99", r"data.needles \(99\) is more than the 7 different keys"),
+        ("--queries 0", "--queries must be at least 1"),
+        ("--queries 99", r"data.sequence_length \(25\) is too short for 3 needles and 99 queries"),
+        ("--depths 0,2", "--depths must lie between 0 and 1"),
+        ("--depths deep", "--depths must be comma-separated numbers"),
+        ("--device nonsense", "--device nonsense"),
+        ("--data missing.txt", "--data missing.txt"),
+    ):
+        refused(pattern, f"evaluate needles out --output new {words}")
+    refused("holds a run|is not empty", "evaluate needles out --output out")
+
+
+def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
+    refused("--data is missing: .*llama was not trained here", "evaluate perplexity llama --output new")
+    refused(
+        "--length 301 is longer than the 300", "evaluate perplexity llama --length 301 --data book.txt --output new"
+    )
+    refused("config.json, line 1: this is not JSON", "evaluate perplexity llama --data llama/config.json --output new")
+    code, _, err = antiphase("evaluate perplexity llama --data book.txt --samples 4 --output new")
+    assert (code, err) == (0, "")
+    record = json.loads((tmp_path / "new" / "record.json").read_text())
+    assert record["config"]["data"]["sequence_length"] == 300
+    (row,) = record["values"]["rows"]
+    assert row["tokens"] == 4 * 299
+
+
+@pytest.mark.parametrize(
+    ("model", "pattern"),
+    [
+        ("mine", "MODEL mine: this folder holds no model .config.json is missing."),
+        ("broken", "MODEL broken: no causal language model could be loaded"),
+        ("notes.txt", "MODEL notes.txt"),
+        ("./missing", "MODEL ./missing"),
+    ],
+)
+def test_model_that_cannot_be_loaded_costs_one_sentence(refused, tmp_path, model, pattern):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bogus"}')
+    (tmp_path / "notes.txt").write_text("mine")
+    refused(pattern, f"evaluate needles {model} --output out")
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        ("mine --output page.html", "mine/record.json: there is no record here"),
+        ("missing --output page.html", "missing: there is no record here"),
+        ("notes.json --output page.html", "notes.json is not a record"),
+        ("good --output mine", "--output mine is a folder"),
+        ("good --output good/record.json/page.html", "--output .* cannot be"),
+        ("good notes.json --output page.html", "notes.json is not a record"),
+    ],
+)
+def test_report_on_something_else_costs_one_sentence(refused, tmp_path, words, pattern):
+    from antiphase.records import Record
+
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "notes.json").write_text('{"values": 3}')
+    Record(kind="other", values={"a": 1}).save(tmp_path / "good")
+    refused(pattern, f"report {words}")
+
+
+def test_env_names_versions(antiphase):
+    code, out, _ = antiphase("env")
+    assert code == 0
+    assert torch.__version__.partition("+")[0] in out
+    assert str(os.cpu_count()) in out

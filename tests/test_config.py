@@ -1,0 +1,349 @@
+"""Settings: every mistake is refused by its name, and what is read is what was written."""
+
+import dataclasses
+import inspect
+import math
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphase.config import (
+    CompareSettings,
+    DataSettings,
+    EvaluationSettings,
+    ModelSettings,
+    RunSettings,
+    TrainingSettings,
+    arm_run,
+    load_preset,
+    to_yaml,
+)
+from antiphase.errors import InputError
+from antiphase.models.configuration import AntiphaseConfig
+
+SECTIONS = {
+    "model": ModelSettings,
+    "data": DataSettings,
+    "training": TrainingSettings,
+    "evaluation": EvaluationSettings,
+    "compare": CompareSettings,
+}
+FIELDS = [f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)]
+REQUIRED = {
+    "model": {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2},
+    "data": {"sequence_length": 16},
+    "training": {"steps": 5},
+}
+
+
+@pytest.fixture
+def preset(tmp_path):
+    """Write a preset from a tree of changes to the smallest one and return its path."""
+
+    def write(**sections):
+        path = tmp_path / "preset.yaml"
+        tree = {**REQUIRED, **sections}
+        path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
+        return str(path)
+
+    return write
+
+
+def test_smallest_preset_has_defaults_for_all_the_rest(preset):
+    loaded = load_preset(preset())
+    assert loaded.run == RunSettings(
+        model=ModelSettings(**REQUIRED["model"]),
+        data=DataSettings(**REQUIRED["data"]),
+        training=TrainingSettings(**REQUIRED["training"]),
+    )
+    assert loaded.compare.arms == {
+        "softmax": {"model.attention_type": "softmax"},
+        "differential": {"model.attention_type": "differential"},
+    }
+
+
+@pytest.mark.parametrize(("text", "number"), [("4e-3", 0.004), ("1E5", 1e5), ("2", 2.0), (".5", 0.5), ("1_0.0", 10.0)])
+def test_numbers_that_yaml_reads_as_text_are_numbers(preset, text, number):
+    assert load_preset(preset(), [f"training.learning_rate={text}"]).run.training.learning_rate == number
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_misspelt_key_names_the_nearest(preset, field):
+    section, _, name = field.partition(".")
+    with pytest.raises(InputError, match=f"unknown key '{section}.{name[0]}{name}'; did you mean '{name}'"):
+        load_preset(preset(), [f"{section}.{name[0]}{name}=1"])
+
+
+def test_misspelt_section_names_the_nearest(preset):
+    with pytest.raises(InputError, match="unknown key 'trainign'; did you mean 'training'"):
+        load_preset(preset(), ["trainign.steps=5"])
+
+
+def test_unknown_key_of_an_arm_names_the_arm_and_the_nearest(preset):
+    with pytest.raises(InputError, match=r"compare\.arms\.softmax\.training\.stepz'; did you mean 'steps'"):
+        load_preset(preset(), ["compare.arms.softmax.training.stepz=3"])
+
+
+@pytest.mark.parametrize(
+    "missing", [f"{section}.{key}" for section, values in REQUIRED.items() for key in values] + ["model", "data"]
+)
+def test_missing_key_is_named_in_full(preset, missing):
+    section, _, key = missing.partition(".")
+    rest = {name: value for name, value in REQUIRED[section].items() if name != key} if key else None
+    with pytest.raises(InputError, match=f"missing key '{missing}'"):
+        load_preset(preset(**{section: rest}))
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("training.steps=many", "training.steps must be a whole number, got 'many'"),
+        ("training.steps=1.5", "training.steps must be a whole number, got 1.5"),
+        ("training.steps=true", "training.steps must be a whole number, got True"),
+        ("training.steps=null", "training.steps must be a whole number, got None"),
+        ("training.steps=", "training.steps must be a whole number, got ''"),
+        ("training.learning_rate=fast", "training.learning_rate must be a number, got 'fast'"),
+        ("training.learning_rate=.nan", "training.learning_rate must be a number, got nan"),
+        ("training.learning_rate=nan", "training.learning_rate must be a number, got 'nan'"),
+        ("training.learning_rate=inf", "training.learning_rate must be a number, got 'inf'"),
+        ("training.learning_rate=true", "training.learning_rate must be a number, got True"),
+        ("training.tensorboard=1", "training.tensorboard must be true or false, got 1"),
+        ("training.precision=half", "training.precision must be one of auto, float32, bfloat16, got 'half'"),
+        ("model.attention_type=[softmax]", "model.attention_type must be one of softmax, differential"),
+        ("data.paths=book.txt", r"data.paths must be a list, for example data.paths=\[1,2\]; got 'book.txt'"),
+        ("evaluation.depths=[0,deep]", r"evaluation.depths\[1\] must be a number, got 'deep'"),
+        ("data.paths=[[a]]", r"data.paths\[0\] must be text"),
+        ("model=5", "model must be a mapping of keys to values, got 5"),
+        ("compare.arms=3", "compare.arms must be a mapping, got 3"),
+        ("compare.arms.softmax=3", "compare.arms.softmax must be a mapping, got 3"),
+        ("model.hidden_size.x=3", "key 'model.hidden_size.x': 'hidden_size' holds a value, not a section"),
+    ],
+)
+def test_wrong_type_says_what_was_expected(preset, override, expected):
+    with pytest.raises(InputError, match=expected):
+        load_preset(preset(), [override])
+
+
+def test_number_too_large_for_a_float_is_refused(preset):
+    with pytest.raises(InputError, match=r"training\.clip must be a number"):
+        load_preset(preset(), [f"training.clip={'9' * 400}"])
+
+
+@pytest.mark.parametrize("override", ["training.steps", "=5", "", "training.steps 5"])
+def test_set_without_key_and_value_says_how(preset, override):
+    with pytest.raises(InputError, match=r"--set .* is not KEY=VALUE, for example --set training\.steps=200"):
+        load_preset(preset(), [override])
+
+
+def test_set_with_broken_yaml_is_refused(preset):
+    with pytest.raises(InputError, match=r"--set .* the value is not valid YAML"):
+        load_preset(preset(), ["data.paths=[a"])
+
+
+def test_set_keeps_equal_signs_of_the_value_and_the_last_one_wins(preset):
+    overrides = ["description=a=b", "training.steps=3", "training.steps=4"]
+    run = load_preset(preset(), overrides).run
+    assert run.description == "a=b"
+    assert run.training.steps == 4
+
+
+def test_numbers_and_lists_where_text_is_wanted(preset):
+    run = load_preset(preset(), ["description=5", "data.paths=[1,b]"]).run
+    assert run.description == "5"
+    assert run.data.paths == ["1", "b"]
+
+
+def test_data_turns_a_synthetic_preset_into_text_with_its_changes(preset):
+    path = preset(with_data={"data.needles": 2, "training.steps": 7, "compare.threshold": 0.25})
+    plain, text = load_preset(path), load_preset(path, data=["a.txt", "b"], validation=["c"])
+    assert (plain.run.data.source, plain.run.training.steps, plain.compare.threshold) == ("synthetic", 5, 0.5)
+    assert (text.run.data.source, text.run.training.steps, text.compare.threshold) == ("text", 7, 0.25)
+    assert (text.run.data.paths, text.run.data.validation, text.run.data.needles) == (["a.txt", "b"], ["c"], 2)
+
+
+def test_set_comes_after_what_data_changes(preset):
+    path = preset(with_data={"training.steps": 7})
+    assert load_preset(path, ["training.steps=9"], data=["a.txt"]).run.training.steps == 9
+
+
+@pytest.mark.parametrize("with_data", [[1], "training.steps=3", {"training.stps": 3}, {5: 6}])
+def test_with_data_of_another_form_is_refused(preset, with_data):
+    with pytest.raises(InputError, match=r"with_data|unknown key"):
+        load_preset(preset(with_data=with_data), data=["a.txt"])
+
+
+def test_validation_without_text_is_refused(preset):
+    with pytest.raises(InputError, match="--validation has no use without --data"):
+        load_preset(preset(), validation=["a.txt"])
+
+
+def test_arms_override_the_run_and_nothing_else_of_it(preset):
+    loaded = load_preset(preset(), ["compare.arms.softmax.training.learning_rate=9e-3", "compare.seeds=[4]"])
+    softmax = arm_run(loaded.run, loaded.compare, "softmax", seed=4)
+    differential = arm_run(loaded.run, loaded.compare, "differential", seed=4)
+    assert softmax.model.attention_type == "softmax"
+    assert softmax.training.learning_rate == 9e-3
+    assert differential == dataclasses.replace(
+        loaded.run, training=dataclasses.replace(loaded.run.training, seed=4)
+    )  # differential is the default
+    assert loaded.run.training.seed == 0
+
+
+@pytest.mark.parametrize("key", ["data.needles", "evaluation.samples", "training.seed"])
+def test_arms_may_not_differ_in_what_makes_them_comparable(preset, key):
+    with pytest.raises(InputError, match=rf"compare\.arms\.softmax must not change {key}"):
+        load_preset(preset(), [f"compare.arms.softmax.{key}=3"])
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "two words"])
+def test_arm_that_cannot_name_a_folder_is_refused(preset, name):
+    with pytest.raises(InputError, match=r"compare\.arms: .* cannot be the name of a folder"):
+        load_preset(preset(compare={"arms": {name: {}, "softmax": {}}}))
+
+
+OUT_OF_RANGE = {
+    **dict.fromkeys(
+        (
+            *("training.steps", "training.batch_size", "training.micro_batch_size", "training.log_every"),
+            *("training.evaluate_every", "training.checkpoint_every", "training.threads"),
+            *("data.needles", "data.queries", "data.keys", "data.numbers", "data.fillers"),
+            *("evaluation.samples", "evaluation.validation_sequences", "evaluation.curve_samples"),
+            *("compare.processes", "training.learning_rate", "training.clip", "model.rope_theta"),
+            *("model.rms_norm_eps", "model.head_norm_eps", "model.initializer_range", "data.validation_share"),
+            *("model.max_position_embeddings", "training.decay_steps"),
+        ),
+        ("0", "-1"),
+    ),
+    **dict.fromkeys(("training.warmup_steps", "training.weight_decay", "data.needle_share"), ("-1",)),
+    **dict.fromkeys(("training.beta1", "training.beta2"), ("-0.1", "1", "1.5")),
+    "data.sequence_length": ("1", "-3"),
+    "data.validation_share": ("0", "1", "1.5"),
+    "data.needle_share": ("-0.1", "1.1"),
+    "evaluation.depths": ("[]", "[1.1]", "[-0.1]", "[.nan]"),
+    "evaluation.needles": ("[0]", "[4,-1]"),
+    "evaluation.lengths": ("[0]",),
+    "model.max_position_embeddings": ("15",),
+    "training.decay_steps": ("4",),
+    "compare.threshold": ("-0.1", "1"),
+    "compare.arms": ("{}",),
+}
+
+
+@pytest.mark.parametrize("override", [f"{field}={value}" for field, values in OUT_OF_RANGE.items() for value in values])
+def test_value_out_of_range_is_refused_by_its_field(preset, override):
+    with pytest.raises(InputError, match=override.partition("=")[0].replace(".", r"\.")):
+        load_preset(preset(), [override])
+
+
+@pytest.mark.parametrize("seeds", ["[]", "[1,1]"])
+def test_seeds_must_differ(preset, seeds):
+    with pytest.raises(InputError, match="--seeds must be different whole numbers"):
+        load_preset(preset(), [f"compare.seeds={seeds}"])
+
+
+def test_longer_evaluation_needs_longer_positions(preset):
+    with pytest.raises(InputError, match=r"model\.max_position_embeddings \(20\) is shorter"):
+        load_preset(preset(), ["model.max_position_embeddings=20", "evaluation.lengths=[16,21]"])
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"\xff\xfe", "cannot be read as UTF-8"),
+        (b"model: [", "is not valid YAML"),
+        (b"", "must be a YAML mapping"),
+        (b"- 1", "must be a YAML mapping"),
+        (b"a: \x00", "is not valid YAML"),
+    ],
+)
+def test_file_that_is_no_preset_is_refused(tmp_path, content, reason):
+    path = tmp_path / "bad.yaml"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=f"--preset .*bad.yaml {reason}") as caught:
+        load_preset(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_section_without_keys_is_refused_by_its_name(preset):
+    for section in ("compare", "evaluation", "model"):
+        with pytest.raises(InputError, match=section):
+            load_preset(preset(**{section: []}), [f"{section}.seeds=[1]"])
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(InputError, match="--preset deemo: unknown preset; did you mean 'demo'"):
+        load_preset("deemo")
+    with pytest.raises(InputError, match=r"--preset deemo\.yaml: there is no such file"):
+        load_preset("deemo.yaml")
+
+
+def test_every_model_setting_is_an_argument_of_the_configuration():
+    arguments = set(inspect.signature(AntiphaseConfig.__init__).parameters)
+    own = {field.name for field in dataclasses.fields(ModelSettings)}
+    assert own - arguments == {"rope_theta"}  # transformers keeps it in rope_parameters
+    assert {"hidden_size", "attention_type"} <= own
+
+
+def test_defaults_of_the_model_are_those_of_the_configuration():
+    arguments = inspect.signature(AntiphaseConfig.__init__).parameters
+    for field in dataclasses.fields(ModelSettings):
+        if field.name in {"attention_type", "head_dim", "num_key_value_heads", "rms_norm_eps", "head_norm_eps"}:
+            assert field.default == arguments[field.name].default, field.name
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+positive = st.floats(min_value=1e-300, max_value=1e300)
+words = st.text(max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    description=words,
+    paths=st.lists(words, max_size=3),
+    field=st.none() | words,
+    rate=positive,
+    theta=positive,
+    steps=st.integers(1, 10**12),
+    seed=st.integers(-(2**70), 2**70),
+    share=st.floats(min_value=0, max_value=1),
+    depths=st.lists(st.floats(min_value=0, max_value=1), min_size=1, max_size=3),
+    flag=st.booleans(),
+)
+def test_settings_come_back_from_yaml_as_they_were(
+    tmp_path_factory, description, paths, field, rate, theta, steps, seed, share, depths, flag
+):
+    run = RunSettings(
+        description=description,
+        model=ModelSettings(**REQUIRED["model"], rope_theta=theta),
+        data=DataSettings(sequence_length=16, paths=paths, text_field=field, needle_share=share),
+        training=TrainingSettings(steps=steps, learning_rate=rate, seed=seed, tensorboard=flag),
+        evaluation=EvaluationSettings(depths=depths),
+    )
+    path = tmp_path_factory.mktemp("run") / "run.yaml"
+    path.write_bytes(to_yaml(run).encode())
+    assert load_preset(str(path)).run == run
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    field=st.sampled_from(FIELDS),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | words, lambda inner: st.lists(inner, max_size=2)
+    ),
+)
+def test_any_value_is_taken_or_refused_in_one_sentence(tmp_path_factory, field, value):
+    section, _, name = field.partition(".")
+    tree = {**REQUIRED, section: {**REQUIRED.get(section, {}), name: value}}
+    path = tmp_path_factory.mktemp("preset") / "any.yaml"
+    path.write_bytes(yaml.safe_dump(tree).encode())
+    try:
+        loaded = load_preset(str(path))
+    except InputError as error:
+        message = str(error)
+    else:
+        message = ""
+        found = getattr(loaded.compare if section == "compare" else getattr(loaded.run, section), name)
+        assert not (isinstance(found, float) and not math.isfinite(found))
+    assert not message or name in message

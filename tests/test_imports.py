@@ -1,0 +1,77 @@
+"""What importing costs, and what is known afterwards; each in a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import antiphase
+
+HEAVY = ("torch", "transformers", "numpy", "datasets", "matplotlib", "scipy")
+
+
+def fresh(code):
+    """Run ``code`` in a new interpreter and return what it prints as JSON."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_importing_the_package_loads_no_heavy_library():
+    loaded = fresh("import antiphase, sys, json; dir(antiphase); print(json.dumps(sorted(sys.modules)))")
+    assert "antiphase" in loaded
+    assert not {"rich", "typer", "yaml", *HEAVY} & set(loaded)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["--version"], ["train", "--set", "a=1"]])
+def test_help_and_mistakes_load_no_heavy_library(arguments):
+    loaded = fresh(
+        "import sys, json\n"
+        f"sys.argv = ['antiphase', *{arguments!r}]\n"
+        "from antiphase.cli import main\n"
+        "try:\n    main()\n"
+        "except SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
+    )
+    assert "antiphase.cli" in loaded
+    assert not set(HEAVY) & set(loaded)
+
+
+AUTO = """
+config = transformers.AutoConfig.for_model("antiphase", hidden_size=16, num_hidden_layers=1, intermediate_size=16,
+                                           num_attention_heads=4, vocab_size=11)
+model = transformers.AutoModelForCausalLM.from_config(config)
+print(json.dumps([type(config).__name__, type(model).__name__]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import antiphase, transformers, json",
+        "import transformers, antiphase, json",
+        "import antiphase, json, transformers.models.auto.modeling_auto",
+        "import json, transformers.models.auto.modeling_auto, antiphase",
+        "import json, transformers.models.auto.configuration_auto, antiphase",
+        "import json, transformers; transformers.AutoConfig; import antiphase",
+        "import json, transformers; from antiphase import AntiphaseConfig",
+        "import json; from antiphase.models import transformer; import transformers",
+        "import json, antiphase; antiphase.AntiphaseForCausalLM; import transformers",
+        "import json; from antiphase.training import loop; import transformers",
+        "import json, antiphase, transformers; transformers.LlamaForCausalLM",
+        "import json, antiphase, transformers.modeling_layers",
+        "import json, antiphase.models.attention, transformers",
+        "import json, antiphase.models.registration, transformers",
+    ],
+)
+def test_auto_classes_know_the_models_whatever_is_imported_first(imports):
+    assert fresh(imports + AUTO) == ["AntiphaseConfig", "AntiphaseForCausalLM"]
+
+
+def test_every_public_name_is_there_and_no_other():
+    for name in antiphase.__all__:
+        assert getattr(antiphase, name) is not None
+    assert set(antiphase.__all__) <= set(dir(antiphase))
+    with pytest.raises(AttributeError, match="no attribute 'bogus'"):
+        antiphase.bogus  # noqa: B018

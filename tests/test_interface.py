@@ -1,0 +1,404 @@
+"""The attention function, its masks, and swapping one in any model of transformers."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
+
+from antiphase import interface
+from antiphase.interface import (
+    antiphase_attention,
+    antiphase_mask,
+    combine_mask,
+    eager_attention,
+    is_differential,
+    join_halves,
+    swapped,
+)
+
+BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+FOREIGN: dict[str, Any] = {
+    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
+    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    ),
+}
+foreign = pytest.mark.parametrize("name", FOREIGN)
+
+
+def foreign_model(name: str, implementation: str) -> Any:
+    model = FOREIGN[name](implementation).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
+    module = nn.Module()
+    module.config = SimpleNamespace(attention_type=kind)
+    for name, value in fields.items():
+        setattr(module, name, value)
+    return module
+
+
+def tensors(*, maps: int = 4, keys: int = 5, queries: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    shapes = ((2, maps, queries, 6), (2, maps, keys, 6), (2, maps, keys, 6))
+    query, key, value = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
+    return query, key, value
+
+
+def arguments(kind: str) -> dict[str, Any]:
+    return {"lam": torch.tensor(0.4)} if kind == "differential" else {}
+
+
+both_kinds = pytest.mark.parametrize("kind", ["softmax", "differential"])
+both_functions = pytest.mark.parametrize("function", [antiphase_attention, eager_attention])
+
+# ------------------------------------------------------------------------------------------ the functions
+
+
+def test_the_form_is_read_from_the_configuration():
+    assert is_differential(layer("differential"))
+    for other in ("softmax", "block_sparse", "original_full", None):  # BigBird has a field of this name too
+        assert not is_differential(layer(other))
+    module = nn.Module()
+    module.config = SimpleNamespace()
+    assert not is_differential(module)
+
+
+def test_value_heads_are_joined_from_neighbouring_halves():
+    value = torch.arange(2 * 4 * 3 * 2).view(2, 4, 3, 2)
+    joined = join_halves(value)
+    assert joined.shape == (2, 2, 3, 4)
+    for head in (0, 1):
+        assert torch.equal(joined[:, head], torch.cat([value[:, 2 * head], value[:, 2 * head + 1]], dim=-1))
+
+
+@both_kinds
+@both_functions
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias", "anything_new"])
+def test_arguments_that_would_change_the_result_are_refused_by_name(function, kind, name):
+    with pytest.raises(ValueError, match=f"does not support the arguments {name}"):
+        function(layer(kind), *tensors(), None, **arguments(kind), **{name: 1.0})
+    function(layer(kind), *tensors(), None, **arguments(kind), **{name: None})  # None asks for nothing
+
+
+@both_functions
+def test_every_unknown_argument_is_named(function):
+    with pytest.raises(ValueError, match=r"arguments s_aux, softcap$"):
+        function(layer(), *tensors(), None, softcap=30.0, s_aux=torch.zeros(4))
+
+
+@both_kinds
+@both_functions
+def test_dropout_is_refused_and_its_absence_accepted(function, kind):
+    with pytest.raises(ValueError, match=r"no dropout.*attention_dropout"):
+        function(layer(kind), *tensors(), None, **arguments(kind), dropout=0.1)
+    function(layer(kind), *tensors(), None, **arguments(kind), dropout=0.0, position_ids=torch.zeros(1, 5), use_cache=1)
+
+
+@both_kinds
+@both_functions
+@pytest.mark.parametrize(
+    "mask",
+    [
+        torch.full((2, 1, 1, 5), -0.5, dtype=torch.float64),
+        torch.linspace(-3, 0, 25).view(1, 1, 5, 5),
+        torch.ones(2, 1, 5, 5, dtype=torch.int64),
+    ],
+    ids=["bias", "distances", "whole numbers"],
+)
+def test_a_mask_that_is_more_than_visible_or_hidden_is_refused(function, kind, mask):
+    with pytest.raises(ValueError, match="mask"):
+        function(layer(kind), *tensors(), mask, **arguments(kind))
+
+
+@both_kinds
+@both_functions
+@pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.float32).min, -1e9])
+def test_an_additive_mask_of_transformers_means_the_boolean_one(function, kind, hidden):
+    visible = (torch.rand(2, 1, 5, 5) < 0.6).tril() | torch.eye(5, dtype=torch.bool)
+    additive = torch.zeros(2, 1, 5, 5).masked_fill(~visible, hidden)
+    inputs = tensors()
+    expected = function(layer(kind), *inputs, visible, **arguments(kind))[0]
+    assert torch.equal(function(layer(kind), *inputs, additive, **arguments(kind))[0], expected)
+
+
+@both_kinds
+@both_functions
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_row_that_sees_nothing_gives_zeros_and_finite_gradients(function, kind, causal):
+    inputs = tensors()
+    padding = torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    padding[0], padding[1, ..., :2] = False, False
+    out, weights = function(layer(kind, is_causal=causal), *inputs, padding, **arguments(kind))
+    assert torch.isfinite(out).all()
+    assert not out[0].any()
+    assert out[1, :2].any() != causal  # queries before the first visible key
+    if weights is not None:
+        assert not weights[0].any()
+    out.sum().backward()
+    assert all(torch.isfinite(tensor.grad).all() for tensor in inputs)
+
+
+@both_kinds
+@pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 7), (3, 7)])
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_fast_function_equals_the_eager_one(kind, queries, keys, window, padded):
+    inputs = tensors(queries=queries, keys=keys)
+    mask = None
+    if padded:
+        mask = torch.ones(2, 1, 1, keys, dtype=torch.bool)
+        mask[1, ..., :2] = False
+    fast, eager = (
+        function(layer(kind), *inputs, mask, sliding_window=window, scaling=0.3, **arguments(kind))[0]
+        for function in (antiphase_attention, eager_attention)
+    )
+    assert fast.shape == ((2, queries, 2, 12) if kind == "differential" else (2, queries, 4, 6))
+    torch.testing.assert_close(fast, eager, rtol=1e-10, atol=1e-10)
+
+
+def test_the_last_query_stands_at_the_last_key_and_the_window_counts_from_it():
+    visible = combine_mask(None, 2, 5, is_causal=True, sliding_window=3, device=torch.device("cpu"))
+    expected = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 1, 1, 1]]).bool()
+    assert torch.equal(visible, expected)
+
+
+# ------------------------------------------------------------------------------------------ the mask function
+
+
+def test_plain_causality_needs_no_mask_and_padding_one_row():
+    assert antiphase_mask(2, 5, 5) is None
+    assert antiphase_mask(2, 3, 9, 6) is None
+    attention_mask = torch.ones(2, 9, dtype=torch.bool)
+    assert antiphase_mask(2, 3, 9, 6, attention_mask=attention_mask) is None
+    attention_mask[1, :4] = False
+    mask = antiphase_mask(2, 3, 9, 6, attention_mask=attention_mask)
+    assert mask.shape == (2, 1, 1, 9)
+    assert torch.equal(mask[:, 0, 0], attention_mask)
+
+
+def test_anything_but_plain_causality_is_a_mask_by_query():
+    packed = packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1]]))
+
+    def both(*place: Any) -> Any:
+        return causal_mask_function(*place) & packed(*place)
+
+    mask = antiphase_mask(1, 5, 5, mask_function=both)
+    expected = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool().tril()
+    assert torch.equal(mask, expected[None, None])
+    longer = antiphase_mask(1, 2, 8, 3)  # a cache with room for more keys than it holds
+    assert longer.shape == (1, 1, 2, 8)
+    assert longer.sum(-1).flatten().tolist() == [4, 5]
+
+
+@foreign
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_model_of_transformers_gives_the_same_with_the_registered_function(name, padded):
+    ids, mask = torch.randint(3, 61, (3, 11)), torch.ones(3, 11, dtype=torch.int64)
+    if padded:
+        mask[0, :7], mask[1, :2] = 0, 0
+    model = foreign_model(name, "sdpa").double()
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions}
+    expected = model(**inputs).logits
+    model.set_attn_implementation("antiphase")
+    found = model(**inputs).logits
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
+    assert torch.isfinite(found).all()
+
+
+def test_a_row_of_nothing_but_padding_leaves_no_nan_in_a_model(tiny_model):
+    ids, mask = torch.randint(3, 61, (2, 7)), torch.tensor([[1] * 7, [0] * 7])
+    for kind in ("softmax", "differential"):
+        for implementation in ("antiphase", "eager"):
+            model = tiny_model(kind, attn_implementation=implementation)
+            out = model(ids, attention_mask=mask)
+            out.logits.sum().backward()
+            assert torch.isfinite(out.logits).all()
+            assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------ swapping
+
+
+def registered() -> tuple[set[str], set[str]]:
+    return set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+
+
+def counting(calls: list[str], name: str = "") -> Any:
+    def wrap(function: Any) -> Any:
+        def observe(*args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
+            return function(*args, **kwargs)
+
+        return observe
+
+    return wrap
+
+
+def zeroing(function: Any) -> Any:
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        out, weights = function(*args, **kwargs)
+        return torch.zeros_like(out), weights
+
+    return replaced
+
+
+@foreign
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_function_is_swapped_in_and_the_model_is_as_before_afterwards(name, implementation):
+    model = foreign_model(name, implementation)
+    ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[0, :3] = 0
+    before, names = model(ids, attention_mask=mask).logits, registered()
+    calls: list[str] = []
+    with swapped(model, counting(calls)):
+        during = model(ids, attention_mask=mask).logits
+    assert len(calls) == (4 if name == "diffllama" else 2)  # DiffLlama calls twice a layer
+    assert torch.equal(during, before)
+    with swapped(model, zeroing):
+        assert not torch.allclose(model(ids, attention_mask=mask).logits, before)
+    assert torch.equal(model(ids, attention_mask=mask).logits, before)
+    assert model.config._attn_implementation == implementation
+    assert registered() == names
+
+
+@both_kinds
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_model, kind, implementation):
+    model = tiny_model(kind, attn_implementation=implementation)
+    ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    mask[0, :3] = 0
+    before = model(ids, attention_mask=mask).logits
+    calls: list[str] = []
+    with swapped(model, counting(calls)):
+        torch.testing.assert_close(model(ids, attention_mask=mask).logits, before)
+    assert len(calls) == 3
+    with swapped(model, zeroing):
+        assert not torch.allclose(model(ids, attention_mask=mask).logits, before)
+    assert torch.equal(model(ids, attention_mask=mask).logits, before)
+    assert model.config._attn_implementation == implementation
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_a_swapped_function_of_a_differential_layer_gets_lambda(tiny_model, implementation):
+    model, seen = tiny_model(attn_implementation=implementation), []
+
+    def wrap(function: Any) -> Any:
+        def observe(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen.append((query.shape[1], key.shape[1], value.shape[1], kwargs["lam"].item() == module.lam().item()))
+            return function(module, query, key, value, *args, **kwargs)
+
+        return observe
+
+    with swapped(model, wrap):
+        model(torch.randint(3, 61, (1, 9)))
+    assert seen == [(8, 4, 4, True)] * 3
+
+
+def test_swaps_nest_and_restore_in_order():
+    model, ids = foreign_model("llama", "sdpa"), torch.randint(3, 61, (1, 9))
+    before, names, calls = model(ids).logits, registered(), []
+    with swapped(model, counting(calls, "outer")):
+        with swapped(model, counting(calls, "inner")):
+            assert torch.equal(model(ids).logits, before)
+        assert calls == ["inner", "outer"] * 2
+        calls.clear()
+        model(ids)
+        assert calls == ["outer"] * 2
+    calls.clear()
+    model(ids)
+    assert not calls
+    assert registered() == names
+
+
+def test_an_error_inside_restores_the_model_and_is_not_replaced():
+    model, ids = foreign_model("llama", "eager"), torch.randint(3, 61, (1, 9))
+    before, names = model(ids).logits, registered()
+    with pytest.raises(RuntimeError, match="of the caller"), swapped(model, zeroing):
+        raise RuntimeError("of the caller")
+
+    def failing(function: Any) -> Any:
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            raise RuntimeError("of the function")
+
+        return fail
+
+    with pytest.raises(RuntimeError, match="of the function"), swapped(model, failing):
+        model(ids)
+
+    def broken(function: Any) -> Any:
+        raise RuntimeError("of the wrap")
+
+    with pytest.raises(RuntimeError, match="of the wrap"), swapped(model, broken):
+        pass
+    assert model.config._attn_implementation == "eager"
+    assert registered() == names
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
+    model, ids, seen = foreign_model("llama", "sdpa"), torch.randint(3, 61, (1, 9)), []
+    AttentionInterface.register("maskless", interface.antiphase_attention)
+    try:
+        model.set_attn_implementation("maskless")
+        before, names = model(ids).logits, registered()
+
+        def wrap(function: Any) -> Any:
+            def observe(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+                seen.append(mask)
+                return function(module, query, key, value, mask, **kwargs)
+
+            return observe
+
+        with swapped(model, wrap):
+            assert torch.equal(model(ids).logits, before)
+        assert seen == [None, None]
+        assert registered() == names
+    finally:
+        del AttentionInterface._global_mapping["maskless"]
+
+
+def test_a_model_that_never_calls_the_function_is_refused_by_name():
+    model = foreign_model("llama", "sdpa")
+    with (
+        pytest.raises(ValueError, match="LlamaForCausalLM never called the attention function"),
+        swapped(model, zeroing),
+    ):
+        model.get_input_embeddings()(torch.tensor([[1]]))
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_outside_the_interface_is_refused_by_name(monkeypatch):
+    model, names = foreign_model("llama", "sdpa"), registered()
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not use"), swapped(model, zeroing):
+        pass
+    monkeypatch.undo()
+    monkeypatch.setattr(model, "set_attn_implementation", lambda name: None)
+    with pytest.raises(ValueError, match="LlamaForCausalLM did not accept"), swapped(model, zeroing):
+        pass
+    assert registered() == names

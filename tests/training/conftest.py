@@ -1,0 +1,77 @@
+"""Runs of a second, and ways to look at what they left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from antiphase.config import RunSettings, load_preset
+from antiphase.data.prepare import prepare
+from antiphase.records import Record
+from antiphase.studies.single import curve_evaluations
+from antiphase.training.loop import train
+
+
+@pytest.fixture
+def settings(tiny_preset: Path) -> Callable[..., RunSettings]:
+    """``settings("training.steps=3")``: of the tiny preset."""
+    return lambda *overrides: load_preset(str(tiny_preset), overrides).run
+
+
+@pytest.fixture
+def run(settings: Callable[..., RunSettings]) -> Callable[..., Record]:
+    """``run(folder, "training.steps=3", report=...)``: train the tiny preset."""
+
+    def execute(folder: Path, *overrides: str, **arguments: Any) -> Record:
+        chosen = settings(*overrides)
+        data = prepare(chosen.data, folder.parent / "tokens")
+        return train(chosen, data, folder, evaluations=curve_evaluations(chosen, data), **arguments)
+
+    return execute
+
+
+@pytest.fixture
+def outcome() -> Callable[[Path], dict[str, Any]]:
+    """All of a run that must not depend on how often it was interrupted."""
+
+    def read(folder: Path) -> dict[str, Any]:
+        state = torch.load(folder / "checkpoint" / "state.pt", weights_only=True)
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        times = {"seconds", "tokens_per_second"}
+        return {
+            "weights": load_file(folder / "model.safetensors"),
+            "checkpoint": load_file(folder / "checkpoint" / "weights.safetensors"),
+            "optimizer": state["optimizer"],
+            "progress": {name: value for name, value in state["progress"].items() if name not in times},
+            "metrics": [{name: value for name, value in line.items() if name not in times} for line in lines],
+        }
+
+    return read
+
+
+@pytest.fixture
+def assert_identical() -> Callable[[Any, Any], None]:
+    """Bit for bit, through mappings and lists."""
+
+    def compare(first: Any, second: Any, where: str = "") -> None:
+        assert type(first) is type(second), where
+        if isinstance(first, dict):
+            assert first.keys() == second.keys(), where
+            for key, value in first.items():
+                compare(value, second[key], f"{where}.{key}")
+        elif isinstance(first, (list, tuple)):
+            assert len(first) == len(second), where
+            for index, (one, other) in enumerate(zip(first, second, strict=True)):
+                compare(one, other, f"{where}[{index}]")
+        elif isinstance(first, torch.Tensor):
+            assert torch.equal(first, second), where
+        else:
+            assert first == second, where
+
+    return compare

@@ -1,0 +1,260 @@
+"""Training: equal seeds give equal runs, however they are cut into pieces."""
+
+import json
+import math
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError, Interrupted
+from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.training import loop
+from antiphase.training.loop import NextTokenLoss, build_model, choose_device
+
+
+def stop_at(step, how):
+    """A reporter that interrupts the run after ``step`` steps."""
+
+    def report(done, values):
+        if done == step and "evaluation" not in values:
+            how()
+
+    return report
+
+
+def press_ctrl_c():
+    signal.raise_signal(signal.SIGINT)
+
+
+def crash():
+    raise OSError("the disk is full")
+
+
+@pytest.mark.parametrize("arm", ["softmax", "differential"])
+@pytest.mark.parametrize(
+    ("step", "how", "error"), [(7, press_ctrl_c, Interrupted), (10, press_ctrl_c, Interrupted), (13, crash, OSError)]
+)
+def test_interrupted_and_resumed_run_equals_the_whole_one(
+    tmp_path, run, outcome, assert_identical, arm, step, how, error
+):
+    kind = f"model.attention_type={arm}"
+    run(tmp_path / "whole", kind)
+    with pytest.raises(error):
+        run(tmp_path / "parts", kind, report=stop_at(step, how))
+    assert not (tmp_path / "parts" / "record.json").exists()
+    run(tmp_path / "parts", kind, resume=True)
+    assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_run_stopped_before_its_first_checkpoint_starts_again(tmp_path, run, outcome, assert_identical):
+    run(tmp_path / "whole")
+    with pytest.raises(OSError, match="disk is full"):
+        run(tmp_path / "parts", report=stop_at(2, crash))
+    run(tmp_path / "parts", resume=True)
+    assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_each_step_is_logged_once_after_any_number_of_interruptions(tmp_path, run):
+    for step in (3, 4, 9):
+        with pytest.raises(Interrupted):
+            run(tmp_path / "run", report=stop_at(step, press_ctrl_c), resume=True)
+    with pytest.raises(OSError, match="disk is full"):
+        run(tmp_path / "run", report=stop_at(14, crash), resume=True)
+    record = run(tmp_path / "run", resume=True)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert [point["step"] for point in record.values["curve"]] == [0, 5, 10, 15, 20]
+    assert lines[-1]["tokens"] == record.values["tokens"] == 20 * 6 * 25
+
+
+def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_gives_the_signal_back(tmp_path, run):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="stopped after step 4 of 20"):
+        run(tmp_path / "run", report=stop_at(4, lambda: signal.raise_signal(signal.SIGTERM)))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
+    assert state["progress"]["step"] == 4
+
+
+def test_second_ctrl_c_stops_at_once(tmp_path, run):
+    def twice():
+        press_ctrl_c()
+        press_ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", report=stop_at(4, twice))
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, run, outcome, assert_identical):
+    first = run(tmp_path / "run")
+    before, model = outcome(tmp_path / "run"), (tmp_path / "run" / "model.safetensors").read_bytes()
+    second = run(tmp_path / "run", resume=True)
+    assert_identical(outcome(tmp_path / "run"), before)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
+    assert second.values == first.values
+
+
+def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path, run, outcome, assert_identical):
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        run(tmp_path / name, f"training.seed={seed}", "training.steps=3")
+    assert_identical(outcome(tmp_path / "a"), outcome(tmp_path / "b"))
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in "ac")
+    assert not torch.equal(one["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_arms_start_with_equal_shared_weights_and_read_equal_batches(tmp_path, settings):
+    models, batches = {}, {}
+    for arm in ("softmax", "differential"):
+        chosen = settings(f"model.attention_type={arm}", "training.seed=7")
+        data = prepare(chosen.data, tmp_path)
+        models[arm] = dict(build_model(chosen, data.tokenizer, seed=7).named_parameters())
+        stream = data.stream(batch_size=6, seed=7)
+        batches[arm] = [stream.batch(step) for step in (0, 1, 19)]
+    shared = models["softmax"].keys() & models["differential"].keys()
+    assert shared == models["softmax"].keys()
+    for name in shared:
+        assert torch.equal(models["softmax"][name], models["differential"][name]), name
+    own = models["differential"].keys() - shared
+    assert {name.rpartition(".")[2] for name in own} == {"lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "weight"}
+    for first, second in zip(*batches.values(), strict=True):
+        assert torch.equal(first.input_ids, second.input_ids)
+        assert torch.equal(first.labels, second.labels)
+    ids = [batch.input_ids for batch in batches["softmax"]]
+    assert not torch.equal(ids[0], ids[1])
+
+
+def test_initial_weights_depend_on_seed_and_name_only(tmp_path, settings):
+    small, large = settings(), settings("model.num_hidden_layers=4", "model.intermediate_size=8")
+    tokenizer = prepare(small.data, tmp_path).tokenizer
+    torch.manual_seed(1)
+    first = dict(build_model(small, tokenizer, seed=3).named_parameters())
+    torch.manual_seed(2)
+    second = dict(build_model(large, tokenizer, seed=3).named_parameters())
+    name = "model.layers.1.self_attn.q_proj.weight"
+    assert torch.equal(first[name], second[name])
+    assert not torch.equal(first[name], first[name.replace("layers.1", "layers.0")])
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path, run, monkeypatch):
+    gradients = {}
+
+    def keep(parameters, limit):
+        gradients[size].append([parameter.grad.clone() for parameter in parameters])
+        return torch.tensor(1.0)
+
+    monkeypatch.setattr(loop.nn.utils, "clip_grad_norm_", keep)
+    for size in (6, 4, 1):  # 6 sequences: whole, 4 + 2, one by one
+        gradients[size] = []
+        run(tmp_path / str(size), f"training.micro_batch_size={size}", "training.steps=1")
+    for size in (4, 1):
+        for whole, parts in zip(gradients[6][0], gradients[size][0], strict=True):
+            torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-7)
+    assert max(gradient.abs().max() for gradient in gradients[6][0]) > 1e-3
+
+
+def test_logged_loss_is_the_mean_over_predicted_tokens(tmp_path, run, settings):
+    run(tmp_path / "run", "training.steps=1", "training.micro_batch_size=4")
+    (line,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    chosen = settings()
+    data = prepare(chosen.data, tmp_path)
+    batch = data.stream(batch_size=6, seed=0).batch(0)
+    model = build_model(chosen, data.tokenizer, seed=0)
+    expected = model(input_ids=batch.input_ids, labels=batch.labels).loss.item()
+    assert line["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_loss_applies_the_head_where_something_is_predicted(tiny_model):
+    model = tiny_model()
+    ids = torch.randint(3, 61, (3, 7))
+    labels = ids.masked_fill(torch.rand(ids.shape) < 0.5, -100)
+    logits = model(input_ids=ids).logits[:, :-1].double()
+    chosen = labels[:, 1:] >= 0
+    expected = -logits.log_softmax(-1)[chosen].gather(1, labels[:, 1:][chosen].unsqueeze(1)).sum()
+    torch.testing.assert_close(NextTokenLoss(model)(ids, labels).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_checkpointed_gradients_give_equal_losses(tmp_path, run, outcome, assert_identical):
+    run(tmp_path / "plain", "training.steps=4")
+    run(tmp_path / "checkpointed", "training.steps=4", "training.gradient_checkpointing=true")
+    plain, checkpointed = (outcome(tmp_path / name)["metrics"] for name in ("plain", "checkpointed"))
+    assert_identical(checkpointed, plain)
+
+
+def test_bfloat16_trains_float32_weights(tmp_path, run):
+    record = run(tmp_path / "run", "training.precision=bfloat16", "training.steps=6")
+    weights = load_file(tmp_path / "run" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    losses = [point["loss"] for point in record.values["curve"]]
+    assert all(math.isfinite(loss) for loss in losses)
+    exact = run(tmp_path / "exact", "training.steps=6").values["curve"]
+    assert losses == pytest.approx([point["loss"] for point in exact], rel=0.02)
+    assert losses != [point["loss"] for point in exact]
+
+
+def test_loss_goes_down(tmp_path, run):
+    curve = run(tmp_path / "run", "training.steps=60", "training.evaluate_every=60").values["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"] - 0.1
+    assert curve[0]["train_loss"] is None
+
+
+def test_folder_loads_as_hugging_face_loads_models(tmp_path, run):
+    record = run(tmp_path / "run", "training.steps=2")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert type(model) is AntiphaseForCausalLM
+    assert model.num_parameters() == record.values["parameters"]
+    assert len(tokenizer) == model.config.vocab_size == 2 + 7 + 9 + 11
+    assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
+    assert model.config.max_position_embeddings == 25
+    assert tokenizer.decode(tokenizer("key3 n2").input_ids) == "key3 n2"
+    trained = load_file(tmp_path / "run" / "checkpoint" / "weights.safetensors")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, trained[name]), name
+
+
+def test_record_of_a_run_tells_what_it_is(tmp_path, run):
+    values = run(tmp_path / "run", "training.steps=5", "model.rope_theta=500").values
+    assert values["folder"] == "run"
+    assert len(values["lambdas"]) == len(values["gradient_norms"]) == 2
+    assert values["attention_only"] == 2 * (4 * 4 + 2 * 4)  # layers × (four vectors and a norm over two maps)
+    assert values["final"]["loss"] == values["curve"][-1]["loss"]
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["rope_parameters"]["rope_theta"] == 500
+
+
+def test_softmax_has_no_lambda(tmp_path, run):
+    values = run(tmp_path / "run", "training.steps=1", "model.attention_type=softmax").values
+    assert values["lambdas"] is None
+    assert values["attention_only"] == 0
+
+
+@pytest.mark.parametrize("name", ["nonsense", "cuda:99", "meta", "gpu", "", "cpu:x"])
+def test_device_that_is_not_there_is_refused(name):
+    with pytest.raises(InputError, match=f"--device {name}"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [
+        ("model.num_attention_heads=3", "num_attention_heads"),
+        ("model.num_key_value_heads=3", "num_key_value_heads"),
+        ("model.head_dim=3", "head_dim"),
+        ("training.device=nonsense", "--device"),
+    ],
+)
+def test_refused_sizes_write_nothing(tmp_path, run, override, field):
+    with pytest.raises(InputError, match=field):
+        run(tmp_path / "run", override)
+    assert not (tmp_path / "run").exists()
+
+
+def test_missing_tensorboard_is_refused_before_anything_is_written(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(loop.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'antiphase\[tensorboard\]'"):
+        run(tmp_path / "run", "training.tensorboard=true")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,84 @@
+"""Training as processes of its own: kills, signals, and several at once."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+LONG = ("training.steps=400", "training.evaluate_every=100", "training.checkpoint_every=7")
+
+
+def command(preset, output, *overrides, launcher=("-m",)):
+    words = [sys.executable, *launcher, "antiphase", "train", "--preset", str(preset), "--output", str(output)]
+    return [*words, *(word for override in overrides for word in ("--set", override))]
+
+
+def wait_for(condition, process, seconds=120):
+    """Until the condition holds; the process must not have ended before."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, "the run ended before it was stopped"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def steps_done(folder):
+    path = folder / "metrics.jsonl"
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_stopped_run_goes_on_to_the_same_weights(tmp_path, tiny_preset, run, outcome, assert_identical, stop):
+    with subprocess.Popen(
+        command(tiny_preset, tmp_path / "parts", *LONG), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_for(lambda: steps_done(tmp_path / "parts") >= 30, process)
+        process.send_signal(stop)
+        _, err = process.communicate(timeout=60)
+    assert not (tmp_path / "parts" / "record.json").exists(), "the run was too quick to be stopped"
+    if stop == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert err.startswith("antiphase: stopped after step ")
+        assert err.endswith("of 400; add --resume to the same command to go on\n")
+    run(tmp_path / "parts", *LONG, resume=True)
+    run(tmp_path / "whole", *LONG)
+    assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcome):
+    overrides = ("training.steps=8", "training.micro_batch_size=2", "training.batch_size=7")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    done = subprocess.run(
+        command(tiny_preset, tmp_path / "two", *overrides, launcher=launcher),
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("record:") == 1  # one of the processes speaks
+    run(tmp_path / "one", *overrides)
+    one, two = outcome(tmp_path / "one"), outcome(tmp_path / "two")
+    assert [line["step"] for line in two["metrics"]] == list(range(1, 9))
+    for first, second in zip(one["metrics"], two["metrics"], strict=True):
+        for name in ("loss", "gradient_norm", "lambdas", "tokens", "learning_rate", "gradient_norms"):
+            assert second[name] == pytest.approx(first[name], rel=1e-4), name
+    for first, second in zip(one["progress"]["curve"], two["progress"]["curve"], strict=True):
+        assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
+    assert json.loads((tmp_path / "two" / "record.json").read_text())["values"]["tokens"] == 8 * 7 * 25
+
+
+def test_fewer_sequences_than_processes_is_refused(tmp_path, tiny_preset):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    done = subprocess.run(
+        command(tiny_preset, tmp_path / "two", "training.batch_size=1", launcher=launcher),
+        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "training.batch_size (1) leaves nothing to some of the 2 processes" in done.stderr
+    assert not (tmp_path / "two").exists()

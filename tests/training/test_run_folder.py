@@ -1,0 +1,182 @@
+"""A run's folder is never overwritten, never shared, and its log survives a torn line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from antiphase.config import load_preset, to_yaml
+from antiphase.errors import InputError
+from antiphase.training.run_folder import (
+    MetricsLog,
+    differing,
+    is_in_use,
+    only_one,
+    open_run,
+    read_metrics,
+    undone_if_refused,
+)
+
+HOLD = """
+import sys, filelock
+lock = filelock.FileLock(sys.argv[1])
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder in which another process works."""
+    folder = tmp_path / "held"
+    folder.mkdir()
+    command = [sys.executable, "-c", HOLD, str(folder / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield folder
+        process.communicate("")
+
+
+def test_new_run_writes_its_settings(tmp_path, settings):
+    chosen = settings("data.paths=[a b.txt]", "training.seed=3")
+    open_run(tmp_path / "new" / "run", chosen, resume=False)
+    assert load_preset(str(tmp_path / "new" / "run" / "run.yaml")).run == chosen
+    assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == ["run.yaml"]
+
+
+@pytest.mark.parametrize("left_behind", [[], [".lock"], [".run.yaml.77.tmp", ".lock"]])
+def test_folder_that_holds_nothing_may_be_used(tmp_path, settings, left_behind):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in left_behind:
+        (folder / name).touch()
+    open_run(folder, settings(), resume=True)
+    assert (folder / "run.yaml").is_file()
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["notes.txt", ".hidden"])
+def test_folder_of_something_else_is_refused_and_left_alone(tmp_path, settings, name, resume):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(InputError, match="exists and holds no run of antiphase"):
+        open_run(tmp_path, settings(), resume=resume)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "tiny.yaml"}
+
+
+def test_file_in_the_place_of_the_folder_is_refused(tmp_path, settings):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match=f"--output {folder}"):
+            open_run(folder, settings(), resume=False)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_run_that_is_there_needs_resume(tmp_path, settings):
+    open_run(tmp_path / "run", settings(), resume=False)
+    with pytest.raises(InputError, match="add --resume to go on with it"):
+        open_run(tmp_path / "run", settings(), resume=False)
+    open_run(tmp_path / "run", settings(), resume=True)
+
+
+def test_resume_with_other_settings_names_them(tmp_path, settings):
+    open_run(tmp_path / "run", settings(), resume=False)
+    before = (tmp_path / "run" / "run.yaml").read_bytes()
+    other = settings("training.learning_rate=1e-3", "model.hidden_size=32", "data.paths=[a]")
+    with pytest.raises(InputError, match=r"\(model\.hidden_size, data\.paths, training\.learning_rate\)"):
+        open_run(tmp_path / "run", other, resume=True)
+    assert (tmp_path / "run" / "run.yaml").read_bytes() == before
+
+
+def test_resume_on_another_machine_may_use_other_threads_and_another_cache(tmp_path, settings):
+    open_run(tmp_path / "run", settings("training.threads=1"), resume=False)
+    open_run(tmp_path / "run", settings("training.threads=16", "data.cache=elsewhere"), resume=True)
+
+
+def test_differing_settings_are_named_in_full(settings):
+    assert differing(settings(), settings()) == []
+    assert differing(settings(), settings("evaluation.depths=[1]", "description=x")) == [
+        "description",
+        "evaluation.depths",
+    ]
+
+
+def test_run_that_another_process_holds_is_refused(held, settings):
+    (held / "run.yaml").write_text(to_yaml(settings()))
+    assert is_in_use(held)
+    with pytest.raises(InputError, match="is in use by another process"), only_one(held):
+        pytest.fail("held twice")
+
+
+def test_training_in_a_held_folder_is_refused_and_changes_nothing(held, run, settings):
+    (held / "run.yaml").write_text(to_yaml(settings()))
+    with pytest.raises(InputError, match="is in use by another process"):
+        run(held, resume=True)
+    assert {path.name for path in held.iterdir()} == {"run.yaml", ".lock"}
+
+
+def test_folder_is_free_after_an_error(tmp_path):
+    (tmp_path / "a").touch()
+
+    def fail():
+        with only_one(tmp_path):
+            assert is_in_use(tmp_path)
+            raise OSError("x")
+
+    with pytest.raises(OSError, match="x"):
+        fail()
+    assert not is_in_use(tmp_path)
+    assert not is_in_use(tmp_path / "missing")
+
+
+def test_folder_made_for_nothing_is_taken_away(tmp_path):
+    with only_one(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists()
+    with only_one(tmp_path / "new"):
+        (tmp_path / "new" / "a").touch()
+    with only_one(tmp_path / "new"):
+        pass
+    assert (tmp_path / "new" / "a").exists()
+
+
+def test_refusal_takes_away_what_appeared_and_nothing_else(tmp_path):
+    (tmp_path / "old").write_text("mine")
+
+    def write(error):
+        with undone_if_refused(tmp_path), undone_if_refused(tmp_path / "new"):
+            (tmp_path / "new" / "deep").mkdir(parents=True)
+            (tmp_path / "made").mkdir()
+            (tmp_path / "made" / "x").touch()
+            (tmp_path / "y").touch()
+            raise error
+
+    with pytest.raises(InputError):
+        write(InputError("no"))
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+    with pytest.raises(OSError, match="a crash"):  # what was done may be gone on with
+        write(OSError("a crash"))
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "new", "made", "y"}
+
+
+def test_log_keeps_whole_lines_up_to_the_checkpoint(tmp_path):
+    log = MetricsLog(tmp_path, step=0)
+    for step in range(1, 6):
+        log.write({"step": step, "loss": 0.5, "norms": [1.0]})
+    with open(log.path, "a") as file:
+        file.write('{"step": 6, "loss": 0.')
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
+    resumed = MetricsLog(tmp_path, step=3)
+    resumed.write({"step": 4})
+    assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("torn", ["", "\n", "{", '{"a": [1', "\x00\x00\x00", '{"step": 9, "nested": {"a": 1}', "\xff"])
+def test_torn_last_line_is_left_out(tmp_path, torn):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + torn.encode("latin-1"))
+    assert read_metrics(tmp_path) == [{"step": 1}]
+
+
+def test_missing_log_is_empty(tmp_path):
+    assert read_metrics(tmp_path) == []

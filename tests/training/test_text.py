@@ -1,0 +1,109 @@
+"""Training on a person's own text."""
+
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from antiphase.config import load_preset
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError
+from antiphase.studies.single import train_run
+
+WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
+SIZES = (
+    "data.sequence_length=160", "data.needles=2", "data.queries=1", "data.needle_share=0.5", "training.steps=4",
+    "data.validation_share=0.2",
+)  # fmt: skip
+
+
+def sentences(count, seed):
+    draw = random.Random(seed)
+    return " ".join(f"The {' '.join(draw.choices(WORDS, k=6))}." for _ in range(count)) + "\n"
+
+
+@pytest.fixture
+def text_settings(tiny_preset, tmp_path):
+    """Settings of a run on a generated text, with validation text of its own or without."""
+    (tmp_path / "text.txt").write_text(sentences(900, 1))
+    (tmp_path / "held-out.txt").write_text(sentences(120, 2))
+
+    def build(*overrides, validation=False):
+        data, held_out = str(tmp_path / "text.txt"), [str(tmp_path / "held-out.txt")] if validation else []
+        return load_preset(str(tiny_preset), [*SIZES, *overrides], data=[data], validation=held_out).run
+
+    return build
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_run_on_text_trains_and_its_folder_loads(tmp_path, text_settings, validation):
+    record = train_run(text_settings(validation=validation), tmp_path / "run", resume=False)
+    assert [point["step"] for point in record.values["curve"]] == [0, 4]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
+    text = "The harbour remembers 4821 — ünïcode too."
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert model(**tokenizer(text, return_tensors="pt")).logits.shape[-1] == len(tokenizer) == model.config.vocab_size
+
+
+def test_held_out_share_is_not_trained_on_and_given_text_is_measured_on(tmp_path, text_settings):
+    share = prepare(text_settings().data, tmp_path / "a")
+    given = prepare(text_settings(validation=True).data, tmp_path / "a")
+    blocks = len(given.training_text)
+    assert len(share.training_text) + len(share.validation_text) == blocks
+    assert len(share.validation_text) == round(0.2 * blocks)
+    assert share.training_text.tokens.tolist() == given.training_text.tokens[: 160 * len(share.training_text)].tolist()
+    text = given.tokenizer.decode(given.validation_text.tokens)
+    assert text == (tmp_path / "held-out.txt").read_text()
+
+
+def test_every_row_counts_in_full_and_an_epoch_holds_each_block_once(tmp_path, text_settings):
+    data = prepare(text_settings("data.needle_share=0").data, tmp_path / "a")
+    stream, blocks = data.stream(batch_size=4, seed=3), len(data.training_text)
+    steps = -(-blocks // 4)
+    rows = torch.cat([stream.batch(step).input_ids for step in range(steps)])[:blocks]
+    assert torch.equal(stream.batch(0).labels, stream.batch(0).input_ids)
+    expected = torch.stack([data.training_text.block(index) for index in range(blocks)])
+    assert sorted(rows.tolist()) == sorted(expected.tolist())
+    assert not torch.equal(rows, expected)
+
+
+def test_batch_of_a_step_does_not_depend_on_what_was_read_before(tmp_path, text_settings):
+    data = prepare(text_settings().data, tmp_path / "a")
+    in_turn = data.stream(batch_size=4, seed=3)
+    batches = [in_turn.batch(step) for step in range(40)]  # more than an epoch
+    for step in (39, 0, 17):
+        assert torch.equal(data.stream(batch_size=4, seed=3).batch(step).input_ids, batches[step].input_ids)
+    assert not torch.equal(data.stream(batch_size=4, seed=4).batch(0).input_ids, batches[0].input_ids)
+
+
+def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings):
+    said = []
+    train_run(text_settings(), tmp_path / "run", resume=False, say=said.append)
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "run-tokens").glob("*.tokens")}
+    assert len(kept) == 1
+    assert any("training a tokenizer" in message for message in said)
+    again = []
+    train_run(text_settings(), tmp_path / "run", resume=True, say=again.append)
+    assert not any("training a tokenizer" in message for message in again)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run-tokens").glob("*.tokens")} == kept
+
+
+def test_own_tokenizer_is_used(tmp_path, text_settings):
+    train_run(text_settings(), tmp_path / "first", resume=False)
+    settings = text_settings(f"data.tokenizer={tmp_path / 'first'}")
+    train_run(settings, tmp_path / "second", resume=False)
+    first, second = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("first", "second"))
+    assert first.get_vocab() == second.get_vocab()
+
+
+def test_sizes_that_fit_only_short_cities_are_refused_before_training(tmp_path, text_settings):
+    with pytest.raises(InputError, match=r"data\.sequence_length \(10\) is too short .* up to (\d+) tokens") as caught:
+        prepare(text_settings("data.sequence_length=10").data, tmp_path / "a")
+    longest = int(re.search(r"up to (\d+)", str(caught.value))[1])
+    with pytest.raises(InputError, match="is too short"):
+        prepare(text_settings(f"data.sequence_length={longest - 1}").data, tmp_path / "a")
+    task = prepare(text_settings(f"data.sequence_length={longest}").data, tmp_path / "a").task()
+    assert task.sample(300, torch.Generator().manual_seed(0)).input_ids.shape == (300, longest)
