@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.data.prepare import prepare
+from antiphase.data.streams import SyntheticStream
 from antiphase.errors import InputError, Interrupted
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.training import loop
@@ -48,6 +49,21 @@ def test_interrupted_and_resumed_run_equals_the_whole_one(
     assert not (tmp_path / "parts" / "record.json").exists()
     run(tmp_path / "parts", kind, resume=True)
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_every_step_reads_its_own_batch_once(tmp_path, run, monkeypatch):
+    read, real = [], SyntheticStream.batch
+
+    def batch(stream, step):
+        if stream.key == (0, "training"):
+            read.append(step)
+        return real(stream, step)
+
+    monkeypatch.setattr(SyntheticStream, "batch", batch)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "run", report=stop_at(7, press_ctrl_c))
+    run(tmp_path / "run", resume=True)
+    assert read == list(range(20))
 
 
 def test_run_stopped_before_its_first_checkpoint_starts_again(tmp_path, run, outcome, assert_identical):
