@@ -282,17 +282,18 @@ class _Block:
         count, rows = self.rows[0].shape[:2]
         keys = self.keys.stop - self.keys.start
         maps = self.unit.buffer[: 2 * count * rows * keys].view(2, count, rows, keys)
-        for index in (0, 1):
-            torch.bmm(self.rows[index], self.key_blocks[index].transpose(1, 2), out=maps[index])
-        self._hide(maps)
         # Only a mask, or queries before the first key, can leave a row without any key.
-        if self.plan.mask is None and (self.plan.offset >= 0 or not self.plan.is_causal):
-            return torch.softmax(maps, dim=-1, out=maps)
-        empty = maps.amax(dim=-1, keepdim=True) == float("-inf")
-        torch.softmax(maps, dim=-1, out=maps)
-        return maps.masked_fill_(empty, 0.0)
+        may_be_empty = self.plan.mask is not None or (self.plan.offset < 0 and self.plan.is_causal)
+        for index, scores in enumerate(maps):  # one map at a time: it is still in cache for the next pass
+            torch.bmm(self.rows[index], self.key_blocks[index].transpose(1, 2), out=scores)
+            self._hide(scores)
+            empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if may_be_empty else None
+            torch.softmax(scores, dim=-1, out=scores)
+            if empty is not None:
+                scores.masked_fill_(empty, 0.0)
+        return maps
 
-    def _hide(self, maps: Tensor) -> None:
+    def _hide(self, scores: Tensor) -> None:
         """Write -inf where a query may not look: above the diagonal, before the window, outside the mask."""
         plan = self.plan
         heads = (
@@ -300,7 +301,7 @@ class _Block:
             self.unit.value_heads.stop - self.unit.value_heads.start,
         )
         length = self.queries.stop - self.queries.start
-        grouped = maps.view(2, *heads, plan.repeats, length, -1)  # (2, b, g, R, n, m)
+        grouped = scores.view(*heads, plan.repeats, length, -1)  # (b, g, R, n, m)
         position = self.queries.start + plan.offset  # of the first query among the keys
         if plan.is_causal:
             edge = max(self.keys.start, position + 1)

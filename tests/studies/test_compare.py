@@ -162,7 +162,7 @@ def test_demo_on_a_text_of_ones_own(tmp_path):
         "training.steps": 3, "training.decay_steps": 3, "training.batch_size": 4, "training.evaluate_every": 3,
         "evaluation.samples": 4, "evaluation.curve_samples": 4, "evaluation.validation_sequences": 4,
         "model.hidden_size": 16, "model.num_attention_heads": 4, "model.intermediate_size": 16,
-        "data.vocabulary_size": 400, "data.sequence_length": 160,
+        "data.vocabulary_size": 400, "data.sequence_length": 200,
     }  # fmt: skip
     words = [word for key, value in small.items() for word in ("--set", f"{key}={value}")]
     folder = tmp_path / "out"
