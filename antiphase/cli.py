@@ -163,17 +163,17 @@ def evaluate(
 
     Example: [bold]antiphase evaluate needles runs/demo/softmax-seed0 --output runs/needles[/]
     """
+    from antiphase.studies.single import Request
     from antiphase.studies.single import evaluate as run_evaluate
 
     counts = _numbers("--needles", needles, int) if needles else []
     places = _numbers("--depths", depths, float)
-    if any(not 0 <= place <= 1 for place in places):
-        raise InputError(f"--depths must lie between 0 and 1, got {depths}")
     console = _console()
-    record = run_evaluate(
-        measurement.value, model, output, paths=data or [], text_field=text_field, length=length, needles=counts,
-        queries=queries, depths=places, samples=samples, seed=seed, device=device, say=_say(console),
+    request = Request(
+        measurement=measurement.value, name=model, paths=data or [], text_field=text_field, length=length,
+        needles=counts, queries=queries, depths=places, samples=samples, seed=seed, device=device,
     )  # fmt: skip
+    record = run_evaluate(request, output, say=_say(console))
     _finish(console, record, output)
 
 
@@ -197,8 +197,11 @@ def benchmark(
     """
     from antiphase.benchmarks.attention import benchmark_attention
     from antiphase.benchmarks.model import benchmark_model
+    from antiphase.studies.single import check_empty
+    from antiphase.training.run_folder import make_folder
 
-    _check_empty(output)
+    check_empty(output)
+    make_folder(output)
     console = _console()
     run = benchmark_attention if subject is Benchmark.attention else benchmark_model
     record = run(rounds=5 if quick else 15, seed=seed, say=_say(console))
@@ -225,8 +228,8 @@ def report(
     records = [Record.load(path) for path in runs]
     write_report(records, output)
     if figures is not None:
-        for record in records:
-            save_figures(record, figures)
+        for path, record in zip(runs, records, strict=True):
+            save_figures(record, figures / path.stem if len(records) > 1 else figures)
     _console().print(f"written: {output}")
 
 
@@ -263,7 +266,7 @@ have this line of descent."""
 def main() -> None:
     """Entry point: bad input is one sentence and exit code 2, an interruption that left a checkpoint is 130."""
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name="antiphase")
     except InputError as error:
         _fail(str(error), 2)
     except Interrupted as error:
@@ -273,12 +276,6 @@ def main() -> None:
     if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save
         _fail("stopped", 130)
     sys.exit(code or 0)
-
-
-def _check_empty(output: Path) -> None:
-    """A measurement goes into a folder of its own."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists and is not empty; choose another folder")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -23,6 +23,8 @@ from antiphase.errors import InputError, nearest
 T = TypeVar("T")
 
 ATTENTION_TYPES = ("softmax", "differential")
+SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
+"""Besides data and evaluation: what would make a comparison of two arms unfair."""
 
 
 @dataclass(kw_only=True)
@@ -100,7 +102,7 @@ class TrainingSettings:
     beta1: float = 0.9
     beta2: float = 0.95
     weight_decay: float = 0.1
-    """Never applied to norms, biases, embeddings' one-dimensional parameters or λ."""
+    """Of matrices, embeddings included; never of norms and λ."""
     clip: float = 1.0
     """Largest global gradient norm."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -166,7 +168,7 @@ class CompareSettings:
 
 @dataclass(kw_only=True)
 class Preset:
-    """A shipped or own YAML file: a run, how to compare its arms, and what changes when ``--data`` is given."""
+    """A shipped or own YAML file with its overrides applied: a run, and how to compare its arms."""
 
     run: RunSettings
     compare: CompareSettings
@@ -203,7 +205,7 @@ def load_preset(
             raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
         changes.append((key, _parse_value(override, text)))
     for key, value in changes:
-        if key.startswith("compare.arms.") and "arms" not in (tree.get("compare") or {}):
+        if key.startswith("compare.arms.") and "arms" not in (_section(tree, "compare") or {}):
             _assign(tree, "compare.arms", CompareSettings().arms)  # one arm is changed, the others stay
         _assign(tree, key, value)
         _forget_in_arms(tree, key)
@@ -219,10 +221,21 @@ def load_preset(
     return Preset(run=run, compare=compare, name=name)
 
 
+def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """A section of the settings; None where it is missing.
+
+    Raises:
+        InputError: a value stands in its place.
+    """
+    found = tree.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise InputError(f"key '{name}' is a section of settings, got the value {found!r}")
+    return found
+
+
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     """What is set for the whole run holds for every arm: the preset's value for one arm gives way."""
-    compare = tree.get("compare")
-    arms = compare.get("arms") if isinstance(compare, dict) else None
+    arms = (_section(tree, "compare") or {}).get("arms")
     for changes in arms.values() if isinstance(arms, dict) else ():
         if isinstance(changes, dict):
             changes.pop(key, None)
@@ -231,12 +244,20 @@ def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
 def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:
     """The settings of one arm and seed: the run with the arm's overrides."""
     tree = dataclasses.asdict(run)
-    for key, value in compare.arms[arm].items():
+    for key, value in _dotted(compare.arms[arm]).items():
         _assign(tree, key, value)
     tree["training"]["seed"] = seed
     settings = build(RunSettings, tree, path=f"compare.arms.{arm}")
     _check_run(settings)
     return settings
+
+
+def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as dotted keys, so that a preset may write an arm either way."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def to_yaml(settings: RunSettings) -> str:
@@ -359,6 +380,9 @@ def _check_run(run: RunSettings) -> None:
         raise InputError(f"data.needle_share must lie between 0 and 1, got {data.needle_share}")
     if not 0 < data.validation_share < 1:
         raise InputError(f"data.validation_share must lie between 0 and 1, got {data.validation_share}")
+    for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
+        if len(set(listed)) != len(listed):
+            raise InputError(f"{name} must not name a value twice, got {listed}")
     if any(not 0 <= depth <= 1 for depth in evaluation.depths) or not evaluation.depths:
         raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
     longest = run.model.max_position_embeddings
@@ -375,8 +399,8 @@ def _check_compare(compare: CompareSettings) -> None:
     for arm, overrides in compare.arms.items():
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", arm):
             raise InputError(f"compare.arms: {arm!r} cannot be the name of a folder; use letters, digits, - and _")
-        for key in overrides:
-            if key.startswith(("data.", "evaluation.")) or key == "training.seed":
+        for key in _dotted(overrides):
+            if key.split(".")[0] in ("data", "evaluation") or key in SHARED_BY_ARMS:
                 raise InputError(f"compare.arms.{arm} must not change {key}: all arms share their data and seeds")
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):
         raise InputError(f"--seeds must be different whole numbers, got {compare.seeds}")
@@ -401,7 +425,7 @@ def _read_preset(name: str) -> dict[str, Any]:
         raise InputError(f"--preset {name}: unknown preset{nearest(name, preset_names())}")
     try:
         tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"--preset {name} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict):
         raise InputError(f"--preset {name} must be a YAML mapping with model, data and training")
@@ -411,8 +435,8 @@ def _read_preset(name: str) -> dict[str, Any]:
 def _parse_value(override: str, text: str) -> Any:
     try:
         return yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
-        raise InputError(f"--set {override!r}: the value is not valid YAML") from None
+    except (yaml.YAMLError, ValueError, RecursionError):  # 2024-02-31 is a ValueError, a thousand brackets the last
+        raise InputError(f"--set {override[:80]!r}: the value is not valid YAML") from None
 
 
 def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:

@@ -185,7 +185,7 @@ SETTINGS = [
     ("--data latin.txt", "--data latin.txt: the text is not UTF-8 at byte 3"),
     ("--data small.txt --set data.sequence_length=200", "--data holds .* less than one block"),
     ("--data small.txt --set data.sequence_length=4", "--data holds 5 tokens, 1 whole block of 4, and .* takes 2"),
-    ("--data small.txt --validation small.txt --set data.sequence_length=200", "--data holds .* less than one block"),
+    ("--data small.txt --validation book.txt --set data.sequence_length=200", "--data holds .* less than one block"),
     ("--data book.txt --validation missing.txt", "--validation missing.txt: there is no such file"),
     ("--data book.txt --set data.needles=2 --set data.queries=1", r"data.sequence_length \(25\) is too short"),
     ("--data book.txt --set data.vocabulary_size=5", "data.vocabulary_size must be at least 258"),
@@ -321,7 +321,7 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         ("--depths 0,2", "--depths must lie between 0 and 1"),
         ("--depths deep", "--depths must be comma-separated numbers"),
         ("--device nonsense", "--device nonsense"),
-        ("--data missing.txt", "--data missing.txt"),
+        ("--data missing.txt", "--data has no use here: out knows the words of the synthetic task only"),
     ):
         refused(pattern, f"evaluate needles out --output new {words}")
     refused("holds a run|is not empty", "evaluate needles out --output out")

@@ -221,7 +221,7 @@ OUT_OF_RANGE = {
     "data.sequence_length": ("1", "-3"),
     "data.validation_share": ("0", "1", "1.5"),
     "data.needle_share": ("-0.1", "1.1"),
-    "evaluation.depths": ("[]", "[1.1]", "[-0.1]", "[.nan]"),
+    "evaluation.depths": ("[]", "[1.1]", "[-0.1]", "[.nan]", "[0.5, 0.5]"),
     "evaluation.needles": ("[0]", "[4,-1]"),
     "evaluation.lengths": ("[0]",),
     "model.max_position_embeddings": ("15",),
@@ -308,7 +308,7 @@ words = st.text(max_size=20)
     steps=st.integers(1, 10**12),
     seed=st.integers(-(2**70), 2**70),
     share=st.floats(min_value=0, max_value=1),
-    depths=st.lists(st.floats(min_value=0, max_value=1), min_size=1, max_size=3),
+    depths=st.lists(st.floats(min_value=0, max_value=1), min_size=1, max_size=3, unique=True),
     flag=st.booleans(),
 )
 def test_settings_come_back_from_yaml_as_they_were(

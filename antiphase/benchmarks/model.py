@@ -39,12 +39,14 @@ def benchmark_model(
         "max_position_embeddings": max(lengths),
         "tie_word_embeddings": True,
     }
-    models: dict[str, PreTrainedModel] = {
-        OURS: AntiphaseForCausalLM(AntiphaseConfig(attention_type="differential", **sizes)),
-        SOFTMAX: AntiphaseForCausalLM(AntiphaseConfig(attention_type="softmax", **sizes)),
-        LLAMA: LlamaForCausalLM(LlamaConfig(**sizes)),
-        DIFFLLAMA: DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)),
-    }
+    with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
+        torch.manual_seed(seed)
+        models: dict[str, PreTrainedModel] = {
+            OURS: AntiphaseForCausalLM(AntiphaseConfig(attention_type="differential", **sizes)),
+            SOFTMAX: AntiphaseForCausalLM(AntiphaseConfig(attention_type="softmax", **sizes)),
+            LLAMA: LlamaForCausalLM(LlamaConfig(**sizes)),
+            DIFFLLAMA: DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)),
+        }
     rows = []
     for length in lengths:
         say(f"timing training steps of {length} tokens a sequence")

@@ -96,6 +96,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     if settings.source == "synthetic":
         data = PreparedData(settings, symbol_tokenizer(symbols(settings)), None, None)
     else:
+        _check_held_out(settings.paths, settings.validation)
         cache = Path(settings.cache) if settings.cache else cache
         tokenizer = _tokenizer(settings, cache, progress)
         progress("packing the text into tokens")
@@ -138,6 +139,22 @@ def check_task(task: RetrievalTask) -> None:
             f"{task.queries} queries, which take up to {used} tokens: raise it, or lower data.needles or data.queries"
         )
     task.sample(1, keyed_generator("check"))
+
+
+def _check_held_out(paths: list[str], validation: list[str]) -> None:
+    """Text that is trained on is not held out.
+
+    Raises:
+        InputError: a validation path is, or lies in, or holds a training path.
+    """
+    for held_out in validation:
+        for path in paths:
+            one, other = Path(held_out).resolve(), Path(path).resolve()
+            if held_out == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
+                raise InputError(
+                    f"--validation {held_out} overlaps with --data {path}: what is trained on is not held out; name "
+                    "other text, or leave --validation out to hold out a share"
+                )
 
 
 def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTrainedTokenizerBase:

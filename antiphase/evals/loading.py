@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings, load_preset
@@ -34,7 +35,7 @@ def load_model(name: str, *, device: str = "cpu") -> LoadedModel:
         raise InputError(f"MODEL {name}: this folder holds no model (config.json is missing); give a finished run")
     try:
         model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
         raise InputError(f"MODEL {name}: no causal language model could be loaded ({reason.rstrip('.')})") from error
     settings = folder / "run.yaml"

@@ -6,6 +6,7 @@ earlier ones in view, naming any number not yet named beats a guess without retr
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -54,44 +55,46 @@ def needle_cell(
 
 
 def needle_grid(
-    predict: Predict,
-    tasks: Sequence[RetrievalTask],
-    *,
-    depths: Sequence[float | None],
-    samples: int,
-    seed: int,
-    progress: Callable[[], None] = lambda: None,
+    predict: Predict, tasks: Sequence[RetrievalTask], *, depths: Sequence[float], samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """The cells of every task and depth."""
-    cells = []
-    for task in tasks:
-        for depth in depths:
-            cells.append(needle_cell(predict, task, depth=depth, samples=samples, seed=seed))
-            progress()
-    return cells
+    """The cells of every task and depth, and one with the needle anywhere (depth None).
+
+    Only that one is compared with the guess rate: at a fixed depth a place can be guessed, naming the last value is
+    always right at depth 1, so an average over depths 0, 1/4, ..., 1 would credit systems that retrieve nothing.
+    """
+    return [
+        needle_cell(predict, task, depth=depth, samples=samples, seed=seed)
+        for task in tasks
+        for depth in (*depths, None)
+    ]
 
 
 def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy with its Wilson interval by needles, length and depth, and over all depths (depth None)."""
+    """Accuracy by needles, length and depth (None: anywhere), over whatever models the cells are of.
+
+    ``interval`` is Wilson's for one model, and the range over several: samples of different seeds are not trials of
+    one model.
+    """
     groups: dict[tuple[int, int, float | None], list[dict[str, Any]]] = {}
     for cell in cells:
         groups.setdefault((cell["needles"], cell["length"], cell["depth"]), []).append(cell)
-        if cell["depth"] is not None:
-            groups.setdefault((cell["needles"], cell["length"], None), []).append(cell)
     rows = []
-    ordered = sorted(groups, key=lambda size: (*size[:2], size[2] is None, size[2] or 0.0))
-    for needles, length, depth in ordered:
+    for needles, length, depth in sorted(groups, key=lambda size: (*size[:2], size[2] is None, size[2] or 0.0)):
         members = groups[needles, length, depth]
-        correct = sum(cell["correct"] for cell in members)
-        samples = sum(cell["samples"] for cell in members)
+        shares = [cell["correct"] / cell["samples"] for cell in members]
+        alone = len(members) == 1
         rows.append(
             {
                 "needles": needles,
                 "length": length,
                 "depth": depth,
-                "accuracy": correct / samples,
-                "interval": list(wilson_interval(correct, samples)),
-                "samples": samples,
+                "accuracy": statistics.median(shares),
+                "interval": list(wilson_interval(members[0]["correct"], members[0]["samples"]))
+                if alone
+                else [min(shares), max(shares)],
+                "interval_is": "Wilson 95 %" if alone else "range over seeds",
+                "models": len(members),
+                "samples": members[0]["samples"],
                 "guess_rate": members[0]["guess_rate"],
             }
         )

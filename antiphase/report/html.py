@@ -66,6 +66,8 @@ def write_report(records: Sequence[Record], output: Path) -> Path:
         raise InputError("a report needs at least one record: name the folder of a run")
     if output.is_dir():
         raise InputError(f"--output {output} is a folder; name a file, for example {output / 'report.html'}")
+    if output.suffix not in (".html", ".htm"):
+        raise InputError(f"--output {output} must end in .html, so that no record or other file is written over")
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
     page = resources.files(__package__) / "page.html"
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
@@ -206,8 +208,9 @@ def _needle_words(record: Record) -> tuple[str, str, str]:
     rows = tables.needles_of(record, "summary")
     if len(tables.grid_points(rows)) == 1:
         caption = (
-            "Filled marks are trained models, hollow ones the same models before training; bars are Wilson "
-            "95 % intervals over the samples of all seeds and do not contain the spread between seeds."
+            "Filled marks are trained models, hollow ones the same models before training. A mark is the median over "
+            "seeds, its bar their range; with one seed the bar is the Wilson 95 % interval over samples. Compare only "
+            " 'anywhere' with the guess rate: at depth 0 or 1, naming the first or last number is always right."
         )
     else:
         caption = (
@@ -220,7 +223,7 @@ def _needle_words(record: Record) -> tuple[str, str, str]:
         for row in rows
         if row.get("depth") is None
     ]
-    over_all = f" Over all depths: {'; '.join(words)}." if words else ""
+    over_all = f" Anywhere: {'; '.join(words)}." if words else ""
     return "Needles by depth", caption, f"First-query accuracy by depth of the asked needle.{over_all}"
 
 

@@ -24,6 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.tables import (
     allocation_of,
@@ -154,7 +155,7 @@ def _needle_points(record: Record, rows: list[dict[str, Any]]) -> Figure:
     axes.grid(axis="x", visible=False)
     needles, length = rows[0]["needles"], rows[0]["length"]
     axes.set(xlabel="depth of the asked needle in the context", ylabel="first-query accuracy")
-    axes.set_title(f"{_count(needles, 'needle')} in {length} tokens; bars are 95 % intervals over samples")
+    axes.set_title(f"{_count(needles, 'needle')} in {length} tokens; bars are the range over seeds, or 95 % intervals")
     _mark_levels(axes, {"guess rate": rows[0].get("guess_rate")})
     _legend_below(figure, min(len(series), 4))
     return figure
@@ -384,7 +385,10 @@ def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
 
 def save_figures(record: Record, folder: Path) -> list[Path]:
     """Write every figure of the record as ``NAME.png``; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
     paths = []
     for name, draw in FIGURES.items():
         figure = draw(record)
@@ -411,13 +415,13 @@ def _count(number: int, noun: str) -> str:
 
 
 def _depths(rows: list[dict[str, Any]]) -> list[float | None]:
-    """Depths in order; all depths together come last."""
+    """Depths in order; anywhere comes last."""
     found = {row.get("depth") for row in rows}
     return [*sorted(present(found)), *([None] if None in found else [])]
 
 
 def _depth_label(depth: float | None) -> str:
-    return {0.0: "0 (start)", 1.0: "1 (end)"}.get(depth, f"{depth:g}") if depth is not None else "all"
+    return {0.0: "0 (start)", 1.0: "1 (end)"}.get(depth, f"{depth:g}") if depth is not None else "anywhere"
 
 
 def _mark_levels(axes: Axes, levels: dict[str, float | None]) -> None:

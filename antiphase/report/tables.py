@@ -192,8 +192,8 @@ def headline(record: Record) -> Table | None:
         title="Headline",
         columns=[Column("Measure"), *(Column(arm, "number") for arm in arms)],
         rows=measured,
-        note="Median over the seeds, in brackets the smallest and the largest seed; for needle accuracy the "
-        "95 % interval over all samples. A dash means not measured.",
+        note="Median over the seeds, in brackets the smallest and the largest seed; for needle accuracy "
+        "with one seed the Wilson 95 % interval over its samples. A dash means not measured.",
     )
 
 
@@ -272,13 +272,17 @@ def needle_summary(record: Record) -> Table | None:
     for row in needles_of(record, "summary"):
         low, high = row.get("interval") or (None, None)
         place = [row.get("needles"), row.get("length"), depth_text(row.get("depth"))]
-        numbers = [row.get("accuracy"), low, high, row.get("guess_rate"), row.get("samples")]
+        numbers = [row.get("accuracy"), low, high, row.get("interval_is"), row.get("guess_rate"), row.get("samples")]
         rows.append([row["arm"], state(row), *place, *numbers])
     columns = _columns(
         *("Arm", "Model", "Needles|integer", "Tokens|integer", "Depth", "First-query accuracy|percent"),
-        *("95 % from|percent", "95 % to|percent", "Guess rate|percent", "Samples|integer"),
+        *("From|percent", "To|percent", "Interval", "Guess rate|percent", "Samples|integer"),
     )
-    return _table("Needle accuracy over all seeds", columns, rows, "Wilson 95 % intervals over samples.")
+    note = (
+        "Median over seeds with their range, or for one model its Wilson 95 % interval; samples are of one model. "
+        "Compare only 'anywhere' with the guess rate: at depth 0 or 1, naming the first or last number is always right."
+    )
+    return _table("Needle accuracy by depth", columns, rows, note)
 
 
 def needle_cells(record: Record) -> Table | None:
@@ -417,8 +421,8 @@ def state(row: Row) -> str:
 
 
 def depth_text(depth: float | None) -> str:
-    """Depth of the asked needle; null is all depths together."""
-    return "all" if depth is None else f"{depth:g}"
+    """Depth of the asked needle; null is a random one for each sequence."""
+    return "anywhere" if depth is None else f"{depth:g}"
 
 
 def readable(name: str) -> str:
@@ -456,7 +460,7 @@ def _parameters(record: Record, arm: str, part: str) -> str:
 
 
 def _needle_rows(record: Record, arms: Sequence[str]) -> Iterator[list[str]]:
-    """Trained and untrained accuracy over all depths, at the training number of needles if it is there."""
+    """Trained and untrained accuracy with the needle anywhere, at the training number of needles if it is there."""
     summary = [row for row in needles_of(record, "summary") if row.get("depth") is None]
     guess_rate = record.values.get("guess_rate")
     like_training = [row for row in summary if guess_rate and math.isclose(row.get("guess_rate") or 0, guess_rate)]
@@ -471,7 +475,7 @@ def _needle_rows(record: Record, arms: Sequence[str]) -> Iterator[list[str]]:
                     if (row["arm"], state(row), row["needles"], row["length"]) == (arm, model, needles, length)
                 ]
                 cells.append(_with_interval(found[0]) if found else "–")
-            yield [f"Needle accuracy over all depths, {model} ({needles} needles, {length} tokens)", *cells]
+            yield [f"Needle accuracy, {model} ({needles} needles, {length} tokens)", *cells]
 
 
 def _with_interval(row: Row) -> str:

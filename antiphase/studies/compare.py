@@ -157,7 +157,7 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval()
         for model, is_trained in ((trained, True), (untrained, False)):
             tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
-            cells += [{**tags, **cell} for cell in _needles(model, run, data)]
+            cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
             rows += [{**tags, **row} for row in _allocation(model, run, data)]
             losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
         if job.seed == settings.seeds[0]:
@@ -205,14 +205,15 @@ def _tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
     )
 
 
-def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
+    """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
     evaluation = run.evaluation
     return needle_grid(
         predictor(model),
         _tasks(run, data),
         depths=evaluation.depths,
         samples=evaluation.samples,
-        seed=run.training.seed,
+        seed=seed,
     )
 
 

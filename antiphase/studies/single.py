@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed import is_torchelastic_launched
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphase.config import DataSettings, RunSettings
 from antiphase.data.packing import pack
@@ -70,89 +72,106 @@ def _undone(folder: Path) -> AbstractContextManager[None]:
     return nullcontext() if is_torchelastic_launched() else undone_if_refused(folder)
 
 
-def evaluate(
-    measurement: str,
-    name: str,
-    output: Path,
-    *,
-    paths: Sequence[str],
-    text_field: str | None,
-    length: int | None,
-    needles: Sequence[int],
-    queries: int | None,
-    depths: Sequence[float],
-    samples: int,
-    seed: int,
-    device: str,
-    say: Callable[[str], None] = lambda message: None,
-) -> Record:
-    """Measure one model and write ``record.json`` in ``output``.
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What ``antiphase evaluate`` was asked for. None or empty sizes: those of the model's training, or defaults."""
 
-    Args:
-        measurement: "perplexity", "needles" or "allocation".
-        name: local folder or Hub name of any causal language model.
-        paths: held-out text (``--data``); may be empty for a model trained here, whose own held-out data is used.
-        length, needles, queries, depths, samples: sizes; None or empty: those of the model's training, or defaults.
+    measurement: str
+    """"perplexity", "needles" or "allocation"."""
+    name: str
+    """Local folder or Hub name of any causal language model."""
+    paths: Sequence[str] = ()
+    """Held-out text (``--data``); may be empty for a model trained here, whose own held-out data is used."""
+    text_field: str | None = None
+    length: int | None = None
+    needles: Sequence[int] = ()
+    queries: int | None = None
+    depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    samples: int = 200
+    seed: int = 0
+    device: str = "auto"
+
+    def check(self) -> None:
+        """
+        Raises:
+            InputError: a size out of range, or named twice; it names the flag.
+        """
+        least = {"--samples": (1, [self.samples]), "--needles": (1, self.needles), "--queries": (1, [self.queries])}
+        for flag, (bound, given) in {**least, "--length": (2, [self.length])}.items():
+            if any(number is not None and number < bound for number in given):
+                raise InputError(f"{flag} must be at least {bound}, got {', '.join(map(str, given))}")
+        if any(not 0 <= depth <= 1 for depth in self.depths):
+            raise InputError(f"--depths must lie between 0 and 1, got {', '.join(map(str, self.depths))}")
+        for flag, listed in (("--needles", self.needles), ("--depths", self.depths)):
+            if len(set(listed)) != len(listed):
+                raise InputError(f"{flag} must not name a value twice, got {', '.join(map(str, listed))}")
+
+
+def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lambda message: None) -> Record:
+    """Measure one model, for retrieval and allocation beside the same architecture untrained.
+
+    Writes ``record.json`` in ``output``.
 
     Raises:
         InputError: a model, text or size that cannot be used, or an output folder that is not empty.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists and is not empty; choose another folder")
-    least = {"--samples": (1, [samples]), "--needles": (1, needles), "--queries": (1, [queries])}
-    for flag, (bound, given) in {**least, "--length": (2, [length])}.items():
-        if any(number is not None and number < bound for number in given):
-            raise InputError(f"{flag} must be at least {bound}, got {', '.join(map(str, given))}")
+    check_empty(output)
+    request.check()
     started = time.perf_counter()
     with undone_if_refused(output), undone_if_refused(_beside(output)):
         make_folder(output)
-        loaded = load_model(name, device=str(choose_device(device)))
+        loaded = load_model(request.name, device=str(choose_device(request.device)))
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
-        if longest is not None and (length or 0) > longest:
-            raise InputError(f"--length {length} is longer than the {longest} positions of {name}; shorten it")
-        data = _data_for(loaded, output, paths, text_field, length, needles, queries, say)
-        say(f"measuring {measurement}")
-        values = _MEASUREMENTS[measurement](loaded.model, data, needles, depths, samples, seed)
+        if longest is not None and (request.length or 0) > longest:
+            raise InputError(
+                f"--length {request.length} is longer than the {longest} positions of {request.name}; shorten it"
+            )
+        data = _data_for(loaded, request, output, say)
+        say(f"measuring {request.measurement}")
+        values = _MEASUREMENTS[request.measurement](loaded.model, data, request)
         record = Record(
-            kind=f"evaluate-{measurement}",
-            values=finite({"model": name, **values}),
-            config=finite(
-                {"data": data.settings, "samples": samples, "depths": list(depths), "needles": list(needles)}
-            ),
-            seeds=[seed],
+            kind=f"evaluate-{request.measurement}",
+            values=finite({"model": request.name, **values}),
+            config=finite({"data": data.settings, **vars(request)}),
+            seeds=[request.seed],
             seconds=time.perf_counter() - started,
         )
         record.save(output)
     return record
 
 
-def _data_for(
-    loaded: LoadedModel,
-    output: Path,
-    paths: Sequence[str],
-    text_field: str | None,
-    length: int | None,
-    needles: Sequence[int],
-    queries: int | None,
-    say: Callable[[str], None],
-) -> PreparedData:
+def check_empty(output: Path) -> None:
+    """A measurement goes into a folder of its own.
+
+    Raises:
+        InputError: the folder holds something, or is a file.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"--output {output} exists and is not empty; choose another folder")
+
+
+def _data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable[[str], None]) -> PreparedData:
     """Held-out data: the given text, or what the model's own run held out."""
     longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
     settings = loaded.settings.data if loaded.settings else unknown
-    given = {"sequence_length": length, "needles": needles[0] if needles else None, "queries": queries}
-    for field, value in given.items():
-        if value is not None:
-            setattr(settings, field, value)
-    if not paths and loaded.settings is None:
+    settings = replace(
+        settings,
+        sequence_length=request.length or settings.sequence_length,
+        needles=request.needles[0] if request.needles else settings.needles,
+        queries=request.queries or settings.queries,
+    )
+    if request.paths and loaded.settings is not None and settings.source == "synthetic":
+        raise InputError(f"--data has no use here: {loaded.name} knows the words of the synthetic task only")
+    if not request.paths and loaded.settings is None:
         raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
-    if not paths:
+    if not request.paths:
         tokenizer = settings.tokenizer if settings.source == "synthetic" else loaded.name
-        cache = (
-            settings.cache if settings.cache and Path(settings.cache).is_dir() else None
-        )  # a run may have been moved
+        kept = settings.cache is not None and Path(settings.cache).is_dir()  # a run may have been moved
+        cache = settings.cache if kept else None
         return prepare(replace(settings, tokenizer=tokenizer, cache=cache), _beside(output), progress=say)
-    settings = replace(settings, source="text", paths=[], validation=list(paths), text_field=text_field)
+    paths, text_field = list(request.paths), request.text_field
+    settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
     say("packing the text into tokens")
     packed = pack(
         paths, loaded.tokenizer, sequence_length=settings.sequence_length, text_field=text_field, cache=_beside(output)
@@ -160,44 +179,40 @@ def _data_for(
     return PreparedData(settings, loaded.tokenizer, None, packed)
 
 
-def _measure_perplexity(
-    model: PreTrainedModel,
-    data: PreparedData,
-    needles: Sequence[int],
-    depths: Sequence[float],
-    samples: int,
-    seed: int,
-) -> dict[str, Any]:
-    return {"rows": [{"sequences": samples, **perplexity(model, data.validation(samples))}]}
+def _measure_perplexity(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
+    return {"rows": [{"sequences": request.samples, **perplexity(model, data.validation(request.samples))}]}
 
 
-def _measure_needles(
-    model: PreTrainedModel,
-    data: PreparedData,
-    needles: Sequence[int],
-    depths: Sequence[float],
-    samples: int,
-    seed: int,
-) -> dict[str, Any]:
+def _measure_needles(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
     defaults = (data.settings.needles, data.settings.sequence_length)
-    tasks = tasks_of(data.task, needles=needles, lengths=[], defaults=defaults)
-    cells = needle_grid(predictor(model), tasks, depths=depths, samples=samples, seed=seed)
-    return {"cells": cells, "summary": summarize(cells), "guess_rate": tasks[0].guess_rate}
+    tasks = tasks_of(data.task, needles=request.needles, lengths=[], defaults=defaults)
+    cells, summary = [], []
+    for measured, trained in ((model, True), (_untrained(model, request.seed), False)):
+        grid = needle_grid(
+            predictor(measured), tasks, depths=request.depths, samples=request.samples, seed=request.seed
+        )
+        cells += [{"trained": trained, **cell} for cell in grid]
+        summary += [{"trained": trained, **row} for row in summarize(grid)]
+    return {"cells": cells, "summary": summary, "guess_rate": tasks[0].guess_rate}
 
 
-def _measure_allocation(
-    model: PreTrainedModel,
-    data: PreparedData,
-    needles: Sequence[int],
-    depths: Sequence[float],
-    samples: int,
-    seed: int,
-) -> dict[str, Any]:
-    batch = data.task().sample(samples, keyed_generator(seed, "allocation"))
-    return {"rows": allocation(model, batch)}
+def _measure_allocation(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
+    batch = data.task().sample(request.samples, keyed_generator(request.seed, "allocation"))
+    models = ((model, True), (_untrained(model, request.seed), False))
+    return {
+        "rows": [{"trained": trained, **row} for measured, trained in models for row in allocation(measured, batch)]
+    }
 
 
-_MEASUREMENTS: dict[str, Callable[..., dict[str, Any]]] = {
+def _untrained(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The same architecture with fresh weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
+    return fresh.to(model.device, model.dtype).eval()
+
+
+_MEASUREMENTS: dict[str, Callable[[PreTrainedModel, PreparedData, Request], dict[str, Any]]] = {
     "perplexity": _measure_perplexity,
     "needles": _measure_needles,
     "allocation": _measure_allocation,

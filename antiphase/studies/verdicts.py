@@ -26,7 +26,8 @@ class Metric:
 
     def spoken(self, value: float) -> str:
         """The value as it stands in a sentence, without its unit."""
-        return f"{value * (100 if self.is_share else 1):,.{self.digits}f}"
+        text = f"{value * (100 if self.is_share else 1):,.{self.digits}f}"
+        return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text  # never -0.0
 
 
 def compare_metric(
@@ -48,6 +49,7 @@ def compare_metric(
             "maximum": max(known, default=None),
             "values": list(series),
         }
+    reached = {arm: sum(value is not None for value in series) for arm, series in values.items()}
     differences, sentences = {}, []
     for arm, series in values.items():
         if arm == baseline:
@@ -61,7 +63,7 @@ def compare_metric(
             "seeds": len(paired),
             "values": paired,
         }
-        sentences.append(_sentence(metric, arm, baseline, differences[arm], total=len(series)))
+        sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
     return {
         "metric": metric.name,
         "unit": metric.unit,
@@ -72,14 +74,17 @@ def compare_metric(
     }
 
 
-def _sentence(metric: Metric, arm: str, baseline: str, difference: dict[str, Any], *, total: int) -> str:
+def _sentence(
+    metric: Metric, arm: str, baseline: str, difference: dict[str, Any], *, reached: Mapping[str, int], total: int
+) -> str:
     seeds, mean, interval = difference["seeds"], difference["mean"], difference["interval"]
     subject = metric.name[0].upper() + metric.name[1:]
-    if not seeds:
-        return f"{subject}: no seed has a value in both {arm} and {baseline}."
+    if seeds < total:
+        # The seeds that have a value are not a fair sample: an arm that fails more often would look quick.
+        counts = " and ".join(f"{name} in {reached[name]} of {total} seeds" for name in (arm, baseline))
+        return f"{subject}: {counts}; where a seed has no value there is no paired difference, so no arm is ahead here."
 
-    missing = "" if seeds == total else f" ({total - seeds} of {total} seeds lack a value in one arm)"
-    in_seeds = f"in {'this seed' if seeds == 1 else f'these {seeds} seeds'}{missing}"
+    in_seeds = f"in {'this seed' if seeds == 1 else f'these {seeds} seeds'}"
     if float(metric.spoken(abs(mean)).replace(",", "")) == 0:
         text = f"{subject}: {arm} and {baseline} are level {in_seeds}"
     else:

@@ -26,7 +26,7 @@ class Progress:
     step: int
     """Steps done."""
     seconds: float
-    """Training time so far, over all sittings."""
+    """Time of the training steps so far, over all sittings, evaluations not counted."""
     tokens: int
     """Tokens trained on."""
     curve: list[dict[str, Any]]

@@ -129,11 +129,11 @@ class _Run:
         with _signals() as stop_requested:
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
-            started, before = time.perf_counter(), progress.seconds
             while progress.step < training.steps:
+                started = time.perf_counter()
                 values = self._step(progress.step)
                 progress.step += 1
-                progress.seconds = before + time.perf_counter() - started
+                progress.seconds += time.perf_counter() - started
                 last = progress.step == training.steps
                 if progress.step % training.log_every == 0 or last:
                     self._log(values)

@@ -158,7 +158,7 @@ def test_cells_hold_equal_sequences_whatever_predicts():
     tasks = tasks_of(factory, needles=[2, 4], lengths=[40, 60], defaults=(3, 50))
     one, other, another_seed = [], [], []
     for seen, answer, seed in ((one, perfect, 7), (other, guess, 7), (another_seed, perfect, 8)):
-        needle_grid(recorder(seen, answer), tasks, depths=[0.0, None], samples=5, seed=seed)
+        needle_grid(recorder(seen, answer), tasks, depths=[0.0], samples=5, seed=seed)
     assert len(one) == 8
     for a, b, c in zip(one, other, another_seed, strict=True):
         assert torch.equal(a, b)
@@ -168,11 +168,9 @@ def test_cells_hold_equal_sequences_whatever_predicts():
 
 def test_a_grid_has_a_cell_for_every_size_and_depth():
     tasks = tasks_of(factory, needles=[2, 4], lengths=[40, 60], defaults=(3, 50))
-    steps: list[None] = []
-    cells = needle_grid(perfect, tasks, depths=[0.0, 0.5], samples=3, seed=0, progress=lambda: steps.append(None))
+    cells = needle_grid(perfect, tasks, depths=[0.0, 0.5], samples=3, seed=0)
     sizes = [(cell["needles"], cell["length"], cell["depth"]) for cell in cells]
-    assert sizes == [(n, length, d) for n in (2, 4) for length in (40, 60) for d in (0.0, 0.5)]
-    assert len(steps) == len(cells)
+    assert sizes == [(n, length, d) for n in (2, 4) for length in (40, 60) for d in (0.0, 0.5, None)]
     assert all(cell["queries"] == 4 and cell["samples"] == 3 for cell in cells)
 
 
@@ -182,20 +180,40 @@ def test_empty_lists_mean_the_sizes_of_training():
     assert len(tasks_of(factory, needles=[1, 2, 3], lengths=[], defaults=(3, 50))) == 3
 
 
-def test_a_summary_pools_depths_and_keeps_each_one():
+def test_naming_the_last_number_is_a_guess_where_the_needle_is_anywhere():
+    """It is always right at depth 1, so only the cell of no fixed depth may be compared with the guess rate."""
+
+    def last(input_ids: Tensor, positions: Tensor) -> Tensor:
+        values = [[token for token in row[: int(places[0])].tolist() if is_value(token)][-1] for row, places in
+                  zip(input_ids, positions, strict=True)]  # fmt: skip
+        return torch.tensor(values)[:, None].expand_as(positions)
+
+    language = SymbolLanguage(10, 20, 30)
+
+    def is_value(token: int) -> bool:
+        return 2 + language.key_count <= token < 2 + language.key_count + language.value_count
+
+    task = RetrievalTask(language, needles=4, queries=2, sequence_length=40)
+    rows = {row["depth"]: row for row in summarize(needle_grid(last, [task], depths=[0.0, 1.0], samples=600, seed=0))}
+    assert rows[0.0]["accuracy"] == 0.0
+    assert rows[1.0]["accuracy"] == 1.0
+    low, high = rows[None]["interval"]
+    assert low <= 1 / 4 <= high
+
+
+def test_a_summary_of_one_model_has_wilsons_interval_and_of_several_their_range():
     def cell(depth: float | None, correct: int, needles: int = 4) -> dict:
         return {"needles": needles, "length": 60, "depth": depth, "samples": 50, "correct": correct, "guess_rate": 0.25}
 
-    rows = summarize([cell(0.0, 50), cell(0.5, 10), cell(0.0, 40), cell(None, 5, needles=2)])
+    rows = summarize([cell(0.0, 50), cell(0.5, 10), cell(0.0, 40), cell(0.0, 43), cell(None, 5, needles=2)])
     found = {(row["needles"], row["depth"]): row for row in rows}
-    assert len(rows) == len(found) == 4
-    assert found[4, 0.0]["accuracy"] == 0.9
-    assert found[4, 0.5]["accuracy"] == 0.2
-    assert found[4, None]["accuracy"] == pytest.approx(100 / 150)
-    assert found[4, None]["samples"] == 150
-    assert found[4, None]["interval"] == list(wilson_interval(100, 150))
-    assert found[4, None]["guess_rate"] == 0.25
-    assert found[2, None]["samples"] == 50  # a cell of no depth counts once
+    assert len(rows) == len(found) == 3
+    assert found[4, 0.0]["accuracy"] == 0.86
+    assert found[4, 0.0]["interval"] == [0.8, 1.0]
+    assert (found[4, 0.0]["models"], found[4, 0.0]["interval_is"]) == (3, "range over seeds")
+    assert found[4, 0.5]["interval"] == list(wilson_interval(10, 50))
+    assert (found[4, 0.5]["models"], found[4, 0.5]["samples"]) == (1, 50)
+    assert found[2, None]["guess_rate"] == 0.25
 
 
 # ------------------------------------------------------------------------------------------ real models

@@ -177,7 +177,7 @@ def test_evaluations_of_one_model(comparison: Record, tmp_path: Path) -> None:
         Record(kind="evaluate-allocation", values={"rows": rows}),
     )
     assert len(page.attributes("img")) == 2
-    assert "Needle accuracy over all seeds" in page.text
+    assert "Needle accuracy by depth" in page.text
     assert "Attention by span" in page.text
 
 

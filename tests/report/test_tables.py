@@ -34,7 +34,7 @@ def test_headline_holds_the_records_numbers(comparison: Record) -> None:
     assert cells(comparison, "First-query accuracy") == expected
     assert cells(comparison, "Parameters") == ["1,234,567", "1,234,567"]
     assert cells(comparison, "Guess rate") == ["12.5 %", "12.5 %"]
-    untrained = cells(comparison, "Needle accuracy over all depths, untrained")
+    untrained = cells(comparison, "Needle accuracy, untrained")
     assert untrained == ["12.5 % [7.5–16.5]", "12.5 % [7.5–16.5]"]
 
 
