@@ -199,14 +199,32 @@ class _Plan:
         self.offset = shape.keys - shape.queries  # the last query stands at the last key
         self.is_causal, self.window, self.scale = is_causal or sliding_window > 0, sliding_window, scale
         self.dtype = statistics_dtype(query.dtype)
-        self.query = query.unflatten(1, (self.groups, self.repeats, 2))  # (B, G, R, S, N, d)
+        grouped = query.unflatten(1, (self.groups, self.repeats, 2))  # (B, G, R, S, N, d)
+        # Scaled once, and each map by itself, so that a block of queries is a view and not a copy.
+        self.queries = torch.mul(grouped.movedim(3, 0).to(self.dtype), scale).contiguous()  # (S, B, G, R, N, d)
         self.key = key.unflatten(1, (self.groups, self.key_maps))  # (B, G, S or 1, M, d)
         self.value = value  # (B, G, M, dv)
         self.lam = lam.expand(self.batch, shape.heads, -1).unflatten(1, (self.groups, self.repeats))  # (B, G, R, 1|N)
         self.mask = mask
         self.block = max(1, min(self.length, QUERY_ROWS // self.repeats))
         self.most_rows = self.block * self.repeats
-        self.tails: dict[tuple[int, int, int], Tensor] = {}
+        self.edges: dict[tuple[str, int, int, int], Tensor] = {}
+
+    def after_diagonal(self, rows: int, columns: int, first: int) -> Tensor:
+        """(rows, columns), True where column ≥ ``first`` + row: keys after the query. Made once for equal blocks."""
+        key = ("after", rows, columns, first)
+        if key not in self.edges:
+            ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
+            self.edges[key] = ones.triu_(first)
+        return self.edges[key]
+
+    def before_window(self, rows: int, columns: int, first: int) -> Tensor:
+        """(rows, columns), True where column < ``first`` + row: keys that the window has left behind."""
+        key = ("before", rows, columns, first)
+        if key not in self.edges:
+            ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
+            self.edges[key] = ones.tril_(first - 1)
+        return self.edges[key]
 
     def units(self) -> Iterator[_Unit]:
         """As many pairs of batch row and value head at a time as keep the scores of a block in cache."""
@@ -267,9 +285,8 @@ class _Block:
         self.is_blind = last <= first
         if self.is_blind:
             return
-        query = plan.query[unit.batches, unit.value_heads, :, :, self.queries].to(plan.dtype) * plan.scale
-        width = query.shape[-1]
-        self.rows = [query[:, :, :, index].reshape(-1, plan.repeats * (stop - start), width) for index in (0, 1)]
+        query = plan.queries[:, unit.batches, unit.value_heads, :, self.queries]  # (S, b, g, R, n, d)
+        self.rows = [part.reshape(-1, plan.repeats * (stop - start), query.shape[-1]) for part in query]
         self.key_blocks = [unit.keys[index % plan.key_maps][:, self.keys] for index in (0, 1)]  # (U, m, d)
         self.values = unit.values[:, self.keys]  # (U, m, dv)
         self.lam_rows = self.queries if plan.lam.shape[-1] > 1 else slice(0, 1)
@@ -306,12 +323,14 @@ class _Block:
         if plan.is_causal:
             edge = max(self.keys.start, position + 1)
             if edge < self.keys.stop:
-                hidden = self._distance(edge, self.keys.stop, position) < 0
+                hidden = plan.after_diagonal(length, self.keys.stop - edge, position + 1 - edge)
                 grouped[..., edge - self.keys.start :].masked_fill_(hidden, float("-inf"))
         if plan.window:
             edge = min(self.keys.stop, position + length - plan.window)
             if edge > self.keys.start:
-                hidden = self._distance(self.keys.start, edge, position) >= plan.window
+                hidden = plan.before_window(
+                    length, edge - self.keys.start, position - plan.window + 1 - self.keys.start
+                )
                 grouped[..., : edge - self.keys.start].masked_fill_(hidden, float("-inf"))
         if plan.mask is not None:
             mask = plan.mask
@@ -320,14 +339,6 @@ class _Block:
             mask = mask[:, self.unit.value_heads] if mask.shape[1] > 1 else mask
             mask = mask[:, :, :, self.queries] if mask.shape[3] > 1 else mask
             grouped.masked_fill_(~mask[..., self.keys], float("-inf"))
-
-    def _distance(self, start: int, stop: int, position: int) -> Tensor:
-        """Query position minus key position, (n, stop - start)."""
-        device = self.values.device
-        length = self.queries.stop - self.queries.start
-        return torch.arange(position, position + length, device=device)[:, None] - torch.arange(
-            start, stop, device=device
-        )
 
     def subtract(self, first: Tensor, second: Tensor, *, out: Tensor) -> Tensor:
         """P1 - λ P2, (U, R n, m)."""
