@@ -244,7 +244,7 @@ def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
 def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:
     """The settings of one arm and seed: the run with the arm's overrides."""
     tree = dataclasses.asdict(run)
-    for key, value in _dotted(compare.arms[arm]).items():
+    for key, value in dotted(compare.arms[arm]).items():
         _assign(tree, key, value)
     tree["training"]["seed"] = seed
     settings = build(RunSettings, tree, path=f"compare.arms.{arm}")
@@ -252,11 +252,11 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
     return settings
 
 
-def _dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as dotted keys, so that a preset may write an arm either way."""
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one mapping of dotted keys; an arm of a preset may be written either way."""
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        found |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
 
 
@@ -399,7 +399,7 @@ def _check_compare(compare: CompareSettings) -> None:
     for arm, overrides in compare.arms.items():
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", arm):
             raise InputError(f"compare.arms: {arm!r} cannot be the name of a folder; use letters, digits, - and _")
-        for key in _dotted(overrides):
+        for key in dotted(overrides):
             if key.split(".")[0] in ("data", "evaluation") or key in SHARED_BY_ARMS:
                 raise InputError(f"compare.arms.{arm} must not change {key}: all arms share their data and seeds")
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):

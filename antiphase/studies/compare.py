@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
+from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, dotted
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError
@@ -27,9 +27,11 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
 from antiphase.training.loop import build_model, check_settings
-from antiphase.training.run_folder import is_free, only_one, undone_if_refused
+from antiphase.training.run_folder import WITHOUT_EFFECT, is_free, only_one, undone_if_refused
 
 SETTINGS = "compare.yaml"
+MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
+"""Settings that a resumed study may change: they change no result."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
 
@@ -124,8 +126,13 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
             raise InputError(
                 f"--output {output} holds a study already; add --resume to go on with it, or choose another folder"
             )
-        if path.read_text(encoding="utf-8") != _settings_text(settings):
-            raise InputError(f"--output {output} holds a study with other settings; choose another folder")
+        before, now = (dotted(yaml.safe_load(text)) for text in (path.read_text("utf-8"), _settings_text(settings)))
+        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+        changed = [name for name in names if name not in MAY_CHANGE]
+        if changed:
+            raise InputError(
+                f"--output {output} holds a study with other settings ({', '.join(changed)}); choose another folder"
+            )
     elif not is_free(output):
         raise InputError(f"--output {output} exists and holds no study of antiphase; choose another folder")
 

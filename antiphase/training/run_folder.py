@@ -18,8 +18,8 @@ from antiphase.records import write_atomically
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
-WITHOUT_EFFECT = ("training.threads", "data.cache")
-"""Settings that a resumed run may change: how many cores there are, and where the tokens lie."""
+WITHOUT_EFFECT = ("training.threads", "data.cache", "description")
+"""Settings that a resumed run may change: how many cores there are, where the tokens lie, and words."""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
