@@ -262,7 +262,7 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def to_yaml(settings: RunSettings) -> str:
     """YAML text that ``load_preset`` reads back to equal settings."""
-    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False)
 
 
 def build(kind: type[T], tree: Any, path: str = "") -> T:

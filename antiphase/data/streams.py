@@ -13,6 +13,10 @@ from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguag
 from antiphase.randomness import keyed_generator
 
 
+SHORTEST_PERIOD = 4
+"""Tokens after which a repeated random sequence starts again, at least."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Sequences and what is to be predicted of them."""
@@ -49,16 +53,24 @@ class SyntheticStream:
         return _join(parts)
 
     def _repeated(self, count: int, generator: torch.Generator) -> Batch:
-        """A random sequence and then the same again; the second time counts in the loss."""
+        """Random tokens that come again and again; from the second time on they count in the loss.
+
+        Each row has a period of its own: with one period for all, looking back a fixed distance would do, and nothing
+        would have to be found by its content.
+        """
         language = self.task.language
         assert isinstance(language, SymbolLanguage)
         opening = torch.tensor(language.opening())
         length = self.task.sequence_length - len(opening)
-        half = (length + 1) // 2
-        random = torch.randint(len(language.special_tokens), len(language.words), (count, half), generator=generator)
-        ids = torch.cat([opening.expand(count, -1), random, random[:, : length - half]], dim=1)
+        longest = max(1, length // 2)
+        periods = torch.randint(min(SHORTEST_PERIOD, longest), longest + 1, (count, 1), generator=generator)
+        first = len(language.special_tokens)
+        random = torch.randint(first, len(language.words), (count, longest), generator=generator)
+        places = torch.arange(length).expand(count, -1)
+        ids = torch.cat([opening.expand(count, -1), random.gather(1, places % periods)], dim=1)
         labels = ids.clone()
-        labels[:, : len(opening) + half] = IGNORED_LABEL
+        labels[:, : len(opening)] = IGNORED_LABEL
+        labels[:, len(opening) :][places < periods] = IGNORED_LABEL
         return Batch(ids, labels)
 
 

@@ -147,7 +147,7 @@ def setting_up(output: Path, settings: dict[str, Any]) -> Iterator[None]:
 
 
 def _settings_text(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(settings, sort_keys=False)
 
 
 def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict[str, Any], dict[str, Any]]:
