@@ -10,7 +10,7 @@ from antiphase.config import DataSettings
 from antiphase.data.packing import PackedTokens
 from antiphase.data.prepare import PreparedData, symbol_tokenizer
 from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage
-from antiphase.data.streams import SyntheticStream, TextStream
+from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 
 LENGTH = 29
 SYMBOLS = SymbolLanguage(9, 11, 5)
@@ -48,20 +48,28 @@ def test_the_share_of_retrieval_sequences_is_kept(share, rows):
     assert batch.input_ids.shape == batch.labels.shape == (8, LENGTH)
     assert batch.input_ids.dtype == torch.int64
     answers = (batch.labels != IGNORED_LABEL).sum(1)
-    assert answers.tolist() == [2] * rows + [14] * (8 - rows)
+    assert answers[:rows].tolist() == [2] * rows
+    assert (answers[rows:] > 2).all()
     mixed = text(batch_size=8, needle_share=share).batch(0)
     assert ((mixed.input_ids < 100).all(1).sum() == rows).item()
 
 
-def test_of_a_repeated_sequence_the_second_time_counts():
+def test_of_a_repeated_sequence_all_but_the_first_time_counts():
+    """Each row has a period p: tokens come again after p, the first p are not predicted, all later ones are."""
     batch = synthetic(needle_share=0.0).batch(5)
-    half = (LENGTH - 1 + 1) // 2
     assert (batch.input_ids[:, 0] == SYMBOLS.opening()[0]).all()
-    assert torch.equal(batch.input_ids[:, 1 + half :], batch.input_ids[:, 1 : LENGTH - half])
-    assert (batch.labels[:, : 1 + half] == IGNORED_LABEL).all()
-    assert torch.equal(batch.labels[:, 1 + half :], batch.input_ids[:, 1 + half :])
-    body = batch.input_ids[:, 1:]
-    assert ((body >= 2) & (body < len(SYMBOLS.words))).all()  # no padding or end inside
+    periods = (batch.labels == IGNORED_LABEL).sum(1) - 1
+    for ids, labels, period in zip(batch.input_ids[:, 1:], batch.labels[:, 1:], periods.tolist(), strict=True):
+        assert SHORTEST_PERIOD <= period <= (LENGTH - 1) // 2
+        assert torch.equal(ids[period:], ids[:-period])
+        assert (labels[:period] == IGNORED_LABEL).all()
+        assert torch.equal(labels[period:], ids[period:])
+
+
+def test_repeated_sequences_have_periods_of_their_own():
+    """With one period for all, looking back a fixed distance would do, and nothing would be found by its content."""
+    labels = synthetic(needle_share=0.0).batch(0).labels
+    assert len(set((labels == IGNORED_LABEL).sum(1).tolist())) > 2
 
 
 def test_of_a_synthetic_retrieval_sequence_the_answers_count():
