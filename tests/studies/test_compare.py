@@ -71,7 +71,7 @@ def test_record_holds_both_arms_trained_and_untrained(study):
     shared = {arm: found["total"] - found["attention_only"] for arm, found in values["parameters"].items()}
     assert shared["softmax"] == shared["differential"]
     kinds = {(cell["arm"], cell["seed"], cell["trained"], cell["depth"]) for cell in values["needles"]["cells"]}
-    assert len(kinds) == len(values["needles"]["cells"]) == 2 * 2 * 2 * 2
+    assert len(kinds) == len(values["needles"]["cells"]) == 2 * 2 * 2 * 3  # two depths and anywhere
     assert {(row["arm"], row["trained"]) for row in values["allocation"]} == {
         (arm, trained) for arm in values["arms"] for trained in (True, False)
     }
@@ -106,7 +106,7 @@ def test_second_start_needs_resume_and_resume_changes_nothing(study, preset):
     assert f"--output {study} holds a study already; add --resume to go on with it, or choose another" in err
     code, _, err = execute(preset, study, "--resume", "--seeds", "0,1,2")
     assert code == 2
-    assert f"--output {study} holds a study with other settings; choose another folder" in err
+    assert f"--output {study} holds a study with other settings (compare.seeds); choose another folder" in err
     assert weights(study) == before
     code, _, err = execute(preset, study, "--resume")
     assert code == 0, err
