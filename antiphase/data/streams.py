@@ -12,7 +12,6 @@ from antiphase.data.packing import PackedTokens
 from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage
 from antiphase.randomness import keyed_generator
 
-
 SHORTEST_PERIOD = 4
 """Tokens after which a repeated random sequence starts again, at least."""
 
