@@ -74,4 +74,4 @@ def test_every_public_name_is_there_and_no_other():
         assert getattr(antiphase, name) is not None
     assert set(antiphase.__all__) <= set(dir(antiphase))
     with pytest.raises(AttributeError, match="no attribute 'bogus'"):
-        antiphase.bogus  # noqa: B018
+        antiphase.bogus  # noqa: B018 – the access itself is what must fail
