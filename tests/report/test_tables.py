@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import statistics
 import sys
 from subprocess import run
@@ -129,7 +128,6 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
 def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
     output = io.StringIO()
     terminal.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
-    assert math.isfinite(len(output.getvalue()))
     if kind == "probe" and values:
         assert "a.b" in output.getvalue()
         assert "1.5" in output.getvalue()
