@@ -5,12 +5,17 @@ maps are subtracted in place and multiplied by V once. That costs 4d multiply-ad
 much as softmax attention of equal size, where two ordinary attention calls cost 6d. The backward pass recomputes the
 maps block by block and is written by hand for q, k, v and λ.
 
-Legend: B batch, H heads, G value heads, R = H / G heads a value head, S = 2 maps a head, N queries, M keys,
-d, dv widths; U units (pairs of batch row and value head) that are worked on together, n queries of a block.
+Several heads go through each call together, one map at a time: PyTorch then hands every thread the same heads in the
+batched product, the softmax and the subtraction, so that scores stay in the cache of the core that made them. One head
+at a time, or both maps in one call, sends half of them from core to core.
+
+Legend: B batch, H heads, G value heads, R = H / G heads a value head, N queries, M keys, d, dv widths; U units (pairs
+of batch row and value head) that are worked on together, n queries of a block, m keys that a block sees.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,9 +25,11 @@ from torch import Tensor
 from antiphase.ops.shapes import check_tensors, statistics_dtype
 
 QUERY_ROWS = 128
-"""Rows of scores (queries times heads that share a value) in one block."""
-SCORES_IN_CACHE = 1 << 20
-"""Scores of one map that a block may hold: 4 MiB in fp32, so that both maps stay in the last-level cache."""
+"""Rows of scores (queries times heads that share a value) in one block; twice as many beyond ``FEW_KEYS`` keys."""
+FEW_KEYS = 2048
+"""With more keys, what a larger block wastes above the diagonal is less than it saves in sums over blocks."""
+SCORES_IN_CACHE = 1 << 21
+"""Scores of one map that a block may hold: 8 MiB in fp32, so that both maps stay in the last-level cache."""
 
 
 def attend(
@@ -42,18 +49,19 @@ def attend(
     """
     plan = _Plan(query, key, value, lam, mask, is_causal, sliding_window, scale)
     out = _empty_output(query, key, value)
-    grouped_out = out.unflatten(1, (plan.groups, plan.repeats))  # (B, G, R, N, dv)
+    grouped_out = plan.group(out)
+    result = plan.new_buffer(plan.value_width)
     for unit in plan.units():
-        result = unit.new_empty(unit.values.shape[0], plan.most_rows, plan.value_width)
-        for block in plan.blocks(unit):
-            rows = grouped_out[unit.batches, unit.value_heads, :, block.queries]  # (b, g, R, n, dv)
+        unit_out = grouped_out[unit.batches, unit.groups]
+        for block in plan.blocks:
+            rows = unit_out[:, :, :, block.queries]  # (b, g, R, n, dv)
             if block.is_blind:
                 rows.zero_()
                 continue
-            first, second = block.softmax_maps()
-            block.subtract(first, second, out=first)
-            product = torch.bmm(first, block.values, out=result[:, : first.shape[1]])
-            rows.copy_(product.view(rows.shape))
+            first, second = unit.softmax_maps(block)
+            difference = first.addcmul_(second, unit.lam_column(block), value=-1)
+            product = _shaped(result, *first.shape[:2], plan.value_width)
+            rows.copy_(torch.bmm(difference, unit.values[:, block.keys], out=product).view(rows.shape))
     return out
 
 
@@ -94,54 +102,58 @@ def attend_backward(
 
     With P1, P2 the maps and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP));
     dS2 = -λ P2∘(dP - rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). The factor -λ of the second map is applied to rows of
-    width d, never to rows of scores.
+    width d, never to rows of scores. dK and dV are summed up transposed, (d, M): that product is the faster one.
     """
     plan = _Plan(query, key, value, lam, mask, is_causal, sliding_window, scale)
-    shape = check_tensors(query, key, value)
     grad_query, grad_key, grad_value = (
         torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
     )
-    grad_lam = lam.new_zeros(shape.batch, plan.groups, plan.repeats, lam.shape[2])
-    grouped_grad = grad.unflatten(1, (plan.groups, plan.repeats))  # (B, G, R, N, dv)
-    queries_out = grad_query.view(shape.batch, plan.groups, plan.repeats, 2, shape.queries, shape.width)
-    keys_out = grad_key.view(shape.batch, plan.groups, plan.key_maps, shape.keys, shape.width)
+    grad_lam = lam.new_zeros(plan.batch, plan.all_groups, plan.repeats, lam.shape[2])
+    grouped_grad = plan.group(grad)  # (B, G, R, N, dv)
+    grouped_queries = grad_query.unflatten(1, (plan.all_groups, plan.repeats, 2))  # (B, G, R, 2, N, d)
+    grouped_keys = grad_key.unflatten(1, (plan.all_groups, plan.key_maps))  # (B, G, 2|1, M, d)
+    width, value_width = query.shape[-1], value.shape[-1]
+    third_buffer = plan.new_buffer(plan.keys_length)
+    step_buffer = value.new_empty(plan.most_units * plan.keys_length * max(width, value_width), dtype=plan.dtype)
+
+    def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
+        """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
+        product = _shaped(step_buffer, len(rows), rows.shape[-1], scores.shape[-1])
+        total[:, :, keys] += torch.bmm(rows.transpose(1, 2), scores, out=product)
+
     for unit in plan.units():
-        count = unit.values.shape[0]
-        key_sums = [unit.new_zeros(count, shape.keys, shape.width) for _ in range(plan.key_maps)]
-        value_sum = unit.new_zeros(count, shape.keys, plan.value_width)
-        upstream = unit.new_empty(count * plan.most_rows * shape.keys)
-        difference = unit.new_empty(count * plan.most_rows * shape.keys)
-        for block in plan.blocks(unit):
+        count = len(unit.values)
+        here = unit.batches, unit.groups
+        unit_grad = grouped_grad[here].to(plan.dtype)
+        key_sums = [unit.values.new_zeros(count, width, plan.keys_length) for _ in range(plan.key_maps)]
+        value_sum = unit.values.new_zeros(count, value_width, plan.keys_length)
+        for block in plan.blocks:
             if block.is_blind:
                 continue
-            maps = block.softmax_maps()
-            cotangent = grouped_grad[unit.batches, unit.value_heads, :, block.queries]
-            cotangent = cotangent.to(plan.dtype).reshape(count, -1, plan.value_width)  # (U, R n, dv)
-            score_shape = maps[0].shape
-            size = maps[0].numel()
-            grad_maps = torch.bmm(cotangent, block.values.transpose(1, 2), out=upstream[:size].view(score_shape))
-            weights = block.subtract(maps[0], maps[1], out=difference[:size].view(score_shape))
-            value_sum[:, block.keys].baddbmm_(weights.transpose(1, 2), cotangent)
-            second_mean = torch.mul(maps[1], grad_maps, out=weights).sum(-1)  # rowsum(P2∘dP), (U, R n)
-            grad_lam[unit.batches, unit.value_heads, :, block.lam_rows] -= block.reduce_lam(second_mean)
-            for index, softmax_map in enumerate(maps):
-                torch.ops.aten._softmax_backward_data.out(
-                    grad_maps, softmax_map, -1, plan.dtype, grad_input=softmax_map
-                )
-                rows, keys = block.rows[index], block.key_blocks[index]
-                if index == 1:
-                    rows = rows * -block.lam_column
-                key_sums[index % plan.key_maps][:, block.keys].baddbmm_(softmax_map.transpose(1, 2), rows)
-                grad_rows = torch.bmm(softmax_map, keys).mul_(scale)  # (U, R n, d)
-                if index == 1:
-                    grad_rows *= -block.lam_column
-                target = queries_out[unit.batches, unit.value_heads, :, index, block.queries]
+            maps = unit.softmax_maps(block)
+            third = _shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
+            lam_column = unit.lam_column(block)
+            cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
+            add_product(
+                value_sum, cotangent, torch.addcmul(maps[0], maps[1], lam_column, value=-1, out=third), block.keys
+            )
+            torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
+            for index, scores in enumerate(maps):
+                if index == 1:  # the first map is done with: room for P2∘dP
+                    second_mean = torch.mul(scores, third, out=maps[0]).sum(-1)  # (U, R n)
+                    grad_lam[here][..., block.lam_rows] -= unit.sum_to_lam(second_mean)
+                torch.ops.aten._softmax_backward_data.out(third, scores, -1, plan.dtype, grad_input=scores)
+                factor = 1.0 if index == 0 else -lam_column
+                key_sum, keys = key_sums[index % plan.key_maps], unit.keys[index % plan.key_maps]
+                add_product(key_sum, unit.rows(index, block) * factor, scores, block.keys)
+                grad_rows = torch.bmm(scores, keys[:, block.keys]).mul_(scale * factor)  # (U, R n, d)
+                target = grouped_queries[here][:, :, :, index, block.queries]
                 target.copy_(grad_rows.view(target.shape))
         for index, key_sum in enumerate(key_sums):
-            target = keys_out[unit.batches, unit.value_heads, index]
-            target.copy_(key_sum.view(target.shape))
-        target = grad_value[unit.batches, unit.value_heads]
-        target.copy_(value_sum.view(target.shape))
+            target = grouped_keys[here][:, :, index]
+            target.copy_(key_sum.transpose(1, 2).view(target.shape))
+        target = grad_value[here]
+        target.copy_(value_sum.transpose(1, 2).view(target.shape))
     return grad_query, grad_key, grad_value, grad_lam.flatten(1, 2).sum_to_size(lam.shape).clone()
 
 
@@ -178,8 +190,13 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]  # torch.library gives
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _shaped(buffer: Tensor, *shape: int) -> Tensor:
+    """The first numbers of a flat buffer, in this shape."""
+    return buffer[: math.prod(shape)].view(shape)
+
+
 class _Plan:
-    """Cuts one call into units (which keys and values) and blocks (which queries), and owns the score buffers."""
+    """Cuts one call into units (which keys and values) and blocks (which queries), and owns the buffers."""
 
     def __init__(
         self,
@@ -193,159 +210,162 @@ class _Plan:
         scale: float,
     ) -> None:
         shape = check_tensors(query, key, value)
-        self.batch, self.groups, self.repeats = shape.batch, shape.value_heads, shape.heads_per_value
+        self.batch, self.all_groups, self.repeats = shape.batch, shape.value_heads, shape.heads_per_value
         self.key_maps, self.value_width = shape.key_maps, shape.value_width
-        self.length, self.keys_length = shape.queries, shape.keys
-        self.offset = shape.keys - shape.queries  # the last query stands at the last key
-        self.is_causal, self.window, self.scale = is_causal or sliding_window > 0, sliding_window, scale
+        self.keys_length = shape.keys
+        self.scale = scale
         self.dtype = statistics_dtype(query.dtype)
-        grouped = query.unflatten(1, (self.groups, self.repeats, 2))  # (B, G, R, S, N, d)
-        # Scaled once, and each map by itself, so that a block of queries is a view and not a copy.
-        self.queries = torch.mul(grouped.movedim(3, 0).to(self.dtype), scale).contiguous()  # (S, B, G, R, N, d)
-        self.key = key.unflatten(1, (self.groups, self.key_maps))  # (B, G, S or 1, M, d)
+        self.query = query.unflatten(1, (self.all_groups, self.repeats, 2))  # (B, G, R, 2, N, d)
+        self.key = key.unflatten(1, (self.all_groups, self.key_maps))  # (B, G, 2|1, M, d)
         self.value = value  # (B, G, M, dv)
-        self.lam = lam.expand(self.batch, shape.heads, -1).unflatten(1, (self.groups, self.repeats))  # (B, G, R, 1|N)
-        self.mask = mask
-        self.block = max(1, min(self.length, QUERY_ROWS // self.repeats))
-        self.most_rows = self.block * self.repeats
-        self.edges: dict[tuple[str, int, int, int], Tensor] = {}
+        self.lam = self.group(lam.expand(self.batch, shape.heads, -1))  # (B, G, R, 1|N)
+        # (1|B, 1|G, 1|R, 1|N, M)
+        self.mask = mask if mask is None else self.group(mask) if mask.shape[1] > 1 else mask.unsqueeze(1)
 
-    def after_diagonal(self, rows: int, columns: int, first: int) -> Tensor:
-        """(rows, columns), True where column ≥ ``first`` + row: keys after the query. Made once for equal blocks."""
-        key = ("after", rows, columns, first)
-        if key not in self.edges:
-            ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
-            self.edges[key] = ones.triu_(first)
-        return self.edges[key]
+        rows = QUERY_ROWS if shape.keys <= FEW_KEYS else 2 * QUERY_ROWS
+        length = max(1, min(shape.queries, rows // self.repeats))
+        self.most_rows = length * self.repeats
+        fitting = SCORES_IN_CACHE // max(1, self.most_rows * self.keys_length)
+        self.most_units = min(max(1, fitting), self.batch * self.all_groups)
+        offset = shape.keys - shape.queries  # the last query stands at the last key
+        is_causal = is_causal or sliding_window > 0
+        self.edges: dict[tuple[int, int, int, bool], Tensor] = {}
+        self.blocks = [
+            self._block(start, min(start + length, shape.queries), offset, is_causal, sliding_window)
+            for start in range(0, shape.queries, length)
+        ]
+        # Only a mask, or queries before the first key, can leave a row without any key.
+        self.may_be_empty = mask is not None or (offset < 0 and is_causal)
+        self.scores = [self.new_buffer(self.keys_length) for _ in range(2)]
 
-    def before_window(self, rows: int, columns: int, first: int) -> Tensor:
-        """(rows, columns), True where column < ``first`` + row: keys that the window has left behind."""
-        key = ("before", rows, columns, first)
-        if key not in self.edges:
+    def group(self, tensor: Tensor) -> Tensor:
+        """(B, H, ...) as (B, G, R, ...)."""
+        return tensor.unflatten(1, (self.all_groups, self.repeats))
+
+    def new_buffer(self, width: int) -> Tensor:
+        """Room for ``width`` numbers for each row of the largest block."""
+        return torch.empty(self.most_units * self.most_rows * width, dtype=self.dtype, device=self.value.device)
+
+    def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> _Block:
+        position = start + offset  # of the first query among the keys
+        last = min(self.keys_length, stop + offset) if is_causal else self.keys_length
+        first = max(0, position - window + 1) if window else 0
+        if last <= first:
+            return _Block(slice(start, stop), slice(first, first), None, None, self._lam_rows(start, stop))
+        after = before = None
+        edge = max(first, position + 1)
+        if is_causal and edge < last:
+            after = self._bound(stop - start, last - edge, position + 1 - edge, hides_after=True)
+        edge = min(last, stop + offset - window)
+        if window and edge > first:
+            before = self._bound(stop - start, edge - first, position - window + 1 - first, hides_after=False)
+        return _Block(slice(start, stop), slice(first, last), after, before, self._lam_rows(start, stop))
+
+    def _lam_rows(self, start: int, stop: int) -> slice:
+        return slice(start, stop) if self.lam.shape[-1] > 1 else slice(0, 1)
+
+    def _bound(self, rows: int, columns: int, first: int, *, hides_after: bool) -> Tensor:
+        """(rows, columns): -inf where column ≥ ``first`` + row (or <), else inf: the largest score allowed there."""
+        name = (rows, columns, first, hides_after)
+        if name not in self.edges:
             ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
-            self.edges[key] = ones.tril_(first - 1)
-        return self.edges[key]
+            hidden = ones.triu_(first) if hides_after else ones.tril_(first - 1)
+            bound = torch.full(hidden.shape, float("inf"), dtype=self.dtype, device=self.value.device)
+            self.edges[name] = bound.masked_fill_(hidden, float("-inf"))
+        return self.edges[name]
 
     def units(self) -> Iterator[_Unit]:
         """As many pairs of batch row and value head at a time as keep the scores of a block in cache."""
-        together = max(1, SCORES_IN_CACHE // max(1, self.most_rows * self.keys_length))
-        if together >= self.groups:
-            step = together // self.groups
-            spans = [(slice(b, min(b + step, self.batch)), slice(0, self.groups)) for b in range(0, self.batch, step)]
+        together, groups = self.most_units, self.all_groups
+        if together >= groups:
+            step = together // groups
+            spans = [(slice(b, min(b + step, self.batch)), slice(0, groups)) for b in range(0, self.batch, step)]
         else:
             spans = [
-                (slice(b, b + 1), slice(g, min(g + together, self.groups)))
+                (slice(b, b + 1), slice(g, min(g + together, groups)))
                 for b in range(self.batch)
-                for g in range(0, self.groups, together)
+                for g in range(0, groups, together)
             ]
-        buffer = None
-        for batches, value_heads in spans:
-            keys = self.key[batches, value_heads].to(self.dtype)
-            unit = _Unit(
-                batches=batches,
-                value_heads=value_heads,
-                keys=[keys[:, :, index].reshape(-1, *keys.shape[3:]) for index in range(self.key_maps)],
-                values=self.value[batches, value_heads].to(self.dtype).reshape(-1, self.keys_length, self.value_width),
-                buffer=buffer,
-            )
-            if buffer is None:
-                buffer = unit.buffer = unit.new_empty(2 * unit.values.shape[0] * self.most_rows * self.keys_length)
-            yield unit
-
-    def blocks(self, unit: _Unit) -> Iterator[_Block]:
-        for start in range(0, self.length, self.block):
-            yield _Block(self, unit, start, min(start + self.block, self.length))
+        for batches, groups_here in spans:
+            yield _Unit(self, batches, groups_here)
 
 
-@dataclass
-class _Unit:
-    """Keys and values that stay while the blocks of queries pass by."""
-
-    batches: slice
-    value_heads: slice
-    keys: list[Tensor]  # one or two of (U, M, d)
-    values: Tensor  # (U, M, dv)
-    buffer: Tensor | None
-
-    def new_empty(self, *size: int) -> Tensor:
-        return self.values.new_empty(size)
-
-    def new_zeros(self, *size: int) -> Tensor:
-        return self.values.new_zeros(size)
-
-
+@dataclass(frozen=True)
 class _Block:
-    """One block of queries against the keys that any of them can see."""
+    """Which queries, the keys that any of them can see, and what the edges hide from some of them."""
 
-    def __init__(self, plan: _Plan, unit: _Unit, start: int, stop: int) -> None:
-        self.plan, self.unit, self.queries = plan, unit, slice(start, stop)
-        last = min(plan.keys_length, stop + plan.offset) if plan.is_causal else plan.keys_length
-        first = max(0, start + plan.offset - plan.window + 1) if plan.window else 0
-        self.keys = slice(first, max(first, last))
-        self.is_blind = last <= first
-        if self.is_blind:
-            return
-        query = plan.queries[:, unit.batches, unit.value_heads, :, self.queries]  # (S, b, g, R, n, d)
-        self.rows = [part.reshape(-1, plan.repeats * (stop - start), query.shape[-1]) for part in query]
-        self.key_blocks = [unit.keys[index % plan.key_maps][:, self.keys] for index in (0, 1)]  # (U, m, d)
-        self.values = unit.values[:, self.keys]  # (U, m, dv)
-        self.lam_rows = self.queries if plan.lam.shape[-1] > 1 else slice(0, 1)
-        lam = plan.lam[unit.batches, unit.value_heads, :, self.lam_rows]  # (b, g, R, 1|n)
-        self.lam_column = lam.expand(*lam.shape[:3], stop - start).reshape(-1, plan.repeats * (stop - start), 1)
+    queries: slice
+    keys: slice
+    after: Tensor | None  # bounds of the last keys, hidden from the first queries: (n, few)
+    before: Tensor | None  # bounds of the first keys, left behind by the window of the last queries: (n, few)
+    lam_rows: slice
 
-    def softmax_maps(self) -> Tensor:
-        """Both maps (2, U, R n, m) in the unit's buffer, which the next block overwrites."""
-        assert self.unit.buffer is not None
-        count, rows = self.rows[0].shape[:2]
-        keys = self.keys.stop - self.keys.start
-        maps = self.unit.buffer[: 2 * count * rows * keys].view(2, count, rows, keys)
-        # Only a mask, or queries before the first key, can leave a row without any key.
-        may_be_empty = self.plan.mask is not None or (self.plan.offset < 0 and self.plan.is_causal)
-        for index, scores in enumerate(maps):  # one map at a time: it is still in cache for the next pass
-            torch.bmm(self.rows[index], self.key_blocks[index].transpose(1, 2), out=scores)
-            self._hide(scores)
-            empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if may_be_empty else None
+    @property
+    def is_blind(self) -> bool:
+        return self.keys.stop == self.keys.start
+
+
+class _Unit:
+    """Some batch rows and value heads, whose queries, keys and values stay while the blocks pass by."""
+
+    def __init__(self, plan: _Plan, batches: slice, groups: slice) -> None:
+        self.plan, self.batches, self.groups = plan, batches, groups
+        query = plan.query[batches, groups].movedim(3, 0).to(plan.dtype)  # (2, b, g, R, N, d)
+        # Scaled once and contiguous, so that where R = 1 the rows of a block are a view.
+        self.queries = torch.mul(query, plan.scale).contiguous().flatten(1, 2)  # (2, U, R, N, d)
+        keys = plan.key[batches, groups].movedim(2, 0).to(plan.dtype)  # (2|1, b, g, M, d)
+        self.keys = keys.reshape(plan.key_maps, -1, *keys.shape[3:])  # (2|1, U, M, d)
+        self.values = plan.value[batches, groups].to(plan.dtype).reshape(-1, plan.keys_length, plan.value_width)
+        self.lam = plan.lam[batches, groups]  # (b, g, R, 1|N)
+        mask = plan.mask
+        if mask is not None:
+            mask = mask[batches] if mask.shape[0] > 1 else mask
+            mask = mask[:, groups] if mask.shape[1] > 1 else mask
+        self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
+
+    def rows(self, index: int, block: _Block) -> Tensor:
+        """The block's queries of one map, scaled, (U, R n, d)."""
+        queries = self.queries[index]
+        return queries[:, :, block.queries].reshape(len(queries), -1, queries.shape[-1])
+
+    def lam_column(self, block: _Block) -> Tensor:
+        """λ of each row, (U, R n, 1)."""
+        lam = self.lam[..., block.lam_rows]
+        if lam.shape[-1] == 1:
+            lam = lam.expand(*lam.shape[:3], block.queries.stop - block.queries.start)
+        return lam.reshape(len(self.values), -1, 1)
+
+    def sum_to_lam(self, rows: Tensor) -> Tensor:
+        """Row values (U, R n) as (b, g, R, 1|n): summed over the queries where they share a λ."""
+        grouped = rows.view(*self.lam.shape[:3], -1)
+        return grouped if self.lam.shape[-1] > 1 else grouped.sum(-1, keepdim=True)
+
+    def softmax_maps(self, block: _Block) -> list[Tensor]:
+        """Both maps (U, R n, m), in the plan's buffers, which the next block overwrites."""
+        maps = []
+        for index, buffer in enumerate(self.plan.scores):
+            rows = self.rows(index, block)
+            keys = self.keys[index % self.plan.key_maps][:, block.keys]
+            scores = _shaped(buffer, *rows.shape[:2], keys.shape[1])
+            torch.bmm(rows, keys.transpose(1, 2), out=scores)
+            self._hide(scores, block)
+            empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if self.plan.may_be_empty else None
             torch.softmax(scores, dim=-1, out=scores)
             if empty is not None:
                 scores.masked_fill_(empty, 0.0)
+            maps.append(scores)
         return maps
 
-    def _hide(self, scores: Tensor) -> None:
+    def _hide(self, scores: Tensor, block: _Block) -> None:
         """Write -inf where a query may not look: above the diagonal, before the window, outside the mask."""
-        plan = self.plan
-        heads = (
-            self.unit.batches.stop - self.unit.batches.start,
-            self.unit.value_heads.stop - self.unit.value_heads.start,
-        )
-        length = self.queries.stop - self.queries.start
-        grouped = scores.view(*heads, plan.repeats, length, -1)  # (b, g, R, n, m)
-        position = self.queries.start + plan.offset  # of the first query among the keys
-        if plan.is_causal:
-            edge = max(self.keys.start, position + 1)
-            if edge < self.keys.stop:
-                hidden = plan.after_diagonal(length, self.keys.stop - edge, position + 1 - edge)
-                grouped[..., edge - self.keys.start :].masked_fill_(hidden, float("-inf"))
-        if plan.window:
-            edge = min(self.keys.stop, position + length - plan.window)
-            if edge > self.keys.start:
-                hidden = plan.before_window(
-                    length, edge - self.keys.start, position - plan.window + 1 - self.keys.start
-                )
-                grouped[..., : edge - self.keys.start].masked_fill_(hidden, float("-inf"))
-        if plan.mask is not None:
-            mask = plan.mask
-            mask = mask[self.unit.batches] if mask.shape[0] > 1 else mask
-            mask = mask.unflatten(1, (plan.groups, plan.repeats) if mask.shape[1] > 1 else (1, 1))
-            mask = mask[:, self.unit.value_heads] if mask.shape[1] > 1 else mask
-            mask = mask[:, :, :, self.queries] if mask.shape[3] > 1 else mask
-            grouped.masked_fill_(~mask[..., self.keys], float("-inf"))
-
-    def subtract(self, first: Tensor, second: Tensor, *, out: Tensor) -> Tensor:
-        """P1 - λ P2, (U, R n, m)."""
-        return torch.addcmul(first, second, self.lam_column, value=-1, out=out)
-
-    def reduce_lam(self, rows: Tensor) -> Tensor:
-        """Row values (U, R n) as (b, g, R, 1|n): summed over the queries where they share a λ."""
-        lam = self.plan.lam[self.unit.batches, self.unit.value_heads]
-        grouped = rows.view(*lam.shape[:3], -1)
-        return grouped if lam.shape[-1] > 1 else grouped.sum(-1, keepdim=True)
+        by_query = scores.unflatten(1, (self.plan.repeats, -1))  # (U, R, n, m)
+        if block.after is not None:
+            last = by_query[..., -block.after.shape[1] :]
+            torch.minimum(last, block.after, out=last)
+        if block.before is not None:
+            first = by_query[..., : block.before.shape[1]]
+            torch.minimum(first, block.before, out=first)
+        if self.mask is not None:
+            mask = self.mask[:, :, :, block.queries] if self.mask.shape[3] > 1 else self.mask
+            by_head = by_query.unflatten(0, self.lam.shape[:2])  # (b, g, R, n, m)
+            by_head.masked_fill_(~mask[..., block.keys], float("-inf"))
