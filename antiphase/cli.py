@@ -153,7 +153,9 @@ def evaluate(
     needles: Annotated[
         str | None, typer.Option("--needles", help="Numbers of needles, e.g. 2,4,8.", show_default=False)
     ] = None,
-    queries: Annotated[int | None, typer.Option("--queries", help="Facts asked for.", show_default=False)] = None,
+    queries: Annotated[
+        str | None, typer.Option("--queries", help="Numbers of facts asked for, e.g. 1,2.", show_default=False)
+    ] = None,
     depths: Annotated[str, typer.Option("--depths", help="Depths of the asked needle, 0 to 1.")] = "0,0.25,0.5,0.75,1",
     samples: Annotated[int, typer.Option("--samples", help="Sequences in each cell.")] = 200,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the generated sequences.")] = 0,
@@ -167,11 +169,12 @@ def evaluate(
     from antiphase.studies.single import evaluate as run_evaluate
 
     counts = _numbers("--needles", needles, int) if needles else []
+    asked = _numbers("--queries", queries, int) if queries else []
     places = _numbers("--depths", depths, float)
     console = _console()
     request = Request(
         measurement=measurement.value, name=model, paths=data or [], text_field=text_field, length=length,
-        needles=counts, queries=queries, depths=places, samples=samples, seed=seed, device=device,
+        needles=counts, queries=asked, depths=places, samples=samples, seed=seed, device=device,
     )  # fmt: skip
     record = run_evaluate(request, output, say=_say(console))
     _finish(console, record, output)

@@ -132,6 +132,8 @@ class EvaluationSettings:
     """Depth of the asked needle: 0 is the start of the context, 1 its end."""
     needles: list[int] = field(default_factory=list)
     """Numbers of needles in the grid; empty: the training number."""
+    queries: list[int] = field(default_factory=list)
+    """Numbers of queries in the grid; empty: the training number."""
     lengths: list[int] = field(default_factory=list)
     """Sequence lengths in the grid; empty: the training length."""
     validation_sequences: int = 200

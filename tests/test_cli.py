@@ -303,6 +303,10 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         assert json.loads((tmp_path / measurement / "record.json").read_text())["kind"] == f"evaluate-{measurement}"
         assert (tmp_path / measurement / "report.html").is_file()
     refused("exists and is not empty", "evaluate needles out --output needles")
+    assert antiphase("evaluate needles out --samples 2 --depths 0 --needles 1,2 --queries 1,2 --output grid")[0] == 0
+    summary = json.loads((tmp_path / "grid" / "record.json").read_text())["values"]["summary"]
+    sizes = {(row["needles"], row["queries"], row["depth"], row["trained"]) for row in summary}
+    assert len(sizes) == len(summary) == 2 * 2 * 2 * 2
     code, _, err = antiphase("report out needles allocation/record.json --output all/page.html --figures figures")
     assert (code, err) == (0, "")
     assert (tmp_path / "all" / "page.html").read_text().count("antiphase train") >= 1
@@ -312,12 +316,13 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         ("--samples 0", "--samples must be at least 1, got 0"),
         ("--length 26", f"--length 26 {length}"),
         ("--length 1", "--length must be at least 2"),
-        ("--length 9", r"data.sequence_length \(9\) is too short"),
+        ("--length 9", r"--length \(9\) is too short .* or lower --needles or --queries"),
         ("--needles 0", "--needles must be at least 1, got 0"),
         ("--needles 2,x", "--needles must be comma-separated numbers"),
-        ("--needles 99", r"data.needles \(99\) is more than the 7 different keys"),
+        ("--needles 99", r"--needles \(99\) is more than the 7 different keys"),
         ("--queries 0", "--queries must be at least 1"),
-        ("--queries 99", r"data.sequence_length \(25\) is too short for 3 needles and 99 queries"),
+        ("--queries 1,1", "--queries must not name a value twice"),
+        ("--queries 99", r"--length \(25\) is too short for 3 needles and 99 queries"),
         ("--depths 0,2", "--depths must lie between 0 and 1"),
         ("--depths deep", "--depths must be comma-separated numbers"),
         ("--device nonsense", "--device nonsense"),

@@ -40,6 +40,8 @@ class PackedTokens:
     sequence_length: int
     flag: str = "--data"
     """The option that the text came from, for messages."""
+    content: str = ""
+    """Digest of the corpus and the tokenizer that the tokens come from."""
 
     def __len__(self) -> int:
         """Whole blocks."""
@@ -125,7 +127,7 @@ def pack(
             f"{flag} holds {len(tokens)} tokens, less than one block of data.sequence_length={sequence_length}; "
             "give more text or a smaller data.sequence_length"
         )
-    return PackedTokens(tokens, sequence_length, flag)
+    return PackedTokens(tokens, sequence_length, flag, content=name)
 
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:

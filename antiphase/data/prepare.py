@@ -36,6 +36,12 @@ class PreparedData:
     training_text: PackedTokens | None
     validation_text: PackedTokens | None
 
+    @property
+    def content(self) -> str | None:
+        """Digest of the text and the tokenizer; None for the synthetic task, which the settings define alone."""
+        parts = [text.content for text in (self.training_text, self.validation_text) if text is not None]
+        return "-".join(dict.fromkeys(filter(None, parts))) or None
+
     def stream(self, *, batch_size: int, seed: int) -> Stream:
         """Training batches; equal for every arm of a comparison that has the seed in common."""
         settings = self.settings

@@ -20,7 +20,7 @@ from antiphase.evals.statistics import wilson_interval
 from antiphase.randomness import keyed_generator
 
 TaskFactory = Callable[..., RetrievalTask]
-"""(needles=, sequence_length=) to a task with held-out filler."""
+"""(needles=, queries=, sequence_length=) to a task with held-out filler."""
 
 
 def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:
@@ -70,22 +70,24 @@ def needle_grid(
 
 
 def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy by needles, length and depth (None: anywhere), over whatever models the cells are of.
+    """Accuracy by needles, queries, length and depth (None: anywhere), over whatever models the cells are of.
 
     ``interval`` is Wilson's for one model, and the range over several: samples of different seeds are not trials of
     one model.
     """
-    groups: dict[tuple[int, int, float | None], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, int, int, float | None], list[dict[str, Any]]] = {}
     for cell in cells:
-        groups.setdefault((cell["needles"], cell["length"], cell["depth"]), []).append(cell)
+        groups.setdefault((cell["needles"], cell["queries"], cell["length"], cell["depth"]), []).append(cell)
     rows = []
-    for needles, length, depth in sorted(groups, key=lambda size: (*size[:2], size[2] is None, size[2] or 0.0)):
-        members = groups[needles, length, depth]
+    for size in sorted(groups, key=lambda size: (*size[:3], size[3] is None, size[3] or 0.0)):
+        needles, queries, length, depth = size
+        members = groups[size]
         shares = [cell["correct"] / cell["samples"] for cell in members]
         alone = len(members) == 1
         rows.append(
             {
                 "needles": needles,
+                "queries": queries,
                 "length": length,
                 "depth": depth,
                 "accuracy": statistics.median(shares),
@@ -113,11 +115,16 @@ def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch) -> float
 
 
 def tasks_of(
-    factory: TaskFactory, *, needles: Sequence[int], lengths: Sequence[int], defaults: tuple[int, int]
+    factory: TaskFactory,
+    *,
+    needles: Sequence[int | None],
+    queries: Sequence[int | None],
+    lengths: Sequence[int | None],
 ) -> list[RetrievalTask]:
-    """A task for every number of needles and length; empty lists mean the training sizes ``defaults``."""
+    """A task for every number of needles, number of queries and length; empty lists mean the training size."""
     return [
-        factory(needles=count, sequence_length=length)
-        for count in (needles or [defaults[0]])
-        for length in (lengths or [defaults[1]])
+        factory(needles=count, queries=asked, sequence_length=length)
+        for count in needles or [None]
+        for asked in queries or [None]
+        for length in lengths or [None]
     ]

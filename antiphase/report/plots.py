@@ -27,10 +27,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.tables import (
+    GridPoint,
     allocation_of,
     arms_of,
+    grid_point,
     grid_points,
     needles_of,
+    point_words,
     present,
     readable,
     runs_of,
@@ -153,15 +156,14 @@ def _needle_points(record: Record, rows: list[dict[str, Any]]) -> Figure:
     axes.set_ylim(0, 1.03)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.grid(axis="x", visible=False)
-    needles, length = rows[0]["needles"], rows[0]["length"]
     axes.set(xlabel="depth of the asked needle in the context", ylabel="first-query accuracy")
-    axes.set_title(f"{_count(needles, 'needle')} in {length} tokens; bars are the range over seeds, or 95 % intervals")
+    axes.set_title(f"{point_words(grid_point(rows[0]))}; bars are the range over seeds, or 95 % intervals")
     _mark_levels(axes, {"guess rate": rows[0].get("guess_rate")})
     _legend_below(figure, min(len(series), 4))
     return figure
 
 
-def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[tuple[int, int]]) -> Figure:
+def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[GridPoint]) -> Figure:
     arms = [arm for arm in arms_of(record) if any(row["arm"] == arm for row in rows)]
     depths = _depths(rows)
     models = [model for model in ("trained", "untrained") if any(state(row) == model for row in rows)]
@@ -172,15 +174,15 @@ def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[tu
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(models), len(arms), squeeze=False, sharex=True, sharey=True)
     norm = Normalize(0, 1)
-    guesses = {(row["needles"], row["length"]): row.get("guess_rate") for row in rows}
+    guesses = {grid_point(row): row.get("guess_rate") for row in rows}
     for line, model in zip(grid, models, strict=True):
         for axes, arm in zip(line, arms, strict=True):
             found = {
-                (row.get("depth"), row["needles"], row["length"]): row.get("accuracy")
+                (row.get("depth"), grid_point(row)): row.get("accuracy")
                 for row in rows
                 if (row["arm"], state(row)) == (arm, model)
             }
-            cells = [[found.get((depth, *point)) for point in points] for depth in depths]
+            cells = [[found.get((depth, point)) for point in points] for depth in depths]
             cells.append([guesses[point] for point in points])
             table = numpy.array(cells, dtype=float)
             axes.imshow(table, norm=norm, cmap="cividis", aspect="auto")
@@ -192,10 +194,10 @@ def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[tu
                 axes.axhline(line_above - 0.5, color="white", linewidth=4)
             axes.set_title(f"{visible(arm)}, {model}", color=arm_colour(arms_of(record), arm), weight="bold")
             axes.set_yticks(range(len(depths) + 1), [*map(_depth_label, depths), "guess rate"])
-            axes.set_xticks(range(len(points)), [f"{needles}\n{length}" for needles, length in points])
+            axes.set_xticks(range(len(points)), ["\n".join(map(str, point)) for point in points])
             axes.grid(visible=False)
     for axes in grid[-1]:
-        axes.set_xlabel("needles (upper) and tokens (lower)")
+        axes.set_xlabel("needles (upper), questions (middle) and tokens (lower)")
     for axes in grid[:, 0]:
         axes.set_ylabel("depth")
     scale = ScalarMappable(norm, "cividis")

@@ -122,9 +122,25 @@ def present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def grid_points(rows: Iterable[Row]) -> list[tuple[int, int]]:
-    """Combinations of needles and length that the grid holds."""
-    return sorted({(row["needles"], row["length"]) for row in rows})
+GridPoint = tuple[int, int, int]
+"""Needles, queries and tokens of a cell in the grid of retrieval."""
+
+
+def grid_point(row: Row) -> GridPoint:
+    """Where in the grid a row stands; 0 queries where a record does not say."""
+    return row["needles"], row.get("queries", 0), row["length"]
+
+
+def grid_points(rows: Iterable[Row]) -> list[GridPoint]:
+    """The points that the grid holds."""
+    return sorted({grid_point(row) for row in rows})
+
+
+def point_words(point: GridPoint) -> str:
+    """``8 needles, 12 questions, 256 tokens``."""
+    needles, queries, length = point
+    counted = [(needles, "needle"), *([(queries, "question")] if queries else []), (length, "token")]
+    return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted)
 
 
 def median_and_range(values: Sequence[float | None], style: str, seeds: str = "seeds") -> str:
@@ -271,12 +287,19 @@ def needle_summary(record: Record) -> Table | None:
     rows = []
     for row in needles_of(record, "summary"):
         low, high = row.get("interval") or (None, None)
-        place = [row.get("needles"), row.get("length"), depth_text(row.get("depth"))]
+        place = [*(row.get(key) for key in ("needles", "queries", "length")), depth_text(row.get("depth"))]
         numbers = [row.get("accuracy"), low, high, row.get("interval_is"), row.get("guess_rate"), row.get("samples")]
         rows.append([row["arm"], state(row), *place, *numbers])
     columns = _columns(
-        *("Arm", "Model", "Needles|integer", "Tokens|integer", "Depth", "First-query accuracy|percent"),
-        *("From|percent", "To|percent", "Interval", "Guess rate|percent", "Samples|integer"),
+        *("Arm", "Model", "Needles|integer", "Questions|integer", "Tokens|integer", "Depth"),
+        *(
+            "First-query accuracy|percent",
+            "From|percent",
+            "To|percent",
+            "Interval",
+            "Guess rate|percent",
+            "Samples|integer",
+        ),
     )
     note = (
         "Median over seeds with their range, or for one model its Wilson 95 % interval; samples are of one model. "
@@ -465,17 +488,13 @@ def _needle_rows(record: Record, arms: Sequence[str]) -> Iterator[list[str]]:
     guess_rate = record.values.get("guess_rate")
     like_training = [row for row in summary if guess_rate and math.isclose(row.get("guess_rate") or 0, guess_rate)]
     summary = like_training or summary
-    for needles, length in grid_points(summary):
+    for point in grid_points(summary):
         for model in ("trained", "untrained"):
             cells = []
             for arm in arms:
-                found = [
-                    row
-                    for row in summary
-                    if (row["arm"], state(row), row["needles"], row["length"]) == (arm, model, needles, length)
-                ]
+                found = [row for row in summary if (row["arm"], state(row), grid_point(row)) == (arm, model, point)]
                 cells.append(_with_interval(found[0]) if found else "–")
-            yield [f"Needle accuracy, {model} ({needles} needles, {length} tokens)", *cells]
+            yield [f"Needle accuracy, {model} ({point_words(point)})", *cells]
 
 
 def _with_interval(row: Row) -> str:

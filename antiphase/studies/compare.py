@@ -27,7 +27,7 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
 from antiphase.training.loop import build_model, check_settings
-from antiphase.training.run_folder import WITHOUT_EFFECT, is_free, only_one, undone_if_refused
+from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free, only_one, undone_if_refused
 
 SETTINGS = "compare.yaml"
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
@@ -85,6 +85,7 @@ def compare(
         with setting_up(output, settings):
             data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
             check_sizes(preset, jobs, data)
+            check_content(output, data.content)
         cores = os.cpu_count() or 1
         at_once = parallel_runs(jobs, preset.compare.processes, cores)
         run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
@@ -204,12 +205,8 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
 
 def _tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
     """Of the needle grid."""
-    return tasks_of(
-        data.task,
-        needles=run.evaluation.needles,
-        lengths=run.evaluation.lengths,
-        defaults=(run.data.needles, run.data.sequence_length),
-    )
+    evaluation = run.evaluation
+    return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)
 
 
 def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:

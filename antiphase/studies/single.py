@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ class Request:
     text_field: str | None = None
     length: int | None = None
     needles: Sequence[int] = ()
-    queries: int | None = None
+    queries: Sequence[int] = ()
     depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     samples: int = 200
     seed: int = 0
@@ -96,13 +96,13 @@ class Request:
         Raises:
             InputError: a size out of range, or named twice; it names the flag.
         """
-        least = {"--samples": (1, [self.samples]), "--needles": (1, self.needles), "--queries": (1, [self.queries])}
+        least = {"--samples": (1, [self.samples]), "--needles": (1, self.needles), "--queries": (1, self.queries)}
         for flag, (bound, given) in {**least, "--length": (2, [self.length])}.items():
             if any(number is not None and number < bound for number in given):
                 raise InputError(f"{flag} must be at least {bound}, got {', '.join(map(str, given))}")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise InputError(f"--depths must lie between 0 and 1, got {', '.join(map(str, self.depths))}")
-        for flag, listed in (("--needles", self.needles), ("--depths", self.depths)):
+        for flag, listed in (("--needles", self.needles), ("--queries", self.queries), ("--depths", self.depths)):
             if len(set(listed)) != len(listed):
                 raise InputError(f"{flag} must not name a value twice, got {', '.join(map(str, listed))}")
 
@@ -118,7 +118,7 @@ def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lam
     check_empty(output)
     request.check()
     started = time.perf_counter()
-    with undone_if_refused(output), undone_if_refused(_beside(output)):
+    with undone_if_refused(output), undone_if_refused(_beside(output)), _naming_flags():
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)))
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -140,6 +140,19 @@ def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lam
     return record
 
 
+@contextmanager
+def _naming_flags() -> Iterator[None]:
+    """Whoever measures set a flag, not the field of a preset that the flag stands for."""
+    flags = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
+    try:
+        yield
+    except InputError as error:
+        message = str(error)
+        for field, flag in flags.items():
+            message = message.replace(field, flag)
+        raise InputError(message) from None
+
+
 def check_empty(output: Path) -> None:
     """A measurement goes into a folder of its own.
 
@@ -159,7 +172,7 @@ def _data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable
         settings,
         sequence_length=request.length or settings.sequence_length,
         needles=request.needles[0] if request.needles else settings.needles,
-        queries=request.queries or settings.queries,
+        queries=request.queries[0] if request.queries else settings.queries,
     )
     if request.paths and loaded.settings is not None and settings.source == "synthetic":
         raise InputError(f"--data has no use here: {loaded.name} knows the words of the synthetic task only")
@@ -184,8 +197,7 @@ def _measure_perplexity(model: PreTrainedModel, data: PreparedData, request: Req
 
 
 def _measure_needles(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
-    defaults = (data.settings.needles, data.settings.sequence_length)
-    tasks = tasks_of(data.task, needles=request.needles, lengths=[], defaults=defaults)
+    tasks = tasks_of(data.task, needles=request.needles, queries=request.queries, lengths=[])
     cells, summary = [], []
     for measured, trained in ((model, True), (_untrained(model, request.seed), False)):
         grid = needle_grid(

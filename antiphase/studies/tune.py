@@ -17,7 +17,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, first_passing, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
-from antiphase.training.run_folder import only_one
+from antiphase.training.run_folder import check_content, only_one
 
 
 def tune(
@@ -56,7 +56,9 @@ def tune(
     with only_one(output):
         started = time.perf_counter()
         with setting_up(output, shown):
-            check_sizes(preset, jobs, prepare(jobs[0].settings.data, output / "tokens", progress=say))
+            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
+            check_sizes(preset, jobs, data)
+            check_content(output, data.content)
         cores = os.cpu_count() or 1
         run_jobs(jobs, output, processes=parallel_runs(jobs, compare.processes, cores), cores=cores, report=report)
         runs = [_run_row(job, output, compare.threshold) for job in jobs]

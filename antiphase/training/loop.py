@@ -29,7 +29,7 @@ from antiphase.records import Record, finite
 from antiphase.training.checkpoint import Progress, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
-from antiphase.training.run_folder import MetricsLog, only_one, open_run, read_metrics
+from antiphase.training.run_folder import MetricsLog, check_content, only_one, open_run, read_metrics
 
 Evaluation = Callable[[AntiphaseForCausalLM], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
@@ -78,6 +78,7 @@ def train(
             )
         if group.is_first:
             open_run(output, settings, resume=resume)
+            check_content(output, data.content)
         group.wait()
         with only_one(output) if group.is_first else nullcontext():
             return _Run(settings, data, output, evaluations, report, group, device).execute()

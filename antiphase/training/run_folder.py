@@ -18,6 +18,7 @@ from antiphase.records import write_atomically
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
+CONTENT = "text.sha256"
 WITHOUT_EFFECT = ("training.threads", "data.cache", "description")
 """Settings that a resumed run may change: how many cores there are, where the tokens lie, and words."""
 
@@ -50,6 +51,24 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     if names:
         raise InputError(
             f"--output {folder} holds a run with other settings ({', '.join(names)}); choose another folder"
+        )
+
+
+def check_content(folder: Path, content: str | None) -> None:
+    """Keep which tokens a run or study reads, or refuse to go on with others. None: no text.
+
+    Raises:
+        InputError: the text or the tokenizer changed since the run began.
+    """
+    if content is None:
+        return
+    path = folder / CONTENT
+    if not path.is_file():
+        write_atomically(path, f"{content}\n".encode())
+    elif path.read_text("utf-8").strip() != content:
+        raise InputError(
+            f"--output {folder} began with other text: what --data or --validation names, or the tokenizer, has "
+            "changed since; bring it back, or choose another folder"
         )
 
 

@@ -27,8 +27,11 @@ LANGUAGE = SymbolLanguage(KEYS, NUMBERS, FILLERS)
 FIRST_NUMBER = 2 + KEYS
 
 
-def factory(*, needles: int, sequence_length: int, queries: int = 4) -> RetrievalTask:
-    return RetrievalTask(LANGUAGE, needles=needles, queries=queries, sequence_length=sequence_length)
+def factory(
+    *, needles: int | None = None, sequence_length: int | None = None, queries: int | None = None
+) -> RetrievalTask:
+    """Sizes left out are those of training: 3 needles, 4 queries, 50 tokens."""
+    return RetrievalTask(LANGUAGE, needles=needles or 3, queries=queries or 4, sequence_length=sequence_length or 50)
 
 
 def context_of(row: Tensor, first_answer: int) -> list[int]:
@@ -155,7 +158,7 @@ def test_cells_hold_equal_sequences_whatever_predicts():
 
         return predict
 
-    tasks = tasks_of(factory, needles=[2, 4], lengths=[40, 60], defaults=(3, 50))
+    tasks = tasks_of(factory, needles=[2, 4], queries=[], lengths=[40, 60])
     one, other, another_seed = [], [], []
     for seen, answer, seed in ((one, perfect, 7), (other, guess, 7), (another_seed, perfect, 8)):
         needle_grid(recorder(seen, answer), tasks, depths=[0.0], samples=5, seed=seed)
@@ -167,17 +170,18 @@ def test_cells_hold_equal_sequences_whatever_predicts():
 
 
 def test_a_grid_has_a_cell_for_every_size_and_depth():
-    tasks = tasks_of(factory, needles=[2, 4], lengths=[40, 60], defaults=(3, 50))
+    tasks = tasks_of(factory, needles=[2, 4], queries=[1, 3], lengths=[40, 60])
     cells = needle_grid(perfect, tasks, depths=[0.0, 0.5], samples=3, seed=0)
-    sizes = [(cell["needles"], cell["length"], cell["depth"]) for cell in cells]
-    assert sizes == [(n, length, d) for n in (2, 4) for length in (40, 60) for d in (0.0, 0.5, None)]
-    assert all(cell["queries"] == 4 and cell["samples"] == 3 for cell in cells)
+    sizes = [(cell["needles"], cell["queries"], cell["length"], cell["depth"]) for cell in cells]
+    assert sizes == [(n, r, length, d) for n in (2, 4) for r in (1, 3) for length in (40, 60) for d in (0.0, 0.5, None)]
+    assert [len(cell["by_place"]) for cell in cells] == [cell["queries"] for cell in cells]
+    assert all(cell["samples"] == 3 for cell in cells)
 
 
 def test_empty_lists_mean_the_sizes_of_training():
-    (task,) = tasks_of(factory, needles=[], lengths=[], defaults=(3, 50))
-    assert (task.needles, task.sequence_length) == (3, 50)
-    assert len(tasks_of(factory, needles=[1, 2, 3], lengths=[], defaults=(3, 50))) == 3
+    (task,) = tasks_of(factory, needles=[], queries=[], lengths=[])
+    assert (task.needles, task.queries, task.sequence_length) == (3, 4, 50)
+    assert len(tasks_of(factory, needles=[1, 2, 3], queries=[], lengths=[])) == 3
 
 
 def test_naming_the_last_number_is_a_guess_where_the_needle_is_anywhere():
@@ -202,12 +206,15 @@ def test_naming_the_last_number_is_a_guess_where_the_needle_is_anywhere():
 
 
 def test_a_summary_of_one_model_has_wilsons_interval_and_of_several_their_range():
-    def cell(depth: float | None, correct: int, needles: int = 4) -> dict:
-        return {"needles": needles, "length": 60, "depth": depth, "samples": 50, "correct": correct, "guess_rate": 0.25}
+    def cell(depth: float | None, correct: int, needles: int = 4, queries: int = 4) -> dict:
+        sizes = {"needles": needles, "queries": queries, "length": 60, "depth": depth}
+        return {**sizes, "samples": 50, "correct": correct, "guess_rate": 0.25}
 
-    rows = summarize([cell(0.0, 50), cell(0.5, 10), cell(0.0, 40), cell(0.0, 43), cell(None, 5, needles=2)])
-    found = {(row["needles"], row["depth"]): row for row in rows}
-    assert len(rows) == len(found) == 3
+    cells = [cell(0.0, 50), cell(0.5, 10), cell(0.0, 40), cell(0.0, 43), cell(None, 5, needles=2)]
+    rows = summarize([*cells, cell(0.0, 1, queries=1)])
+    assert [row["accuracy"] for row in rows if row["queries"] == 1] == [0.02]
+    found = {(row["needles"], row["depth"]): row for row in rows if row["queries"] == 4}
+    assert len(rows) - 1 == len(found) == 3
     assert found[4, 0.0]["accuracy"] == 0.86
     assert found[4, 0.0]["interval"] == [0.8, 1.0]
     assert (found[4, 0.0]["models"], found[4, 0.0]["interval_is"]) == (3, "range over seeds")

@@ -45,6 +45,7 @@ def make_needles(arms: list[str], *, needles: list[int], lengths: list[int], dep
                             "arm": arm,
                             "trained": trained,
                             "needles": count,
+                            "queries": 2,
                             "length": length,
                             "depth": depth,
                         }
@@ -62,7 +63,7 @@ def make_needles(arms: list[str], *, needles: list[int], lengths: list[int], dep
                                 "correct": round(200 * accuracy),
                                 "by_place": [accuracy, 0.5],
                             }
-                            cells += [place | counts | {"seed": seed, "queries": 2} for seed in (0, 1)]
+                            cells += [place | counts | {"seed": seed} for seed in (0, 1)]
     return {"cells": cells, "summary": summary}
 
 

@@ -2,6 +2,7 @@
 
 import random
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
-from antiphase.errors import InputError
+from antiphase.errors import InputError, Interrupted
+from antiphase.studies.compare import compare
 from antiphase.studies.single import train_run
+from antiphase.studies.tune import tune
 
 WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
 SIZES = (
@@ -89,6 +92,33 @@ def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings
     train_run(text_settings(), tmp_path / "run", resume=True, say=again.append)
     assert not any("training a tokenizer" in message for message in again)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run-tokens").glob("*.tokens")} == kept
+
+
+@pytest.mark.parametrize("changed", ["text.txt", "held-out.txt"])
+def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
+    settings = text_settings(validation=True)
+    train_run(settings, tmp_path / "run", resume=False)
+    train_run(settings, tmp_path / "run", resume=True)
+    (tmp_path / changed).write_text(sentences(900, 7))
+    with pytest.raises(InputError, match="run began with other text: what --data or --validation names"):
+        train_run(settings, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("study", [compare, partial(tune, learning_rates=[1e-3])])
+def test_a_study_does_not_go_on_with_other_text(tmp_path, tiny_preset, text_settings, monkeypatch, study):
+    def stopped(*arguments, **options):
+        raise Interrupted("stopped")
+
+    for module in ("compare", "tune"):
+        monkeypatch.setattr(f"antiphase.studies.{module}.run_jobs", stopped)
+    paths = text_settings().data.paths
+    preset = load_preset(str(tiny_preset), SIZES, data=paths)
+    for resume in (False, True):
+        with pytest.raises(Interrupted):
+            study(preset, output=tmp_path / "study", resume=resume)
+    (tmp_path / "text.txt").write_text(sentences(900, 7))
+    with pytest.raises(InputError, match="study began with other text"):
+        study(preset, output=tmp_path / "study", resume=True)
 
 
 def test_own_tokenizer_is_used(tmp_path, text_settings):
