@@ -195,6 +195,12 @@ def _shaped(buffer: Tensor, *shape: int) -> Tensor:
     return buffer[: math.prod(shape)].view(shape)
 
 
+def _rows_together(tensor: Tensor) -> Tensor:
+    """(b, g, M, w) as (U, M, w), copied only where the rows of a head do not lie one after the other."""
+    together = tensor.flatten(0, 1)
+    return together if together.stride(1) == together.shape[2] else together.contiguous()
+
+
 class _Plan:
     """Cuts one call into units (which keys and values) and blocks (which queries), and owns the buffers."""
 
@@ -312,16 +318,18 @@ class _Unit:
         self.plan, self.batches, self.groups = plan, batches, groups
         query = plan.query[batches, groups].movedim(3, 0).to(plan.dtype)  # (2, b, g, R, N, d)
         # Scaled once and contiguous, so that where R = 1 the rows of a block are a view.
-        self.queries = torch.mul(query, plan.scale).contiguous().flatten(1, 2)  # (2, U, R, N, d)
-        keys = plan.key[batches, groups].movedim(2, 0).to(plan.dtype)  # (2|1, b, g, M, d)
-        self.keys = keys.reshape(plan.key_maps, -1, *keys.shape[3:])  # (2|1, U, M, d)
-        self.values = plan.value[batches, groups].to(plan.dtype).reshape(-1, plan.keys_length, plan.value_width)
+        scaled = torch.empty(query.shape, dtype=plan.dtype, device=query.device)
+        self.queries = torch.mul(query, plan.scale, out=scaled).flatten(1, 2)  # (2, U, R, N, d)
+        keys = plan.key[batches, groups].to(plan.dtype)  # (b, g, 2|1, M, d)
+        self.keys = [_rows_together(keys[:, :, index]) for index in range(plan.key_maps)]  # each (U, M, d)
+        self.values = _rows_together(plan.value[batches, groups].to(plan.dtype))  # (U, M, dv)
         self.lam = plan.lam[batches, groups]  # (b, g, R, 1|N)
         mask = plan.mask
         if mask is not None:
             mask = mask[batches] if mask.shape[0] > 1 else mask
             mask = mask[:, groups] if mask.shape[1] > 1 else mask
         self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
+        self._shared_lam: dict[int, Tensor] = {}
 
     def rows(self, index: int, block: _Block) -> Tensor:
         """The block's queries of one map, scaled, (U, R n, d)."""
@@ -330,10 +338,13 @@ class _Unit:
 
     def lam_column(self, block: _Block) -> Tensor:
         """λ of each row, (U, R n, 1)."""
-        lam = self.lam[..., block.lam_rows]
-        if lam.shape[-1] == 1:
-            lam = lam.expand(*lam.shape[:3], block.queries.stop - block.queries.start)
-        return lam.reshape(len(self.values), -1, 1)
+        if self.lam.shape[-1] > 1:
+            return self.lam[..., block.lam_rows].reshape(len(self.values), -1, 1)
+        length = block.queries.stop - block.queries.start
+        if length not in self._shared_lam:
+            expanded = self.lam.expand(*self.lam.shape[:3], length)
+            self._shared_lam[length] = expanded.reshape(len(self.values), -1, 1)
+        return self._shared_lam[length]
 
     def sum_to_lam(self, rows: Tensor) -> Tensor:
         """Row values (U, R n) as (b, g, R, 1|n): summed over the queries where they share a λ."""
@@ -358,7 +369,8 @@ class _Unit:
 
     def _hide(self, scores: Tensor, block: _Block) -> None:
         """Write -inf where a query may not look: above the diagonal, before the window, outside the mask."""
-        by_query = scores.unflatten(1, (self.plan.repeats, -1))  # (U, R, n, m)
+        units, rows, keys = scores.shape
+        by_query = scores.view(units, self.plan.repeats, rows // self.plan.repeats, keys)  # (U, R, n, m)
         if block.after is not None:
             last = by_query[..., -block.after.shape[1] :]
             torch.minimum(last, block.after, out=last)
