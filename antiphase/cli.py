@@ -180,6 +180,39 @@ def evaluate(
     _finish(console, record, output)
 
 
+class Target(StrEnum):
+    """Formats that ``antiphase convert`` writes."""
+
+    antiphase = "antiphase"
+    llama = "llama"
+    diffllama = "diffllama"
+
+
+@app.command()
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Local folder or Hub name of a model.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to make.")],
+    to: Annotated[Target, typer.Option("--to", help="Format of the result.")] = Target.antiphase,
+    attention_type: Annotated[
+        str | None,
+        typer.Option("--attention-type", help="differential_v2: upcycle a softmax model.", show_default=False),
+    ] = None,
+    control: Annotated[
+        bool, typer.Option("--control", help="Upcycle to softmax attention of the same capacity.")
+    ] = False,
+) -> None:
+    """Convert a checkpoint: Llama, Mistral, DiffLlama and antiphase, or a softmax model into differential V2.
+
+    Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
+    """
+    from antiphase.models.checkpoints import convert as run_convert
+
+    console = _console()
+    config = run_convert(source, target, to=to.value, attention_type=attention_type, control=control, say=_say(console))
+    kind = getattr(config, "attention_type", None)
+    console.print(f"written: {target} ({config.model_type}{f', {kind} attention' if kind else ''})", highlight=False)
+
+
 class Benchmark(StrEnum):
     """What ``antiphase benchmark`` can time."""
 

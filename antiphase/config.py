@@ -22,7 +22,6 @@ from antiphase.errors import InputError, nearest
 
 T = TypeVar("T")
 
-ATTENTION_TYPES = ("softmax", "differential")
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Besides data and evaluation: what would make a comparison of two arms unfair."""
 
@@ -36,9 +35,9 @@ class ModelSettings:
     intermediate_size: int
     num_attention_heads: int
     """Softmax maps a layer; a differential layer has half as many heads."""
-    attention_type: Literal["softmax", "differential"] = "differential"
+    attention_type: Literal["softmax", "differential", "differential_v2"] = "differential"
     num_key_value_heads: int | None = None
-    """Key maps a layer; None: as many as ``num_attention_heads``."""
+    """Key maps a layer; None: as many as ``num_attention_heads``, half as many in V2."""
     head_dim: int | None = None
     """Width of one map; None: ``hidden_size / num_attention_heads``."""
     max_position_embeddings: int | None = None
@@ -158,7 +157,7 @@ class CompareSettings:
     """Arms trained on the same data in the same order. Read from the ``compare`` section of a preset."""
 
     arms: dict[str, dict[str, Any]] = field(
-        default_factory=lambda: {name: {"model.attention_type": name} for name in ATTENTION_TYPES}
+        default_factory=lambda: {name: {"model.attention_type": name} for name in ("softmax", "differential")}
     )
     """Name of each arm and its overrides of the run."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])

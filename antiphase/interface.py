@@ -1,8 +1,8 @@
 """Differential attention in transformers' attention interface: the function, its mask, and swapping one in a model.
 
 An attention function gets keys and values as the cache holds them: a V1 layer keeps each value head as two halves,
-heads 2i and 2i+1, because static caches need keys and values of one shape. The form is read from the configuration
-(``attention_type``), never guessed from shapes.
+heads 2i and 2i+1, because static caches need keys and values of one shape; a V2 layer's are those of ordinary grouped
+attention. The form is read from the configuration (``attention_type``), never guessed from shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from antiphase.ops.api import differential_attention
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
-DIFFERENTIAL = frozenset({"differential"})
+SWAPPED = f"{NAME}_swapped_"
+"""Start of the names under which functions stand that were swapped in."""
+DIFFERENTIAL = frozenset({"differential", "differential_v2"})
 """Values of ``config.attention_type`` whose layers subtract two maps."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which know nothing of a second map."""
@@ -45,6 +47,11 @@ def is_differential(module: nn.Module) -> bool:
     return getattr(module.config, "attention_type", None) in DIFFERENTIAL
 
 
+def has_two_keys(module: nn.Module) -> bool:
+    """Whether each map of a head has a key of its own, and values come in halves: V1, not V2."""
+    return getattr(module.config, "attention_type", None) == "differential"
+
+
 def differential_function(implementation: str) -> AttentionFunction:
     """The attention function of a differential layer under the name of an implementation.
 
@@ -53,6 +60,24 @@ def differential_function(implementation: str) -> AttentionFunction:
     if implementation == "eager":
         return eager_attention
     return antiphase_attention if implementation in BUILT_IN else ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+def subtracting_function(implementation: str) -> AttentionFunction:
+    """The attention function of a V2 layer under the name of an implementation.
+
+    Its maps are those of ordinary grouped attention, so any backend may form their outputs: one call with all maps,
+    then O₂ᵢ - λᵢ O₂ᵢ₊₁. ``antiphase``, ``eager`` and functions swapped in subtract themselves.
+    """
+    if implementation in (NAME, "eager") or implementation.startswith(SWAPPED):
+        return differential_function(implementation)
+    ordinary = ALL_ATTENTION_FUNCTIONS[implementation]
+
+    def subtract(*args: Any, lam: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        outputs, _ = ordinary(*args, **kwargs)  # (B, N, 2H, d)
+        first, second = outputs.unflatten(2, (-1, 2)).unbind(3)
+        return first - lam.transpose(1, 2).unsqueeze(-1).to(second.dtype) * second, None
+
+    return subtract
 
 
 def antiphase_attention(
@@ -73,8 +98,8 @@ def antiphase_attention(
         module: the attention layer; its ``config.attention_type`` says the form, ``is_causal`` the direction.
         query: (B, maps, N, d).
         key, value: (B, key maps, M, d), as the cache holds them.
-        attention_mask: None (causality alone), boolean (B, 1, 1, M) for padding beside causality, or (B, 1, N, M)
-            boolean or additive, which then carries causality too.
+        attention_mask: None (causality and window alone), boolean (B, 1, 1, M) for padding beside them, or
+            (B, 1, N, M) boolean or additive, which then carries causality and window too.
         scaling: factor of the scores; None: 1/√d.
         lam: λ of a differential layer, broadcastable to (B, H, N).
 
@@ -86,10 +111,12 @@ def antiphase_attention(
     """
     refuse_unknown(kwargs)
     mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    if carries_positions(mask, query.shape[2]):
+        sliding_window = None
     if is_differential(module):
         assert lam is not None
         out = differential_attention(
-            query, key, join_halves(value), lam,
+            query, key, heads_of_value(module, value), lam,
             attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
         )  # fmt: skip
         return out.transpose(1, 2), None
@@ -113,10 +140,12 @@ def eager_attention(
     """The implementation ``eager``: the reference, and its weights (B, heads, N, M), signed in differential layers."""
     refuse_unknown(kwargs)
     mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    if carries_positions(mask, query.shape[2]):
+        sliding_window = None
     if is_differential(module):
         assert lam is not None
         out, weights = differential_attention(
-            query, key, join_halves(value), lam, attn_mask=mask, is_causal=is_causal,
+            query, key, heads_of_value(module, value), lam, attn_mask=mask, is_causal=is_causal,
             sliding_window=sliding_window, scale=scaling, impl="reference", return_weights=True,
         )  # fmt: skip
         return out.transpose(1, 2), weights
@@ -189,6 +218,11 @@ def combine_mask(
     return mask & positions
 
 
+def heads_of_value(module: nn.Module, value: Tensor) -> Tensor:
+    """Value heads from what the cache holds: halves in V1, whole heads in V2."""
+    return join_halves(value) if has_two_keys(module) else value
+
+
 def join_halves(value: Tensor) -> Tensor:
     """Value heads (B, Hkv, M, 2d) from the halves (B, 2Hkv, M, d) of a cache; a view where M is outside the heads."""
     batch, halves, keys, width = value.shape
@@ -197,10 +231,17 @@ def join_halves(value: Tensor) -> Tensor:
 
 def visible_keys(attention_mask: Tensor | None, queries: int, *, causal: bool) -> tuple[Tensor | None, bool]:
     """A boolean mask and whether causality is still to be applied: only a mask with a row for each query carries it."""
-    if attention_mask is None:
-        return None, causal
-    mask = boolean_mask(attention_mask)
-    return mask, causal and mask.shape[-2] == 1 and queries > 1
+    mask = None if attention_mask is None else boolean_mask(attention_mask)
+    return mask, causal and queries > 1 and not carries_positions(mask, queries)
+
+
+def carries_positions(mask: Tensor | None, queries: int) -> bool:
+    """Whether a mask has a row for each query, and so says itself what causality and a window would hide.
+
+    The one query of a decoding step may meet a static cache, whose last key is not the query's own: no window can be
+    counted from the end of the keys there.
+    """
+    return mask is not None and mask.shape[-2] == queries
 
 
 def boolean_mask(mask: Tensor) -> Tensor:
@@ -288,7 +329,7 @@ def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], Attentio
         called[0] = True
         return wrapped(*args, **kwargs)
 
-    name = f"{NAME}_swapped_{id(observed)}"
+    name = f"{SWAPPED}{id(observed)}"
     masks = AttentionMaskInterface._global_mapping
     mask = masks.get(original)
     AttentionInterface.register(name, observed)

@@ -332,6 +332,26 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     refused("holds a run|is not empty", "evaluate needles out --output out")
 
 
+def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, tmp_path, foreign_model):
+    code, out, err = antiphase("convert llama ours")
+    assert (code, err) == (0, "")
+    assert "written: ours (antiphase, softmax attention)" in out
+    assert antiphase("convert llama v2 --attention-type differential_v2")[0] == 0
+    assert antiphase("convert llama control --attention-type differential_v2 --control")[0] == 0
+    assert antiphase("convert ours back --to llama")[0] == 0
+    kept = {path.name for path in tmp_path.iterdir()}
+    for words, pattern in (
+        ("llama ours", "TARGET ours exists and is not empty"),
+        ("missing new", "SOURCE missing is no folder"),
+        ("v2 new --to llama", "--to llama takes softmax models; SOURCE has differential_v2"),
+        ("v2 new --to elsewhere", "invalid value for '--to'"),
+        ("llama new --attention-type differential", "--attention-type must be differential_v2"),
+        ("llama new --control", "--control goes with --attention-type"),
+    ):
+        refused(pattern, f"convert {words}")
+    assert {path.name for path in tmp_path.iterdir()} == kept
+
+
 def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
     refused("--data is missing: .*llama was not trained here", "evaluate perplexity llama --output new")
     refused(

@@ -62,17 +62,19 @@ def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
     return module
 
 
-def tensors(*, maps: int = 4, keys: int = 5, queries: int = 5) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = ((2, maps, queries, 6), (2, maps, keys, 6), (2, maps, keys, 6))
+def tensors(kind: str = "softmax", *, keys: int = 5, queries: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Four maps; two maps share a key in V2."""
+    key_maps = 2 if kind == "differential_v2" else 4
+    shapes = ((2, 4, queries, 6), (2, key_maps, keys, 6), (2, key_maps, keys, 6))
     query, key, value = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
     return query, key, value
 
 
 def arguments(kind: str) -> dict[str, Any]:
-    return {"lam": torch.tensor(0.4)} if kind == "differential" else {}
+    return {} if kind == "softmax" else {"lam": torch.tensor(0.4)}
 
 
-both_kinds = pytest.mark.parametrize("kind", ["softmax", "differential"])
+every_kind = pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
 both_functions = pytest.mark.parametrize("function", [antiphase_attention, eager_attention])
 
 # ------------------------------------------------------------------------------------------ the functions
@@ -80,6 +82,7 @@ both_functions = pytest.mark.parametrize("function", [antiphase_attention, eager
 
 def test_the_form_is_read_from_the_configuration():
     assert is_differential(layer("differential"))
+    assert is_differential(layer("differential_v2"))
     for other in ("softmax", "block_sparse", "original_full", None):  # BigBird has a field of this name too
         assert not is_differential(layer(other))
     module = nn.Module()
@@ -95,13 +98,13 @@ def test_value_heads_are_joined_from_neighbouring_halves():
         assert torch.equal(joined[:, head], torch.cat([value[:, 2 * head], value[:, 2 * head + 1]], dim=-1))
 
 
-@both_kinds
+@every_kind
 @both_functions
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "position_bias", "anything_new"])
 def test_arguments_that_would_change_the_result_are_refused_by_name(function, kind, name):
     with pytest.raises(ValueError, match=f"does not support the arguments {name}"):
-        function(layer(kind), *tensors(), None, **arguments(kind), **{name: 1.0})
-    function(layer(kind), *tensors(), None, **arguments(kind), **{name: None})  # None asks for nothing
+        function(layer(kind), *tensors(kind), None, **arguments(kind), **{name: 1.0})
+    function(layer(kind), *tensors(kind), None, **arguments(kind), **{name: None})  # None asks for nothing
 
 
 @both_functions
@@ -110,15 +113,17 @@ def test_every_unknown_argument_is_named(function):
         function(layer(), *tensors(), None, softcap=30.0, s_aux=torch.zeros(4))
 
 
-@both_kinds
+@every_kind
 @both_functions
 def test_dropout_is_refused_and_its_absence_accepted(function, kind):
     with pytest.raises(ValueError, match=r"no dropout.*attention_dropout"):
-        function(layer(kind), *tensors(), None, **arguments(kind), dropout=0.1)
-    function(layer(kind), *tensors(), None, **arguments(kind), dropout=0.0, position_ids=torch.zeros(1, 5), use_cache=1)
+        function(layer(kind), *tensors(kind), None, **arguments(kind), dropout=0.1)
+    function(
+        layer(kind), *tensors(kind), None, **arguments(kind), dropout=0.0, position_ids=torch.zeros(1, 5), use_cache=1
+    )
 
 
-@both_kinds
+@every_kind
 @both_functions
 @pytest.mark.parametrize(
     "mask",
@@ -134,22 +139,22 @@ def test_a_mask_that_is_more_than_visible_or_hidden_is_refused(function, kind, m
         function(layer(kind), *tensors(), mask, **arguments(kind))
 
 
-@both_kinds
+@every_kind
 @both_functions
 @pytest.mark.parametrize("hidden", [float("-inf"), torch.finfo(torch.float32).min, -1e9])
 def test_an_additive_mask_of_transformers_means_the_boolean_one(function, kind, hidden):
     visible = (torch.rand(2, 1, 5, 5) < 0.6).tril() | torch.eye(5, dtype=torch.bool)
     additive = torch.zeros(2, 1, 5, 5).masked_fill(~visible, hidden)
-    inputs = tensors()
+    inputs = tensors(kind)
     expected = function(layer(kind), *inputs, visible, **arguments(kind))[0]
     assert torch.equal(function(layer(kind), *inputs, additive, **arguments(kind))[0], expected)
 
 
-@both_kinds
+@every_kind
 @both_functions
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_row_that_sees_nothing_gives_zeros_and_finite_gradients(function, kind, causal):
-    inputs = tensors()
+    inputs = tensors(kind)
     padding = torch.ones(2, 1, 1, 5, dtype=torch.bool)
     padding[0], padding[1, ..., :2] = False, False
     out, weights = function(layer(kind, is_causal=causal), *inputs, padding, **arguments(kind))
@@ -162,12 +167,12 @@ def test_a_row_that_sees_nothing_gives_zeros_and_finite_gradients(function, kind
     assert all(torch.isfinite(tensor.grad).all() for tensor in inputs)
 
 
-@both_kinds
+@every_kind
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 7), (3, 7)])
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_fast_function_equals_the_eager_one(kind, queries, keys, window, padded):
-    inputs = tensors(queries=queries, keys=keys)
+    inputs = tensors(kind, queries=queries, keys=keys)
     mask = None
     if padded:
         mask = torch.ones(2, 1, 1, keys, dtype=torch.bool)
@@ -176,7 +181,8 @@ def test_the_fast_function_equals_the_eager_one(kind, queries, keys, window, pad
         function(layer(kind), *inputs, mask, sliding_window=window, scaling=0.3, **arguments(kind))[0]
         for function in (antiphase_attention, eager_attention)
     )
-    assert fast.shape == ((2, queries, 2, 12) if kind == "differential" else (2, queries, 4, 6))
+    shapes = {"softmax": (4, 6), "differential": (2, 12), "differential_v2": (2, 6)}
+    assert fast.shape == (2, queries, *shapes[kind])
     torch.testing.assert_close(fast, eager, rtol=1e-10, atol=1e-10)
 
 
@@ -286,10 +292,10 @@ def test_a_function_is_swapped_in_and_the_model_is_as_before_afterwards(name, im
     assert registered() == names
 
 
-@both_kinds
+@every_kind
 @pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
 def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_model, kind, implementation):
-    model = tiny_model(kind, attn_implementation=implementation)
+    model = tiny_model(kind, attn_implementation=implementation).double()
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[0, :3] = 0
     before = model(ids, attention_mask=mask).logits

@@ -1,4 +1,4 @@
-"""Attention layers: one skeleton, in which softmax and differential attention differ in three places.
+"""Attention layers: one skeleton, in which softmax and differential attention differ in a few places.
 
 Legend: B batch, N new tokens, M keys, d width of a map.
 """
@@ -14,9 +14,10 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from antiphase.interface import AttentionFunction, differential_function
+from antiphase.interface import AttentionFunction, differential_function, subtracting_function
 from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.ops.shapes import statistics_dtype
 
 
 class Attention(nn.Module):
@@ -31,12 +32,19 @@ class Attention(nn.Module):
         self.head_dim = config.head_dim
         self.scaling = config.head_dim**-0.5
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        is_sliding = config.layer_types[layer_idx] == "sliding_attention"
+        self.sliding_window = config.sliding_window if is_sliding else None
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(self.outputs * config.head_dim, config.hidden_size, bias=False)
+
+    @property
+    def outputs(self) -> int:
+        """Vectors of width d that the heads give together."""
+        return self.config.num_attention_heads
 
     def forward(
         self,
@@ -56,14 +64,15 @@ class Attention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         out, weights = self._attention_function()(
-            self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0, **self._extra(), **kwargs
-        )
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
+            sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
+        )  # fmt: skip
         return self.o_proj(self._finish(out).reshape(*tokens, -1)), weights
 
     def _attention_function(self) -> AttentionFunction:
         return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         """Arguments of the attention function beside those of softmax attention."""
         return {}
 
@@ -94,13 +103,38 @@ class DifferentialAttentionV1(Attention):
     def _attention_function(self) -> AttentionFunction:
         return differential_function(self.config._attn_implementation)
 
-    def _extra(self) -> dict[str, Any]:
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         return {"lam": self.lam()}
 
     def _finish(self, out: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
         normed = self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
         return normed * (1.0 - self.lambda_init)
+
+
+class DifferentialAttentionV2(Attention):
+    """Differential attention V2 (Microsoft, January 2026): both maps of a head share key and value.
+
+    λ by token and head, no head norm, no factor 1 - λinit, no schedule; half the output projection of V1.
+    """
+
+    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self.lambda_proj = nn.Linear(config.hidden_size, config.num_attention_heads // 2, bias=False)
+
+    @property
+    def outputs(self) -> int:
+        return self.config.num_attention_heads // 2
+
+    def lam(self, hidden_states: Tensor) -> Tensor:
+        """λ = sigmoid(x Wλ), (B, H, N) in fp32 (fp64), of the tokens (B, N, hidden) that ask."""
+        return torch.sigmoid(self.lambda_proj(hidden_states).to(statistics_dtype(hidden_states.dtype))).transpose(1, 2)
+
+    def _attention_function(self) -> AttentionFunction:
+        return subtracting_function(self.config._attn_implementation)
+
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
+        return {"lam": self.lam(hidden_states)}
 
 
 def lambda_init(layer_idx: int) -> float:
@@ -111,4 +145,5 @@ def lambda_init(layer_idx: int) -> float:
 ATTENTION_LAYERS: dict[str, type[Attention]] = {
     "softmax": Attention,
     "differential": DifferentialAttentionV1,
+    "differential_v2": DifferentialAttentionV2,
 }

@@ -9,23 +9,28 @@ from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError, nearest
 
-ATTENTION_TYPES = ("softmax", "differential")
+ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class AntiphaseConfig(PreTrainedConfig):
     """A decoder: pre-RMSNorm, SwiGLU, RoPE, grouped-query attention, softmax or differential.
 
     The same configuration with ``attention_type`` "softmax" and "differential" is the fair pair: equal projections
-    and equal multiply-adds; the differential model has λ vectors and head norms besides.
+    and equal multiply-adds; the differential model has λ vectors and head norms besides. "differential_v2" has half
+    the output projection, and half the keys and values unless ``num_key_value_heads`` says otherwise.
 
     Args:
-        attention_type: "softmax" or "differential" (Ye et al., 2410.05258).
+        attention_type: "softmax", "differential" (Ye et al., 2410.05258) or "differential_v2" (Microsoft, 2026).
         vocab_size, hidden_size, intermediate_size, num_hidden_layers: sizes; all others have defaults.
         num_attention_heads: softmax maps of a layer; a differential layer has half as many heads, so it is even.
         num_key_value_heads: key maps; None: as many as ``num_attention_heads``. A differential layer has half as
-            many value heads, so it is even.
+            many value heads, so it is even. In V2 both maps of a head share key and value: None is half of
+            ``num_attention_heads``, and the maps of a key are an even number.
         head_dim: width of a map; None: ``hidden_size / num_attention_heads``.
-        head_norm_eps: ε of the RMSNorm over each differential head's output.
+        head_norm_eps: ε of the RMSNorm over each head's output ("differential" only).
+        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None: all before it.
+        layer_types: "full_attention" or "sliding_attention" for each layer; None: sliding where there is a window.
         max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
             the special tokens are transformers' own.
 
@@ -51,6 +56,8 @@ class AntiphaseConfig(PreTrainedConfig):
         rms_norm_eps: float = 1e-6,
         head_norm_eps: float = 1e-5,
         initializer_range: float = 0.02,
+        sliding_window: int | None = None,
+        layer_types: list[str] | None = None,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
         pad_token_id: int | None = None,
@@ -65,9 +72,15 @@ class AntiphaseConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
+        if num_key_value_heads is None:
+            num_key_value_heads = (
+                num_attention_heads // 2 if attention_type == "differential_v2" else num_attention_heads
+            )
+        self.num_key_value_heads = num_key_value_heads
         self.max_position_embeddings = max_position_embeddings
+        self.sliding_window = sliding_window
         self._check_sizes(head_dim)
+        self.layer_types = self._layer_types(layer_types)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         # A copy: transformers completes the dict in place. A bare `rope_theta` is the older spelling of the same.
         self.rope_parameters = dict(
@@ -95,8 +108,9 @@ class AntiphaseConfig(PreTrainedConfig):
             )
         sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
         values = {name: getattr(self, name) for name in (*sizes, "num_key_value_heads", "max_position_embeddings")}
-        if head_dim is not None:
-            values["head_dim"] = head_dim
+        for name, value in (("head_dim", head_dim), ("sliding_window", self.sliding_window)):
+            if value is not None:
+                values[name] = value
         for name, value in values.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
@@ -115,6 +129,23 @@ class AntiphaseConfig(PreTrainedConfig):
             for name, value in (("num_attention_heads", maps), ("num_key_value_heads", key_maps)):
                 if value % 2:
                     raise InputError(f"{name} must be even for differential attention (two maps a head), got {value}")
+        if self.attention_type == "differential_v2" and (maps % 2 or (maps // key_maps) % 2):
+            raise InputError(
+                f"num_attention_heads ({maps}) must be an even multiple of num_key_value_heads ({key_maps}) in "
+                "differential_v2: both maps of a head read the same key and value"
+            )
+
+    def _layer_types(self, given: list[str] | None) -> list[str]:
+        if given is None:
+            return [LAYER_TYPES[self.sliding_window is not None]] * self.num_hidden_layers
+        if len(given) != self.num_hidden_layers or not set(given) <= set(LAYER_TYPES):
+            raise InputError(
+                f"layer_types must name {' or '.join(LAYER_TYPES)} for each of the {self.num_hidden_layers} layers, "
+                f"got {given}"
+            )
+        if "sliding_attention" in given and self.sliding_window is None:
+            raise InputError("layer_types names sliding_attention, but sliding_window is not set")
+        return list(given)
 
     def _check_scales(self) -> None:
         for name in ("rms_norm_eps", "head_norm_eps", "initializer_range"):
@@ -135,6 +166,7 @@ def _refuse_unknown(kwargs: dict[str, Any]) -> None:
     own = set(inspect.signature(AntiphaseConfig.__init__).parameters) - {"self", "kwargs"}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
     general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
+    general |= set(PreTrainedConfig().to_dict())
     general |= {"attn_implementation", "model_type", "name_or_path", "num_labels", "rope_theta", "torch_dtype"}
     for name in kwargs:
         if name not in general and not name.startswith("_"):

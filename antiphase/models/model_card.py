@@ -14,7 +14,7 @@ library_name: transformers
 pipeline_tag: text-generation
 tags:
 - antiphase
-- {attention_type}-attention
+- {tag}-attention
 ---
 
 # {title}
@@ -42,7 +42,8 @@ def write_model_card(model: PreTrainedModel, folder: Path) -> None:
         return
     config = model.config
     text = TEXT.format(
-        attention_type=config.attention_type.replace("_", "-"),
+        attention_type=config.attention_type,
+        tag=config.attention_type.replace("_", "-"),
         title=f"{'Differential' if config.attention_type != 'softmax' else 'Softmax'} Transformer",
         parameters=model.num_parameters(),
         layers=config.num_hidden_layers,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -23,6 +23,7 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
 
 LAMBDA_STD = 0.1
+MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
 
 class SwiGLU(nn.Module):
@@ -111,7 +112,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -119,6 +120,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, N, hidden) of token ids (B, N) or embeddings (B, N, hidden).
+
+        ``attention_mask`` is (B, M) with 1 at real tokens, a mask of four dimensions as it stands, or one of those for
+        each of ``config.layer_types``.
 
         Raises:
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds``; more tokens than the model's positions.
@@ -131,22 +135,27 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self._check_length(seen, inputs_embeds.shape[1])
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
+        masks = attention_mask
+        if not isinstance(masks, dict):  # generate makes them itself for caches of fixed length
+            masks = {
+                kind: MASKS[kind](
+                    config=self.config,
+                    inputs_embeds=inputs_embeds,
+                    attention_mask=attention_mask,
+                    past_key_values=past_key_values,
+                    position_ids=position_ids,
+                )
+                for kind in dict.fromkeys(self.config.layer_types)
+            }
         if use_cache and past_key_values is None:
-            # After the mask: create_causal_mask looks for packed sequences only where there is no cache.
+            # After the masks: create_causal_mask looks for packed sequences only where there is no cache.
             past_key_values = DynamicCache(config=self.config)
         hidden_states = inputs_embeds
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
-        for layer in self.layers:
+        for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
-                attention_mask=mask,
+                attention_mask=masks[kind],
                 position_embeddings=position_embeddings,
                 past_key_values=past_key_values,
                 **kwargs,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.interface import AttentionFunction, boolean_mask, is_differential, softmax_weights, swapped
+from antiphase.interface import AttentionFunction, boolean_mask, has_two_keys, is_differential, softmax_weights, swapped
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes
 
@@ -80,8 +80,11 @@ def _rows(
     if not is_differential(module):
         weights = softmax_weights(chosen, key, visible, is_causal=False, sliding_window=None, scale=scale)
         return LayerRows(weights.unsqueeze(2).cpu(), None)
-    groups = key.shape[1] // 2
-    shapes = Shapes(batch, maps // 2, groups, 2, positions.shape[1], keys, width, 2 * width)
+    key_maps = 2 if has_two_keys(module) else 1
+    shapes = Shapes(
+        batch=batch, heads=maps // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
+        queries=positions.shape[1], keys=keys, width=width, value_width=key_maps * width,
+    )  # fmt: skip
     both = softmax_maps(
         chosen, key, visible, is_causal=False, sliding_window=None, scale=scale or width**-0.5, shapes=shapes
     )

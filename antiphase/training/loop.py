@@ -314,7 +314,7 @@ def run_values(
 
 def attention_only(model: AntiphaseForCausalLM) -> int:
     """Parameters that a softmax model of the same size does not have: λ vectors and head norms."""
-    own = re.compile(r"\.(lambda_[qk][12]|head_norm\.weight)$")
+    own = re.compile(r"\.(lambda_[qk][12]|lambda_proj\.weight|head_norm\.weight)$")
     return sum(parameter.numel() for name, parameter in model.named_parameters() if own.search(name))
 
 

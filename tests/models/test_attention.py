@@ -10,7 +10,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.models.attention import ATTENTION_LAYERS, Attention, lambda_init
 
@@ -117,6 +125,60 @@ def test_a_layer_computes_the_equations_of_the_paper(tiny_config, key_maps, impl
     x = torch.randn(7, 48, dtype=torch.float64)
     out, _ = layer(x[None], rotary(config, 7))
     torch.testing.assert_close(out[0], paper_layer(layer, x, eps=eps), rtol=1e-10, atol=1e-10)
+
+
+def v2_layer(layer: Any, x: Tensor) -> Tensor:
+    """Differential attention V2, head by head and query by query, x (N, hidden) in float64."""
+    width, count = layer.head_dim, len(x)
+    queries, keys, values = (
+        (x @ projection.weight.T).view(count, -1, width) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    heads, groups = queries.shape[1] // 2, keys.shape[1]
+    out = []
+    for head in range(heads):
+        group, rows = head // (heads // groups), []
+        for i in range(count):
+            lam = 1 / (1 + torch.exp(-(x[i] @ layer.lambda_proj.weight[head])))
+            parts = []
+            for which in (0, 1):
+                query = rotate(queries[i, 2 * head + which], i)
+                scores = [query @ rotate(keys[j, group], j) / math.sqrt(width) for j in range(i + 1)]
+                parts.append(torch.softmax(torch.stack(scores), dim=0) @ values[: i + 1, group])
+            rows.append(parts[0] - lam * parts[1])
+        out.append(torch.stack(rows))
+    return torch.cat(out, dim=-1) @ layer.o_proj.weight.T
+
+
+@pytest.mark.parametrize("implementation", ["eager", "antiphase", "sdpa"])
+@pytest.mark.parametrize("key_maps", [4, 2, 1])
+def test_a_v2_layer_computes_its_equations(tiny_config, key_maps, implementation):
+    layer = random_layer(tiny_config("differential_v2", num_key_value_heads=key_maps), 1, implementation)
+    assert layer.o_proj.weight.shape == (48, 24)
+    assert {name.partition(".")[0] for name, _ in layer.named_parameters()} == {
+        "q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj"
+    }  # fmt: skip
+    x = torch.randn(7, 48, dtype=torch.float64)
+    out, _ = layer(x[None], rotary(layer.config, 7))
+    torch.testing.assert_close(out[0], v2_layer(layer, x), rtol=1e-10, atol=1e-10)
+
+
+def test_any_registered_function_serves_v2_and_is_called_once(tiny_model):
+    """What knows nothing of differential attention gets all maps in one ordinary call, without λ."""
+    calls = []
+
+    def ordinary(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+        calls.append((query.shape[1], key.shape[1], value.shape, "lam" in kwargs))
+        return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
+
+    ids = torch.randint(3, 61, (2, 9))
+    AttentionInterface.register("ordinary", ordinary)
+    AttentionMaskInterface.register("ordinary", AttentionMaskInterface._global_mapping["sdpa"])
+    try:
+        found = tiny_model("differential_v2", attn_implementation="ordinary")(ids).logits
+    finally:
+        del AttentionInterface._global_mapping["ordinary"], AttentionMaskInterface._global_mapping["ordinary"]
+    assert calls == [(8, 4, (2, 4, 9, 6), False)] * 3
+    torch.testing.assert_close(found, tiny_model("differential_v2")(ids).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_heads_are_pairs_of_neighbouring_maps(tiny_config):
@@ -262,6 +324,7 @@ def test_a_layer_equals_the_official_code_in_output_and_every_gradient(tiny_conf
         hidden_size=int(settings["embed_dim"]),
         num_attention_heads=maps,
         num_key_value_heads=key_maps,
+        num_hidden_layers=int(settings["depth"]) + 1,
     )
     config._attn_implementation = implementation
     layer = ATTENTION_LAYERS[config.attention_type](config, int(settings["depth"])).double()

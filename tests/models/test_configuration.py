@@ -61,6 +61,18 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
         ({"head_norm_eps": -1e-5}, ["head_norm_eps"]),
         ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps"]),
         ({"initializer_range": -0.02}, ["initializer_range"]),
+        ({"sliding_window": 0}, ["sliding_window"]),
+        ({"layer_types": ["full_attention"]}, ["layer_types", "12 layers"]),
+        ({"layer_types": ["full_attention"] * 11 + ["chunked"]}, ["layer_types", "chunked"]),
+        ({"layer_types": ["sliding_attention"] * 12}, ["layer_types", "sliding_window is not set"]),
+        (
+            {"attention_type": "differential_v2", "num_key_value_heads": 12},
+            ["num_attention_heads (12)", "num_key_value_heads (12)"],
+        ),
+        (
+            {"attention_type": "differential_v2", "num_key_value_heads": 4},
+            ["num_attention_heads (12)", "num_key_value_heads (4)"],
+        ),
     ],
 )
 def test_a_field_that_cannot_be_used_is_named_with_what_came(fields, names):
@@ -82,6 +94,9 @@ def test_defaults_follow_the_sizes():
     config = AntiphaseConfig(hidden_size=64, num_attention_heads=4)
     assert (config.num_key_value_heads, config.head_dim, config.head_norm_eps) == (4, 16, 1e-5)
     assert AntiphaseConfig(hidden_size=64, num_attention_heads=4, head_dim=10).head_dim == 10
+    assert AntiphaseConfig(attention_type="differential_v2").num_key_value_heads == 6
+    assert config.layer_types == ["full_attention"] * 12
+    assert AntiphaseConfig(sliding_window=8).layer_types == ["sliding_attention"] * 12
 
 
 def test_keys_of_transformers_are_accepted():

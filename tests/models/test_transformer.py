@@ -9,15 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import antiphase
 from antiphase.models.initialization import initialize
 
 KINDS = ["softmax", "differential"]
+"""The fair pair."""
 IMPLEMENTATIONS = ["antiphase", "eager", "sdpa"]
 
-both_kinds = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", [*KINDS, "differential_v2"])
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
@@ -95,9 +96,10 @@ def test_initial_values_have_the_spread_of_the_paper(tiny_config, how):
 
 
 @pytest.mark.parametrize("key_maps", [8, 2])
-@both_kinds
+@every_kind
 @every_implementation
 def test_decoding_with_a_cache_equals_one_forward(tiny_model, kind, key_maps, implementation):
+    key_maps = min(key_maps, 4) if kind == "differential_v2" else key_maps  # there, two maps share a key at least
     model = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation=implementation).double()
     ids = ids_of(2, 17)
     expected = model(ids, use_cache=False).logits
@@ -111,7 +113,7 @@ def test_decoding_with_a_cache_equals_one_forward(tiny_model, kind, key_maps, im
         assert_near(torch.cat(logits, dim=1), expected)
 
 
-@both_kinds
+@every_kind
 @every_implementation
 def test_a_padded_batch_decodes_with_a_cache_like_one_forward(tiny_model, kind, implementation):
     model = tiny_model(kind, attn_implementation=implementation).double()
@@ -127,6 +129,36 @@ def test_a_padded_batch_decodes_with_a_cache_like_one_forward(tiny_model, kind, 
         start = end
 
 
+@pytest.mark.parametrize("static", [False, True])
+@every_kind
+@every_implementation
+def test_a_window_is_kept_with_every_cache(tiny_model, kind, implementation, static):
+    layers = ["sliding_attention", "full_attention", "sliding_attention"]
+    model = tiny_model(kind, sliding_window=5, layer_types=layers, attn_implementation=implementation).double()
+    ids, mask = padded([ids_of(13), ids_of(9)], left=True)
+    expected = model(ids, attention_mask=mask, use_cache=False).logits
+    changed = ids.clone()
+    changed[0, 0] = 3 if ids[0, 0] != 3 else 4
+    narrow = tiny_model(kind, sliding_window=5, attn_implementation=implementation).double()
+    reach = 3 * 4  # three layers, each looks back four tokens
+    one, other = (
+        narrow(tokens).logits[0, reach + 1 :] for tokens in (torch.cat([ids, ids], 1), torch.cat([changed, ids], 1))
+    )
+    assert_near(one, other)
+    if static:
+        cache: Any = StaticCache(model.config, max_cache_len=20)
+    else:
+        cache = DynamicCache(config=model.config)
+    start, logits = 0, []
+    for size in (6, 1, 1, 1, 1, 1, 1, 1):
+        end = start + size
+        seen = torch.cat([mask[:, :end], torch.zeros(2, 20 - end, dtype=mask.dtype)], 1) if static else mask[:, :end]
+        out = model(ids[:, start:end], attention_mask=seen, past_key_values=cache, use_cache=True)
+        logits.append(out.logits)
+        start = end
+    assert_near(torch.cat(logits, dim=1)[mask.bool()], expected[mask.bool()], ROUNDED)
+
+
 # ------------------------------------------------------------------------------------------ padding
 
 
@@ -140,7 +172,7 @@ def padded(rows: list[Tensor], *, left: bool) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("left", [True, False])
-@both_kinds
+@every_kind
 @every_implementation
 def test_padding_on_either_side_changes_no_real_token(tiny_model, kind, implementation, left):
     model = tiny_model(kind, attn_implementation=implementation).double()
@@ -152,7 +184,7 @@ def test_padding_on_either_side_changes_no_real_token(tiny_model, kind, implemen
         assert_near(logits[index][mask[index].bool()], model(row[None]).logits[0], ROUNDED)
 
 
-@both_kinds
+@every_kind
 @every_implementation
 def test_padding_gets_no_gradient_from_real_tokens(tiny_model, kind, implementation):
     model = tiny_model(kind, attn_implementation=implementation).double()
@@ -170,7 +202,7 @@ def test_padding_gets_no_gradient_from_real_tokens(tiny_model, kind, implementat
         assert_near(found[name], parameter.grad, ROUNDED)
 
 
-@both_kinds
+@every_kind
 def test_a_left_padded_batch_generates_what_each_row_generates_alone(tiny_model, kind):
     model = tiny_model(kind).double()
     rows = [ids_of(9), ids_of(3), ids_of(6)]
@@ -195,7 +227,7 @@ def test_a_left_padded_batch_generates_what_each_row_generates_alone(tiny_model,
     ],
     ids=["greedy", "sampling", "beam", "beams"],
 )
-@both_kinds
+@every_kind
 def test_generation_with_a_cache_equals_generation_without(tiny_model, kind, options):
     model = tiny_model(kind).double()
     ids, mask = padded([ids_of(7), ids_of(4)], left=True)
@@ -207,7 +239,7 @@ def test_generation_with_a_cache_equals_generation_without(tiny_model, kind, opt
     assert torch.equal(*found)
 
 
-@both_kinds
+@every_kind
 def test_a_static_cache_generates_the_same(tiny_model, kind):
     model = tiny_model(kind).double()
     ids, mask = padded([ids_of(7), ids_of(4)], left=True)
@@ -219,7 +251,7 @@ def test_a_static_cache_generates_the_same(tiny_model, kind):
 # ------------------------------------------------------------------------------------------ training
 
 
-@both_kinds
+@every_kind
 def test_gradient_checkpointing_changes_no_gradient(tiny_model, kind):
     ids = ids_of(2, 13)
     gradients = []
@@ -233,7 +265,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model, kind):
         assert_near(gradients[1][name], expected)
 
 
-@both_kinds
+@every_kind
 def test_training_under_autocast_stays_near_fp32(tiny_model, kind):
     model, ids = tiny_model(kind), ids_of(2, 13)
     expected = model(ids, labels=ids).loss
@@ -269,7 +301,7 @@ def test_logits_to_keep_and_tuples_are_parts_of_the_same_answer(tiny_model):
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@both_kinds
+@every_kind
 def test_a_saved_model_comes_back_equal(tiny_model, tmp_path, kind, tied):
     model, ids = tiny_model(kind, tie_word_embeddings=tied), ids_of(1, 9)
     model.save_pretrained(tmp_path)
@@ -316,13 +348,14 @@ def test_loading_in_half_precision_keeps_lambda_in_fp32(tiny_model, tmp_path, dt
     assert {p.dtype for n, p in fresh.named_parameters() if "lambda" in n} == {torch.float32}
 
 
-@both_kinds
+@every_kind
 def test_saving_writes_a_model_card_and_replaces_nobodys_own(tiny_model, tmp_path: Path, kind):
     model = tiny_model(kind).double()
     model.save_pretrained(tmp_path / "new")
     card = (tmp_path / "new" / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlibrary_name: transformers")
     assert f"{kind} attention" in card
+    assert f"- {kind.replace('_', '-')}-attention" in card
     assert f"{model.num_parameters():,} parameters" in card
     own = tmp_path / "own"
     own.mkdir()
@@ -346,7 +379,7 @@ def test_embeddings_can_be_resized(tiny_model, tied):
 # ------------------------------------------------------------------------------------------ lengths, masks, positions
 
 
-@both_kinds
+@every_kind
 def test_a_sequence_longer_than_the_positions_is_refused_in_one_sentence(tiny_model, kind):
     model = tiny_model(kind, max_position_embeddings=12)
     model(ids_of(1, 12))
@@ -358,7 +391,7 @@ def test_a_sequence_longer_than_the_positions_is_refused_in_one_sentence(tiny_mo
         model(ids_of(1, 3), past_key_values=cache)
 
 
-@both_kinds
+@every_kind
 def test_implementations_agree_in_output_and_gradients(tiny_model, kind):
     ids, mask = padded([ids_of(13), ids_of(8)], left=True)
     labels = ids.masked_fill(mask == 0, -100)
@@ -376,7 +409,7 @@ def test_implementations_agree_in_output_and_gradients(tiny_model, kind):
             assert_near(gradient, found[0][1][name])
 
 
-@both_kinds
+@every_kind
 def test_eager_shows_the_weights_which_are_signed_where_maps_are_subtracted(tiny_model, kind):
     model = tiny_model(kind, attn_implementation="eager").double()
     with torch.no_grad():
@@ -385,18 +418,19 @@ def test_eager_shows_the_weights_which_are_signed_where_maps_are_subtracted(tiny
     ids = ids_of(2, 9)
     out = model(ids, output_attentions=True, output_hidden_states=True)
     heads = 8 if kind == "softmax" else 4
+    totals = {"softmax": 1.0, "differential_v2": 0.5}  # sigmoid(0) = 1/2
     assert len(out.attentions) == 3
     assert len(out.hidden_states) == 4
     for layer, weights in zip(model.model.layers, out.attentions, strict=True):
         assert weights.shape == (2, heads, 9, 9)
         assert torch.equal(weights, weights.tril())
-        total = 1.0 if kind == "softmax" else 1 - layer.self_attn.lam().item()
+        total = totals[kind] if kind in totals else 1 - layer.self_attn.lam().item()
         assert_near(weights.sum(-1), torch.full((2, heads, 9), total, dtype=torch.float64))
-        assert (weights.min() < -1e-3) == (kind == "differential")
+        assert (weights.min() < -1e-3) == (kind != "softmax")
     assert_near(out.logits, model(ids).logits)
 
 
-@both_kinds
+@every_kind
 @every_implementation
 def test_a_boolean_mask_of_four_dimensions_is_used_as_it_stands(tiny_model, kind, implementation):
     model = tiny_model(kind, attn_implementation=implementation).double()
@@ -410,7 +444,7 @@ def test_a_boolean_mask_of_four_dimensions_is_used_as_it_stands(tiny_model, kind
     assert (seen[:, 0] - logits[:, 0]).abs().max() > 1e-2
 
 
-@both_kinds
+@every_kind
 @every_implementation
 @pytest.mark.parametrize("use_cache", [True, False, None])
 def test_packed_sequences_do_not_see_each_other(tiny_model, kind, implementation, use_cache):
@@ -431,7 +465,7 @@ def test_embeddings_can_be_given_in_place_of_ids(tiny_model):
             model(**inputs)
 
 
-@both_kinds
+@every_kind
 def test_the_future_is_not_seen(tiny_model, kind):
     model, ids = tiny_model(kind), ids_of(1, 15)
     other = ids.clone()
@@ -444,7 +478,7 @@ def test_the_future_is_not_seen(tiny_model, kind):
 # ------------------------------------------------------------------------------------------ classification
 
 
-@both_kinds
+@every_kind
 @pytest.mark.parametrize("left", [True, False])
 def test_the_classifier_reads_the_last_real_token(tiny_model, kind, left):
     model = tiny_model(kind, kind=antiphase.AntiphaseForSequenceClassification, num_labels=5).double()

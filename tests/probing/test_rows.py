@@ -35,21 +35,24 @@ def rows_of(whole: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return torch.stack([whole[row][:, positions[row]] for row in range(len(positions))])
 
 
-@pytest.mark.parametrize("kind", ["softmax", "differential"])
-@pytest.mark.parametrize("key_maps", [8, 4, 2])
+@pytest.mark.parametrize(
+    ("kind", "key_maps"),
+    [*((kind, count) for kind in ("softmax", "differential") for count in (8, 4, 2)), ("differential_v2", 4),
+     ("differential_v2", 2)],
+)  # fmt: skip
 @pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
 def test_rows_equal_the_weights_that_eager_attention_shows(tiny_model, kind, key_maps, implementation):
     ids = torch.randint(3, 61, (2, 13))
-    eager = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation="eager")
+    eager = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation="eager").double()
     whole = eager(ids, output_attentions=True).attentions
-    model = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation=implementation)
+    model = tiny_model(kind, num_key_value_heads=key_maps, attn_implementation=implementation).double()
     layers = attention_rows(model, ids, POSITIONS)
     assert len(layers) == 3
     for found, expected in zip(layers, whole, strict=True):
         assert_near(found.weights(), rows_of(expected, POSITIONS))
         heads, maps = (8, 1) if kind == "softmax" else (4, 2)
         assert found.maps.shape == (2, heads, maps, 3, 13)
-        assert_near(found.maps.sum(-1), torch.ones(2, heads, maps, 3))
+        assert_near(found.maps.sum(-1), torch.ones(2, heads, maps, 3, dtype=torch.float64))
         assert (found.maps >= 0).all()
         assert (found.lam is None) == (kind == "softmax")
     assert model.config._attn_implementation == implementation

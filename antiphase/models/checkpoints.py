@@ -1,0 +1,216 @@
+"""Checkpoint folders in safetensors, read tensor by tensor and written shard by shard, beside and then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from antiphase.errors import InputError
+from antiphase.models.conversion import (
+    Conversion,
+    Format,
+    check_names,
+    check_shapes,
+    plan_conversion,
+    tensor_shapes,
+)
+from antiphase.models.model_card import write_model_card
+
+TRAVELLING = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
+    "generation_config.json", "*.model",
+)  # fmt: skip
+"""Files of tokenizer and generation that are copied as they are."""
+INDEX = "model.safetensors.index.json"
+REBUILT = ("rotary_emb.inv_freq",)
+"""Ends of tensor names that old checkpoints hold and every model computes for itself."""
+
+
+class Checkpoint:
+    """A model's folder, whose tensors are mapped into memory and read one at a time."""
+
+    def __init__(self, name: str) -> None:
+        """
+        Args:
+            name: local folder or Hub name.
+
+        Raises:
+            InputError: no such folder, no configuration, no safetensors (pickled weights are never read), or a file
+                that is damaged.
+        """
+        self.name, self.folder = name, _folder(name)
+        self.config = _config(name, self.folder)
+        self._shards: dict[str, Path] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        paths = sorted(self.folder.glob("*.safetensors"))
+        listed = self.folder / INDEX
+        if listed.is_file():
+            wanted = set(json.loads(listed.read_text(encoding="utf-8"))["weight_map"].values())
+            if missing := sorted(wanted - {path.name for path in paths}):
+                raise InputError(f"SOURCE {name} lacks {missing[0]}, which its {INDEX} names")
+            paths = [path for path in paths if path.name in wanted]
+        elif (self.folder / "model.safetensors").is_file():
+            paths = [self.folder / "model.safetensors"]
+        if not paths:
+            pickled = [path.name for end in ("bin", "pt", "pth") for path in self.folder.glob(f"*.{end}")]
+            found = f"; {pickled[0]} is a pickle file, which is never opened: save it as safetensors" if pickled else ""
+            raise InputError(f"SOURCE {name} holds no safetensors{found}")
+        self.largest_shard = max(path.stat().st_size for path in paths)
+        for path in paths:
+            try:
+                with safe_open(path, "pt") as file:
+                    for tensor in file.keys():  # noqa: SIM118 – safe_open is no mapping
+                        if not tensor.endswith(REBUILT):
+                            self._shards[tensor] = path
+                            self.shapes[tensor] = tuple(file.get_slice(tensor).get_shape())
+            except (SafetensorError, OSError) as error:
+                raise InputError(f"SOURCE {name}: {path.name} is damaged ({error})") from None
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, mapped from its file."""
+        with safe_open(self._shards[name], "pt") as file:
+            return file.get_tensor(name)
+
+    def check(self) -> None:
+        """
+        Raises:
+            InputError: a tensor that the configuration's model has not, lacks, or has in another shape.
+        """
+        expected = tensor_shapes(self.config)
+        found = dict(self.shapes)
+        if self.config.tie_word_embeddings:
+            found.pop("lm_head.weight", None)  # some tools store the tied head a second time
+        check_names(found, expected, f"SOURCE {self.name}")
+        check_shapes(found, expected)
+
+
+def convert(
+    source: str,
+    target: str | Path,
+    *,
+    to: Format = "antiphase",
+    attention_type: str | None = None,
+    control: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+) -> PreTrainedConfig:
+    """Convert a checkpoint folder into a new one; tokenizer and generation settings travel along.
+
+    Peak memory is about two shards of the source, whatever its size.
+
+    Args:
+        source: local folder or Hub name of a Llama, Mistral, DiffLlama or antiphase model.
+        target: folder to make.
+        to, attention_type, control: as for ``plan_conversion``.
+        say: called with a sentence for each shard written.
+
+    Returns:
+        The configuration of what was written.
+
+    Raises:
+        InputError: a source that cannot be converted, or a target that exists; nothing is left behind.
+    """
+    target = Path(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InputError(f"TARGET {target} exists and is not empty; choose another folder")
+    checkpoint = Checkpoint(source)
+    conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
+    checkpoint.check()
+    with _beside(target) as folder:
+        _write_shards(conversion, checkpoint, folder, say)
+        config = conversion.config
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+        for pattern in TRAVELLING:
+            for path in checkpoint.folder.glob(pattern):
+                shutil.copy2(path, folder / path.name)
+        if to == "antiphase":
+            write_model_card(model, folder)
+    return conversion.config
+
+
+def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, say: Callable[[str], None]) -> None:
+    """The tensors in files of at most the source's largest, and an index where there are several."""
+    expected = tensor_shapes(conversion.config)
+    shards: list[list[str]] = []
+    waiting: dict[str, Tensor] = {}
+    total = size = 0
+
+    def write() -> None:
+        save_file(waiting, folder / f"shard-{len(shards)}.safetensors", metadata={"format": "pt"})
+        shards.append(list(waiting))
+        say(f"shard {len(shards)}: {len(waiting)} tensors, {size / 1e9:.2f} GB")
+        waiting.clear()
+
+    for name, recipe in conversion.recipes.items():
+        tensor = recipe(checkpoint.read)
+        assert tensor.shape == expected[name], (name, tensor.shape, expected[name])
+        if waiting and size + tensor.nbytes > checkpoint.largest_shard:
+            write()
+            size = 0
+        waiting[name] = tensor
+        size += tensor.nbytes
+        total += tensor.nbytes
+    write()
+    if len(shards) == 1:
+        (folder / "shard-0.safetensors").rename(folder / "model.safetensors")
+        return
+    places: dict[str, str] = {}
+    for index, names in enumerate(shards):
+        file = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
+        (folder / f"shard-{index}.safetensors").rename(folder / file)
+        places.update(dict.fromkeys(names, file))
+    tree: Mapping[str, object] = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(tree, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _beside(target: Path) -> Iterator[Path]:
+    """A new folder next to ``target`` that takes its place at the end; after an error it is gone."""
+    temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise InputError(f"TARGET {target} cannot be made ({error.strerror}); choose another folder") from None
+    try:
+        yield temporary
+        if target.is_dir():
+            target.rmdir()  # it was empty
+        temporary.rename(target)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _folder(name: str) -> Path:
+    path = Path(name)
+    if path.is_dir():
+        return path
+    try:
+        patterns = ["*.json", "*.safetensors", *TRAVELLING]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InputError(f"SOURCE {name} is no folder, and no model of the Hub could be fetched ({reason})") from None
+
+
+def _config(name: str, folder: Path) -> PreTrainedConfig:
+    if not (folder / "config.json").is_file():
+        raise InputError(f"SOURCE {name} holds no config.json; give a model's folder")
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+        raise InputError(f"SOURCE {name}: its config.json cannot be used ({reason})") from None

@@ -1,0 +1,352 @@
+"""Llama, DiffLlama and microsoft/unilm ⇄ antiphase, and exact upcycling of softmax models to differential V2.
+
+Three conventions of V1 meet in public code. unilm interleaves the maps of a head (2i, 2i+1), as here, and rotates
+neighbouring channels; DiffLlama keeps all first maps before all second ones and has a head norm without weight; here
+maps are interleaved and channels are rotated by halves, as in Llama.
+
+A conversion is a configuration and one recipe for each tensor of the result, which reads the tensors of the source it
+needs: so a checkpoint is converted tensor by tensor, and never lies in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
+
+from antiphase.errors import InputError
+from antiphase.models.configuration import AntiphaseConfig
+
+Format = Literal["antiphase", "llama", "diffllama"]
+Read = Callable[[str], Tensor]
+"""A tensor of the source, by name."""
+Recipe = Callable[[Read], Tensor]
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range",
+    "tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "dtype",
+)  # fmt: skip
+"""Fields that mean the same in all three configurations."""
+WITHOUT_COUNTERPART = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+"""Fields of Llama and DiffLlama that no configuration here can express, with the only value that needs none."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What comes out: its configuration, and how each of its tensors is made."""
+
+    config: PreTrainedConfig
+    recipes: Mapping[str, Recipe]
+
+
+def plan_conversion(
+    config: PreTrainedConfig,
+    *,
+    to: Format = "antiphase",
+    attention_type: str | None = None,
+    control: bool = False,
+) -> Conversion:
+    """The conversion of a checkpoint with this configuration.
+
+    Args:
+        config: of a ``LlamaForCausalLM``, ``MistralForCausalLM``, ``DiffLlamaForCausalLM`` or
+            ``AntiphaseForCausalLM``.
+        to: format of the result; Llama and DiffLlama load in transformers without this package.
+        attention_type: "differential_v2" upcycles a softmax model: the function stays, every head becomes a pair.
+        control: upcycle to softmax attention of the same capacity instead, query heads doubled.
+
+    Raises:
+        InputError: something that the result cannot express; it names the field.
+    """
+    read_as = {
+        "antiphase": _identity, "llama": _from_llama, "mistral": _from_llama, "diffllama": _from_diffllama
+    }  # fmt: skip
+    if config.model_type not in read_as:
+        raise InputError(f"SOURCE is a model of type {config.model_type!r}; {', '.join(read_as)} can be converted")
+    steps: list[Callable[[Any], Conversion]] = [read_as[config.model_type]]
+    if attention_type not in (None, "differential_v2"):
+        raise InputError(f"--attention-type must be differential_v2, got {attention_type!r}")
+    if control and attention_type is None:
+        raise InputError("--control goes with --attention-type differential_v2: it is that model's control")
+    if attention_type is not None:
+        steps.append(partial(_upcycled, control=control))
+    if to != "antiphase":
+        steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
+    result = steps[0](config)
+    for step in steps[1:]:
+        after = step(result.config)
+        result = Conversion(after.config, _composed(after.recipes, result.recipes))
+    return result
+
+
+def convert_model(
+    model: PreTrainedModel, *, to: Format = "antiphase", attention_type: str | None = None, control: bool = False
+) -> PreTrainedModel:
+    """The same model in another format, in memory; arguments and errors are those of ``plan_conversion``."""
+    conversion = plan_conversion(model.config, to=to, attention_type=attention_type, control=control)
+    state = model.state_dict()
+    result = AutoModelForCausalLM.from_config(conversion.config, dtype=model.dtype)
+    result.load_state_dict(
+        {name: recipe(state.__getitem__) for name, recipe in conversion.recipes.items()}, strict=False
+    )
+    return result.train(model.training)
+
+
+def tensor_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
+    """Name and shape of every tensor in a checkpoint of the configuration's model; a tied head is none."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    return shapes
+
+
+def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A layer of microsoft/unilm's ``MultiheadDiffAttn`` as the state dict of an attention layer here.
+
+    The layer must have been trained with the flash files of that code, which the paper means; under grouped keys its
+    plain file lets both maps of a head meet the same key, which no model here does.
+
+    Args:
+        state: ``q_proj.weight``, ``k_proj.weight``, ``v_proj.weight``, ``out_proj.weight``, ``subln.weight`` and the
+            four λ vectors, of any dtype.
+
+    Raises:
+        InputError: missing or surplus tensors, or shapes that do not fit together; it names the tensor.
+    """
+    vectors = [f"lambda_{which}" for which in ("q1", "k1", "q2", "k2")]
+    names = [*(f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "subln")), *vectors]
+    check_names(state, names, "the state dict of MultiheadDiffAttn")
+    width = len(state["lambda_q1"])
+    embed, keys = state["q_proj.weight"].shape[1], state["v_proj.weight"].shape[0]
+    expected = {
+        "q_proj.weight": (len(state["q_proj.weight"]), embed), "k_proj.weight": (keys, embed),
+        "v_proj.weight": (keys, embed), "out_proj.weight": (embed, len(state["q_proj.weight"])),
+        "subln.weight": (2 * width,), **dict.fromkeys(vectors, (width,)),
+    }  # fmt: skip
+    check_shapes({name: tensor.shape for name, tensor in state.items()}, expected)
+    for name in ("q_proj.weight", "k_proj.weight"):
+        if len(state[name]) % (2 * width):
+            raise InputError(f"{name} has {len(state[name])} rows, which are no pairs of maps of width {width}")
+    renamed = {"out_proj.weight": "o_proj.weight", "subln.weight": "head_norm.weight"}
+    rotated = ("q_proj.weight", "k_proj.weight")
+    return {
+        renamed.get(name, name): _by_halves(tensor, width) if name in rotated else _lambda_in_full(name, tensor)
+        for name, tensor in state.items()
+    }
+
+
+def check_names(found: Iterable[str], expected: Iterable[str], where: str) -> None:
+    """
+    Raises:
+        InputError: a tensor is missing or surplus.
+    """
+    found, expected = set(found), set(expected)
+    if missing := sorted(expected - found):
+        raise InputError(f"{where} lacks the tensor {missing[0]}{_and_more(missing)}")
+    if surplus := sorted(found - expected):
+        raise InputError(f"{where} holds the tensor {surplus[0]}{_and_more(surplus)}, which its model does not have")
+
+
+def check_shapes(found: Mapping[str, Iterable[int]], expected: Mapping[str, Iterable[int]]) -> None:
+    """
+    Raises:
+        InputError: a tensor has another shape than expected.
+    """
+    for name, shape in expected.items():
+        if tuple(found[name]) != tuple(shape):
+            raise InputError(f"the tensor {name} has shape {tuple(found[name])}, expected {tuple(shape)}")
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+# ------------------------------------------------------------------------------------------ from other formats
+
+
+def _identity(config: AntiphaseConfig) -> Conversion:
+    return Conversion(config, {name: partial(_take, name) for name in tensor_shapes(config)})
+
+
+def _from_llama(config: PreTrainedConfig) -> Conversion:
+    """Llama, or Mistral with its window: a softmax model here has the same tensors under the same names."""
+    _refuse_fields(config)
+    window = getattr(config, "sliding_window", None)
+    ours = AntiphaseConfig(attention_type="softmax", sliding_window=window, **_shared(config))
+    return _identity(ours)
+
+
+def _from_diffllama(config: DiffLlamaConfig) -> Conversion:
+    _refuse_fields(config)
+    ours = AntiphaseConfig(attention_type="differential", head_norm_eps=config.rms_norm_eps, **_shared(config))
+    recipes = dict(_identity(ours).recipes)
+    for name in recipes:
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            recipes[name] = partial(_permuted, name, partial(_interleaved, width=ours.head_dim))
+        elif name.endswith("head_norm.weight"):
+            recipes[name] = partial(_ones_like_o_proj, name, 2 * ours.head_dim)
+        else:
+            recipes[name] = partial(_permuted, name, partial(_lambda_in_full, name))
+    return Conversion(ours, recipes)
+
+
+def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
+    """Every softmax head becomes a pair of equal maps, and the output projection makes up for it.
+
+    V2: λ = sigmoid(0) = 1/2 and 2·Wo, so the pair gives 2·(o - o/2) Wo. Control: 2·Wo and -Wo. Both leave the function
+    as it is and give the pair +2 and -1 times the old head's gradient; only V2 can then subtract by token.
+    """
+    if config.attention_type != "softmax":
+        raise InputError(
+            f"--attention-type differential_v2 upcycles softmax models; SOURCE has {config.attention_type} attention"
+        )
+    fields = _shared(config) | {"num_attention_heads": 2 * config.num_attention_heads}
+    ours = AntiphaseConfig(
+        attention_type="softmax" if control else "differential_v2",
+        sliding_window=config.sliding_window, layer_types=config.layer_types, **fields,
+    )  # fmt: skip
+    recipes = dict(_identity(ours).recipes)
+    width = config.head_dim
+    for name in recipes:
+        if name.endswith("q_proj.weight"):
+            recipes[name] = partial(_permuted, name, partial(_twice, width=width))
+        elif name.endswith("o_proj.weight"):
+            recipes[name] = partial(_permuted, name, partial(_two_and_minus_one, width=width) if control else _doubled)
+        elif name.endswith("lambda_proj.weight"):
+            recipes[name] = partial(_no_lambda, name, config.num_attention_heads)
+    return Conversion(ours, recipes)
+
+
+# ------------------------------------------------------------------------------------------ to other formats
+
+
+def _to_llama(config: AntiphaseConfig) -> Conversion:
+    if config.attention_type != "softmax":
+        raise InputError(f"--to llama takes softmax models; SOURCE has {config.attention_type} attention")
+    _refuse_window(config, "llama")
+    if config.hidden_size % config.num_attention_heads:
+        raise InputError(
+            f"--to llama: transformers' Llama wants num_attention_heads ({config.num_attention_heads}) to divide "
+            f"hidden_size ({config.hidden_size})"
+        )
+    theirs = LlamaConfig(**_shared(config))
+    return Conversion(theirs, {name: partial(_take, name) for name in tensor_shapes(theirs)})
+
+
+def _to_diffllama(config: AntiphaseConfig) -> Conversion:
+    """The head norm's weight goes into the output projection: DiffLlama's norm has none."""
+    if config.attention_type != "differential":
+        raise InputError(f"--to diffllama takes differential V1 models; SOURCE has {config.attention_type} attention")
+    _refuse_window(config, "diffllama")
+    if config.head_norm_eps != config.rms_norm_eps:
+        raise InputError(
+            f"--to diffllama: its head norm shares rms_norm_eps, here head_norm_eps ({config.head_norm_eps:g}) and "
+            f"rms_norm_eps ({config.rms_norm_eps:g}) differ"
+        )
+    theirs = DiffLlamaConfig(**_shared(config))
+    recipes: dict[str, Recipe] = {}
+    for name in tensor_shapes(theirs):
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            recipes[name] = partial(_permuted, name, partial(_by_map, width=config.head_dim))
+        elif name.endswith("o_proj.weight"):
+            recipes[name] = partial(_with_head_norm, name)
+        else:
+            recipes[name] = partial(_take, name)
+    return Conversion(theirs, recipes)
+
+
+def _shared(config: PreTrainedConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in SIZES}
+
+
+def _refuse_fields(config: PreTrainedConfig) -> None:
+    for name, value in WITHOUT_COUNTERPART.items():
+        if getattr(config, name, value) != value:
+            raise InputError(
+                f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
+                f"{value!r} can be converted"
+            )
+
+
+def _refuse_window(config: AntiphaseConfig, to: str) -> None:
+    if "sliding_attention" in config.layer_types:
+        raise InputError(f"--to {to}: SOURCE has a sliding_window ({config.sliding_window}), which {to} cannot express")
+
+
+def _composed(later: Mapping[str, Recipe], earlier: Mapping[str, Recipe]) -> dict[str, Recipe]:
+    """Recipes that read what ``earlier`` ones make."""
+
+    def through(recipe: Recipe, read: Read) -> Tensor:
+        return recipe(lambda name: earlier[name](read))
+
+    return {name: partial(through, recipe) for name, recipe in later.items()}
+
+
+# ------------------------------------------------------------------------------------------ recipes
+
+
+def _take(name: str, read: Read) -> Tensor:
+    return read(name)
+
+
+def _permuted(name: str, change: Callable[[Tensor], Tensor], read: Read) -> Tensor:
+    return change(read(name)).contiguous()
+
+
+def _interleaved(rows: Tensor, *, width: int) -> Tensor:
+    """Maps from (all first, all second) to pairs: (maps · d, hidden)."""
+    return rows.unflatten(0, (2, -1, width)).transpose(0, 1).flatten(0, 2)
+
+
+def _by_map(rows: Tensor, *, width: int) -> Tensor:
+    """The inverse of ``_interleaved``."""
+    return rows.unflatten(0, (-1, 2, width)).transpose(0, 1).flatten(0, 2)
+
+
+def _by_halves(rows: Tensor, width: int) -> Tensor:
+    """Rotary channels of each map from neighbours (even, odd) to halves."""
+    return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def _twice(rows: Tensor, *, width: int) -> Tensor:
+    """Every head's rows two times in a row."""
+    return rows.unflatten(0, (-1, width)).repeat_interleave(2, dim=0).flatten(0, 1)
+
+
+def _doubled(columns: Tensor) -> Tensor:
+    return 2 * columns
+
+
+def _two_and_minus_one(columns: Tensor, *, width: int) -> Tensor:
+    """Every head's columns times 2, then times -1: (hidden, heads · d) to (hidden, 2 · heads · d)."""
+    heads = columns.unflatten(1, (-1, 1, width))
+    return torch.cat([2 * heads, -heads], dim=2).flatten(1)
+
+
+def _lambda_in_full(name: str, tensor: Tensor) -> Tensor:
+    """λ vectors are kept in fp32 whatever the dtype of the rest."""
+    is_vector = name.rpartition(".")[2].startswith("lambda_") and not tensor.is_complex()
+    return tensor.float() if is_vector and tensor.dtype != torch.float64 else tensor
+
+
+def _with_head_norm(name: str, read: Read) -> Tensor:
+    columns, weight = read(name), read(name.replace("o_proj", "head_norm"))
+    folded = columns.double().unflatten(1, (-1, len(weight))) * weight.double()
+    return folded.flatten(1).to(columns.dtype)
+
+
+def _ones_like_o_proj(name: str, width: int, read: Read) -> Tensor:
+    return torch.ones(width, dtype=read(name.replace("head_norm", "o_proj")).dtype)
+
+
+def _no_lambda(name: str, heads: int, read: Read) -> Tensor:
+    keys = read(name.replace("lambda_proj", "k_proj"))
+    return torch.zeros(heads, keys.shape[1], dtype=keys.dtype)

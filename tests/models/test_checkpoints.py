@@ -1,0 +1,144 @@
+"""Checkpoint folders convert shard by shard; whatever is wrong is named, and nothing half-written stays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, DiffLlamaForCausalLM, GenerationConfig
+
+from antiphase.data.prepare import symbol_tokenizer
+from antiphase.data.retrieval import SymbolLanguage
+from antiphase.errors import InputError
+from antiphase.models.checkpoints import convert
+
+IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A DiffLlama of several shards with a tokenizer and generation settings."""
+    config = DiffLlamaConfig(
+        vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=96, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path / "diffllama"
+    DiffLlamaForCausalLM(config).save_pretrained(folder, max_shard_size="60KB")
+    symbol_tokenizer(SymbolLanguage(8, 9, 10)).save_pretrained(folder)
+    GenerationConfig(max_new_tokens=7).save_pretrained(folder)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    return folder
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.no_grad():
+        return AutoModelForCausalLM.from_pretrained(folder).eval()(input_ids=IDS).logits
+
+
+def test_a_folder_goes_there_and_back_with_all_that_belongs_to_it(tmp_path, source):
+    sentences: list[str] = []
+    convert(str(source), tmp_path / "ours", say=sentences.append)
+    assert torch.allclose(logits(tmp_path / "ours"), logits(source), atol=1e-5)
+    assert len(sentences) == len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
+    largest = max(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert all(path.stat().st_size <= 1.1 * largest for path in (tmp_path / "ours").glob("*.safetensors"))
+    words = "key1 number2"
+    one, other = (AutoTokenizer.from_pretrained(folder)(words).input_ids for folder in (tmp_path / "ours", source))
+    assert one == other
+    assert GenerationConfig.from_pretrained(tmp_path / "ours").max_new_tokens == 7
+    assert "differential attention" in (tmp_path / "ours" / "README.md").read_text()
+    convert(str(tmp_path / "ours"), tmp_path / "back", to="diffllama")
+    assert torch.equal(logits(tmp_path / "back"), logits(source))
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_model_of_this_project_is_upcycled_from_its_folder(tmp_path, tiny_model):
+    tiny_model("softmax").double().save_pretrained(tmp_path / "softmax")
+    config = convert(str(tmp_path / "softmax"), tmp_path / "v2", attention_type="differential_v2")
+    assert config.attention_type == "differential_v2"
+    assert torch.allclose(logits(tmp_path / "v2"), logits(tmp_path / "softmax"), rtol=1e-10, atol=1e-10)
+    assert json.loads((tmp_path / "v2" / "config.json").read_text())["architectures"] == ["AntiphaseForCausalLM"]
+
+
+def without_one(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    tensors = load_file(path)
+    tensors.pop("model.embed_tokens.weight")
+    save_file(tensors, path)
+
+
+def with_one_more(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    save_file({**load_file(path), "model.extra": torch.ones(1)}, path)
+
+
+def of_other_shape(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    save_file({**load_file(path), "model.embed_tokens.weight": torch.ones(60, 48)}, path)
+
+
+def cut_short(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def without_a_shard(folder: Path) -> None:
+    sorted(folder.glob("*.safetensors"))[0].unlink()
+
+
+def pickled(folder: Path) -> None:
+    for path in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"pickle")
+
+
+def without_configuration(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def of_an_unknown_kind(folder: Path) -> None:
+    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**tree, "model_type": "novel"}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "pattern"),
+    [
+        (without_one, "lacks the tensor model.embed_tokens.weight"),
+        (with_one_more, "holds the tensor model.extra, which its model does not have"),
+        (of_other_shape, r"model.embed_tokens.weight has shape \(60, 48\), expected \(61, 48\)"),
+        (cut_short, "is damaged"),
+        (without_a_shard, "lacks model-00001-of"),
+        (pickled, "pytorch_model.bin is a pickle file, which is never opened: save it as safetensors"),
+        (without_configuration, "holds no config.json"),
+        (of_an_unknown_kind, "its config.json cannot be used"),
+    ],
+)
+def test_a_harmed_source_is_refused_and_leaves_nothing_behind(tmp_path, source, harm, pattern):
+    harm(source)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(InputError, match=pattern):
+        convert(str(source), tmp_path / "ours")
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    with pytest.raises(InputError, match=r"TARGET .*mine exists and is not empty"):
+        convert(str(source), tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):
+    def stop(message: str) -> None:
+        raise KeyboardInterrupt
+
+    before = set(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), tmp_path / "ours", say=stop)
+    assert set(tmp_path.iterdir()) == before

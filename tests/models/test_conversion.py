@@ -1,0 +1,249 @@
+"""Converted models compute what their sources compute, in every layout and both ways; what cannot be is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import (
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+)
+
+from antiphase.errors import InputError
+from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.models.conversion import attention_from_unilm, convert_model, plan_conversion
+
+SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3}
+IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+def randomized(model: Any) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.1 if "lambda" in name else 0.15, generator=generator)
+            if "norm" in name:
+                parameter += 1.0
+    return model.eval()
+
+
+def llama(heads: int = 8, key_heads: int | None = None, **fields: Any) -> LlamaForCausalLM:
+    sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": key_heads, "rms_norm_eps": 1e-4}
+    return randomized(LlamaForCausalLM(LlamaConfig(**{**sizes, **fields})))
+
+
+def diffllama(heads: int = 8, key_heads: int | None = None, **fields: Any) -> DiffLlamaForCausalLM:
+    sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": key_heads, "rms_norm_eps": 1e-4}
+    return randomized(DiffLlamaForCausalLM(DiffLlamaConfig(**{**sizes, **fields})))
+
+
+def assert_same_function(found: Any, expected: Any, *, tolerance: float = 1e-5) -> None:
+    with torch.no_grad():
+        one, other = found(input_ids=IDS).logits, expected(input_ids=IDS).logits
+    assert (one - other).abs().max() <= tolerance * max(1.0, float(other.abs().max()))
+
+
+def assert_same_tensors(found: Any, expected: Any) -> None:
+    one, other = found.state_dict(), expected.state_dict()
+    assert one.keys() == other.keys()
+    for name, tensor in other.items():
+        torch.testing.assert_close(one[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
+
+
+LAYOUTS = [
+    pytest.param({"heads": 8}, id="mha"),
+    pytest.param({"heads": 8, "key_heads": 4}, id="gqa"),
+    pytest.param({"heads": 6, "key_heads": 2}, id="odd-number-of-differential-heads"),
+    pytest.param({"heads": 6}, id="odd-number-of-differential-heads-mha"),
+    pytest.param({"heads": 8, "key_heads": 4, "head_dim": 10}, id="own-head-width"),
+    pytest.param({"heads": 8, "tie_word_embeddings": True}, id="tied"),
+    pytest.param(
+        {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}, id="rope"
+    ),
+]
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, pytest.param({"heads": 3, "key_heads": 1}, id="odd-number-of-heads")])
+def test_llama_to_softmax_and_back(layout):
+    theirs = llama(**layout)
+    ours = convert_model(theirs)
+    assert ours.config.attention_type == "softmax"
+    assert_same_function(ours, theirs)
+    back = convert_model(ours, to="llama")
+    assert isinstance(back, LlamaForCausalLM)
+    assert_same_tensors(back, theirs)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_diffllama_to_v1_and_back(layout):
+    theirs = diffllama(**layout)
+    ours = convert_model(theirs)
+    assert ours.config.attention_type == "differential"
+    assert ours.config.head_norm_eps == theirs.config.rms_norm_eps
+    assert_same_function(ours, theirs)
+    back = convert_model(ours, to="diffllama")
+    assert isinstance(back, DiffLlamaForCausalLM)
+    assert_same_tensors(back, theirs)
+
+
+@pytest.mark.parametrize("key_maps", [8, 4])
+def test_a_head_norm_with_weights_goes_into_the_output_projection(tiny_model, key_maps):
+    ours = tiny_model(num_key_value_heads=key_maps, rms_norm_eps=1e-4, head_norm_eps=1e-4)
+    assert (ours.model.layers[0].self_attn.head_norm.weight - 1).abs().max() > 0.1
+    assert_same_function(convert_model(ours, to="diffllama"), ours)
+
+
+def test_mistral_comes_with_its_window():
+    sizes = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 5}
+    theirs = randomized(MistralForCausalLM(MistralConfig(**sizes)))
+    ours = convert_model(theirs)
+    assert ours.config.sliding_window == 5
+    assert_same_function(ours, theirs)
+    with pytest.raises(InputError, match=r"sliding_window \(5\), which llama cannot express"):
+        convert_model(ours, to="llama")
+
+
+def test_lambda_vectors_are_kept_in_fp32():
+    ours = convert_model(diffllama().to(torch.bfloat16))
+    assert ours.model.layers[0].self_attn.lambda_q1.dtype == torch.float32
+    assert ours.model.layers[0].self_attn.q_proj.weight.dtype == torch.bfloat16
+
+
+# ------------------------------------------------------------------------------------------ upcycling
+
+
+@pytest.mark.parametrize("control", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "fields"),
+    [(8, 8, {}), (8, 2, {}), (3, 3, {}), (3, 1, {"head_dim": 10}), (8, 4, {"tie_word_embeddings": True})],
+)
+def test_upcycling_preserves_the_function_and_splits_the_gradient(heads, key_heads, fields, control):
+    theirs = convert_model(llama(heads, key_heads, **fields).double())  # Llama's own norms round to fp32
+    ours = convert_model(theirs, attention_type="differential_v2", control=control)
+    assert ours.config.attention_type == ("softmax" if control else "differential_v2")
+    assert ours.config.num_attention_heads == 2 * heads
+    assert ours.config.num_key_value_heads == key_heads
+    assert_same_function(ours, theirs, tolerance=1e-12)
+    for model in (ours, theirs):
+        model(input_ids=IDS, labels=IDS).loss.backward()
+    width = theirs.config.head_dim
+    for one, other in zip(ours.model.layers, theirs.model.layers, strict=True):
+        old = other.self_attn.q_proj.weight.grad.unflatten(0, (heads, width))
+        pair = one.self_attn.q_proj.weight.grad.unflatten(0, (heads, 2, width))
+        scale = float(old.abs().max())
+        torch.testing.assert_close(pair[:, 0], 2 * old, rtol=1e-5, atol=1e-6 * scale)  # the loss is in fp32
+        torch.testing.assert_close(pair[:, 1], -old, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_upcycled_logits_are_equal_in_fp32_at_the_start_of_training(control):
+    torch.manual_seed(3)
+    theirs = LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=2)).eval()
+    ours = convert_model(theirs, attention_type="differential_v2", control=control)
+    assert_same_function(ours, theirs, tolerance=1e-6)
+
+
+def test_only_v2_separates_the_pair():
+    theirs = llama(4, 2)
+    for control, separates in ((False, True), (True, False)):
+        ours = convert_model(theirs, attention_type="differential_v2", control=control)
+        ours(input_ids=IDS, labels=IDS).loss.backward()
+        found = [name for name, p in ours.named_parameters() if "lambda_proj" in name and p.grad.abs().max() > 0]
+        assert bool(found) == separates
+
+
+# ------------------------------------------------------------------------------------------ microsoft/unilm
+
+
+@pytest.mark.parametrize("name", ["unilm_diffattn_mha", "unilm_diffattn_gqa"])
+def test_a_layer_of_unilm_loads(tiny_config, shared, name):
+    path = shared / "golden" / f"{name}.safetensors"
+    if not path.is_file():
+        pytest.skip(f"{path.name} is absent")
+    with safe_open(path, "pt") as file:
+        depth, embed = int(file.metadata()["depth"]), int(file.metadata()["embed_dim"])
+        golden = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 – safe_open is no mapping
+    state = {key.removeprefix("param."): tensor for key, tensor in golden.items() if key.startswith("param.")}
+    width = len(state["lambda_q1"])
+    maps, key_maps = len(state["q_proj.weight"]) // width, len(state["k_proj.weight"]) // width
+    config = tiny_config(
+        hidden_size=embed, num_attention_heads=maps, num_key_value_heads=key_maps, num_hidden_layers=depth + 1
+    )
+    config._attn_implementation = "antiphase"
+    layer = DifferentialAttentionV1(config, depth).double()
+    layer.load_state_dict(attention_from_unilm(state))
+    position = tuple(torch.cat([golden[which]] * 2, dim=-1)[None] for which in ("cos", "sin"))
+    out, _ = layer(golden["x"], position)
+    assert (out - golden["out"]).abs().max() < 2e-6 * golden["out"].abs().max()
+
+
+def unilm_state() -> dict[str, Tensor]:
+    projections = {f"{name}_proj.weight": torch.randn(48, 48) for name in ("q", "k", "v", "out")}
+    return {
+        **projections,
+        "subln.weight": torch.ones(12),
+        **{f"lambda_{n}": torch.randn(6) for n in ("q1", "k1", "q2", "k2")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        (lambda state: state.pop("lambda_k2"), "lacks the tensor lambda_k2"),
+        (lambda state: state.update(extra=torch.ones(1)), "holds the tensor extra"),
+        (
+            lambda state: state.update({"subln.weight": torch.ones(6)}),
+            r"subln.weight has shape \(6,\), expected \(12,\)",
+        ),
+        (lambda state: state.update({"v_proj.weight": torch.ones(36, 48)}), r"k_proj.weight has shape"),
+        (
+            lambda state: state.update({n: torch.ones(18, 48) for n in ("k_proj.weight", "v_proj.weight")}),
+            "k_proj.weight has 18 rows",
+        ),
+    ],
+)
+def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
+    state = unilm_state()
+    attention_from_unilm(state)
+    change(state)
+    with pytest.raises(InputError, match=pattern):
+        attention_from_unilm(state)
+
+
+# ------------------------------------------------------------------------------------------ what cannot be
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "pattern"),
+    [
+        (LlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (LlamaConfig(**SIZES, num_attention_heads=8, mlp_bias=True), {}, "mlp_bias=True"),
+        (LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
+        (DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
+        (LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
+        (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
+        (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
+        (LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
+        (LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control goes with --attention-type"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):
+    with pytest.raises(InputError, match=pattern):
+        plan_conversion(config, **options)
+
+
+def test_unequal_norms_and_widths_are_refused(tiny_config):
+    with pytest.raises(InputError, match=r"head_norm_eps \(1e-05\) and rms_norm_eps \(0.0001\) differ"):
+        plan_conversion(tiny_config(rms_norm_eps=1e-4), to="diffllama")
+    with pytest.raises(InputError, match=r"num_attention_heads \(5\) to divide hidden_size"):
+        plan_conversion(tiny_config("softmax", num_attention_heads=5, num_key_value_heads=5, head_dim=8), to="llama")

@@ -1,0 +1,131 @@
+"""What people do with Hugging Face models works with these, on real calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments, pipeline
+
+from antiphase.data.prepare import symbol_tokenizer
+from antiphase.data.retrieval import SymbolLanguage
+
+KINDS = ["softmax", "differential", "differential_v2"]
+every_kind = pytest.mark.parametrize("kind", KINDS)
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
+
+
+def ids_of(*shape: int) -> Tensor:
+    return torch.randint(3, 61, shape)
+
+
+@every_kind
+def test_assisted_generation_gives_the_tokens_of_greedy_generation(tiny_model, kind):
+    model = tiny_model(kind).double()
+    assistant = tiny_model("softmax", num_hidden_layers=1).double()
+    ids = ids_of(1, 7)
+    mask = torch.ones_like(ids)
+    expected = model.generate(ids, attention_mask=mask, **GREEDY)
+    for helper in (assistant, model):  # one that is mostly wrong, one that is always right
+        found = model.generate(ids, attention_mask=mask, assistant_model=helper, **GREEDY)
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.slow
+@every_kind
+def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):
+    model = tiny_model(kind)
+    ids = ids_of(2, 12)
+    expected = model(ids).logits
+    cache = StaticCache(model.config, max_cache_len=16)
+    with torch.no_grad():
+        model(ids[:, :8], past_key_values=cache, position_ids=torch.arange(8)[None])
+        step = torch.compile(model, fullgraph=True, backend="eager")
+        for place in range(8, 12):
+            found = step(ids[:, place : place + 1], past_key_values=cache, position_ids=torch.tensor([[place]])).logits
+            torch.testing.assert_close(found[:, 0], expected[:, place], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential_v2"])
+def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, kind):
+    from transformers import GenerationConfig
+
+    model = tiny_model(kind, attn_implementation="sdpa")
+    prompts = [ids_of(9)[:n].tolist() for n in (9, 4, 6)]
+    settings = GenerationConfig(**GREEDY, use_cuda_graph=False, num_blocks=16, block_size=32, max_batch_tokens=32)
+    expected = [
+        model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), **GREEDY)
+        for prompt in prompts
+    ]
+    found = model.generate_batch(inputs=prompts, generation_config=settings)
+    tokens = [result.generated_tokens for result in found.values()]
+    assert sorted(tokens) == sorted(
+        row[0, len(prompt) :].tolist() for row, prompt in zip(expected, prompts, strict=True)
+    )
+
+
+@every_kind
+def test_lora_trains_its_own_weights_only_and_merges(tiny_model, kind):
+    model, ids = tiny_model(kind), ids_of(4, 11)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapted = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    )
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.05)
+    losses = []
+    for _ in range(8):
+        loss = adapted(input_ids=ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    adapted.eval()
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        merged = adapted.merge_and_unload()
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
+    changed = {name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {name for name in before if name.endswith(("q_proj.weight", "v_proj.weight"))}
+
+
+@every_kind
+def test_the_trainer_trains_and_saves(tiny_model, tmp_path, kind):
+    model = tiny_model(kind)
+    row = ids_of(13)
+    data = [{"input_ids": row, "labels": row} for _ in range(8)]
+    before = model(row[None], labels=row[None]).loss.item()
+    settings = TrainingArguments(
+        output_dir=str(tmp_path / "trainer"), max_steps=6, per_device_train_batch_size=4, learning_rate=5e-2,
+        report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=settings, train_dataset=data)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    after = loaded(row[None], labels=row[None]).loss.item()
+    assert after < before - 0.5
+    torch.testing.assert_close(after, model.eval()(row[None], labels=row[None]).loss.item(), rtol=1e-5, atol=1e-5)
+
+
+@every_kind
+def test_the_pipeline_generates_from_a_saved_folder(tiny_model, tmp_path: Path, kind):
+    language = SymbolLanguage(8, 9, 42)
+    tiny_model(kind).save_pretrained(tmp_path)
+    symbol_tokenizer(language).save_pretrained(tmp_path)
+    generate = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    (found,) = generate("key1 n2 w3", max_new_tokens=4, do_sample=False)
+    assert found["generated_text"].startswith("key1 n2 w3")
+    assert len(found["generated_text"].split()) > 3
+
+
+@every_kind
+def test_a_device_map_places_the_model(tiny_model, tmp_path, kind):
+    model, ids = tiny_model(kind), ids_of(1, 9)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"": "cpu"}).eval()
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
