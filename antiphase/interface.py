@@ -56,7 +56,15 @@ def differential_function(implementation: str) -> AttentionFunction:
     """The attention function of a differential layer under the name of an implementation.
 
     transformers' own functions would attend with every map apart and never subtract.
+
+    Raises:
+        ValueError: continuous batching, whose functions drop λ in silence.
     """
+    if implementation.startswith("paged|"):
+        raise ValueError(
+            "continuous batching (generate_batch) serves softmax and differential_v2 models; use generate for "
+            "differential ones"
+        )
     if implementation == "eager":
         return eager_attention
     return antiphase_attention if implementation in BUILT_IN else ALL_ATTENTION_FUNCTIONS[implementation]

@@ -68,6 +68,17 @@ def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, k
     )
 
 
+def test_continuous_batching_of_v1_is_refused_and_never_wrong(tiny_model):
+    from antiphase.interface import differential_function
+
+    with pytest.raises(ValueError, match="serves softmax and differential_v2 models; use generate"):
+        differential_function("paged|sdpa")
+    model = tiny_model("differential")
+    model.config._attn_implementation = "paged|sdpa"
+    with pytest.raises(ValueError, match="serves softmax and differential_v2 models; use generate"):
+        model(ids_of(1, 5))
+
+
 @every_kind
 def test_lora_trains_its_own_weights_only_and_merges(tiny_model, kind):
     model, ids = tiny_model(kind), ids_of(4, 11)
