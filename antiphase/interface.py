@@ -20,6 +20,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.ops.api import differential_attention
+from antiphase.ops.decoding import FEW_ROWS, attend_few
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
@@ -123,6 +124,15 @@ def antiphase_attention(
         sliding_window = None
     if is_differential(module):
         assert lam is not None
+        halves = 2 if has_two_keys(module) else 1
+        rows = query.shape[2] * halves * query.shape[1] // (2 * key.shape[1])
+        if rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1):
+            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+            out = attend_few(
+                query, key, value, lam, mask,
+                halves=halves, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            )  # fmt: skip
+            return out.transpose(1, 2), None
         out = differential_attention(
             query, key, heads_of_value(module, value), lam,
             attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
