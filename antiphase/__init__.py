@@ -13,6 +13,8 @@ from wrapt import register_post_import_hook
 
 if TYPE_CHECKING:
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
+    from antiphase.models.differential_configs import differential_config as differential_config
+    from antiphase.models.layer import DifferentialAttention as DifferentialAttention
     from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
     from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
@@ -26,6 +28,8 @@ _HOME = {
     "AntiphaseModel": "antiphase.models.transformer",
     "AntiphaseForCausalLM": "antiphase.models.transformer",
     "AntiphaseForSequenceClassification": "antiphase.models.transformer",
+    "DifferentialAttention": "antiphase.models.layer",
+    "differential_config": "antiphase.models.differential_configs",
 }
 
 __all__ = [*_HOME, "__version__"]
@@ -47,6 +51,12 @@ def _register_configuration(_: Any) -> None:
     register_configuration()
 
 
+def _register_differential_configurations(_: Any) -> None:
+    importlib.import_module("antiphase.models.differential_configs")
+
+
 # The models themselves follow when the first AntiphaseConfig is made: earlier, transformers may be half imported, and
-# `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules.
+# `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
+# reason the configurations of other architectures wait for the Auto classes of models.
 register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
+register_post_import_hook(_register_differential_configurations, "transformers.models.auto.modeling_auto")

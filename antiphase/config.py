@@ -348,9 +348,10 @@ def _check_run(run: RunSettings) -> None:
     for name, value in at_least_one.items():
         if value is not None and value < 1:
             raise InputError(f"{name} must be at least 1, got {value}")
-    for name, values in {"evaluation.needles": evaluation.needles, "evaluation.lengths": evaluation.lengths}.items():
-        if any(value < 1 for value in values):
-            raise InputError(f"{name} must be numbers of at least 1, got {values}")
+    for grid in ("needles", "queries", "lengths"):
+        values = getattr(evaluation, grid)
+        if any(value < 1 for value in values) or len(set(values)) != len(values):
+            raise InputError(f"evaluation.{grid} must be different numbers of at least 1, got {values}")
     if data.sequence_length < 2:
         raise InputError(f"data.sequence_length must be at least 2, got {data.sequence_length}")
     above_zero = {

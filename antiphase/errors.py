@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
@@ -12,6 +14,17 @@ class InputError(ValueError):
 
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can go on
     """Ctrl-C or a termination signal stopped the work; what was done is in a checkpoint."""
+
+
+@contextmanager
+def naming(words: Mapping[str, str]) -> Iterator[None]:
+    """Name a field by what the person set: the flag or the other field that stands for it here."""
+    try:
+        yield
+    except InputError as error:
+        pattern = r"(?<![\w./-])(" + "|".join(map(re.escape, words)) + r")(?![\w/-]|\.\w)"
+        message = re.sub(pattern, lambda found: words[found[1]], str(error)) if words else str(error)
+        raise InputError(message) from None
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

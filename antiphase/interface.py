@@ -124,23 +124,41 @@ def antiphase_attention(
         sliding_window = None
     if is_differential(module):
         assert lam is not None
-        halves = 2 if has_two_keys(module) else 1
-        rows = query.shape[2] * halves * query.shape[1] // (2 * key.shape[1])
-        if rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1):
-            scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-            out = attend_few(
-                query, key, value, lam, mask,
-                halves=halves, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
-            )  # fmt: skip
-            return out.transpose(1, 2), None
-        out = differential_attention(
-            query, key, heads_of_value(module, value), lam,
-            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
-        )  # fmt: skip
-        return out.transpose(1, 2), None
+        return differential_output(
+            query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1,
+            is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+        ), None  # fmt: skip
     return softmax_attention(
         query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling
     ), None
+
+
+def differential_output(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    halves: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scaling: float | None,
+) -> Tensor:
+    """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
+    rows = query.shape[2] * halves * query.shape[1] // (2 * key.shape[1])
+    if rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = attend_few(
+            query, key, value, lam, mask,
+            halves=halves, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+        )  # fmt: skip
+    else:
+        out = differential_attention(
+            query, key, join_halves(value) if halves == 2 else value, lam,
+            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
+        )  # fmt: skip
+    return out.transpose(1, 2)
 
 
 def eager_attention(

@@ -239,8 +239,14 @@ def test_preset_that_cannot_be_used_costs_one_sentence(refused, command, preset,
         ("tune --learning-rates 0", "--learning-rates must be different numbers above 0"),
         ("tune --learning-rates nan", "--learning-rates must be different numbers above 0"),
         ("tune --learning-rates 1e-3,0.001", "--learning-rates must be different numbers above 0"),
-        ("compare --set evaluation.needles=[64]", r"data.needles \(64\) is more than the 7 different keys"),
-        ("compare --set evaluation.lengths=[9]", r"data.sequence_length \(9\) is too short"),
+        ("compare --set evaluation.needles=[64]", r"evaluation.needles \(64\) is more than the 7 different keys"),
+        ("compare --set evaluation.lengths=[9]", r"evaluation.lengths \(9\) is too short"),
+        (
+            "compare --set evaluation.queries=[99]",
+            r"data.sequence_length \(25\) is too short for 3 .* lower data.needles or evaluation.queries",
+        ),
+        ("compare --set evaluation.queries=[1,1]", "evaluation.queries must be different numbers of at least 1"),
+        ("compare --set evaluation.queries=[0]", "evaluation.queries must be different numbers of at least 1"),
         ("compare --set compare.arms.softmax.model.hiden_size=8", "did you mean 'hidden_size'"),
         ("compare --set compare.arms={softmax:{}}", "compare.arms|valid YAML"),
         ("compare --set compare.arms.softmax.model.num_attention_heads=3", "num_attention_heads"),
@@ -330,6 +336,8 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     ):
         refused(pattern, f"evaluate needles out --output new {words}")
     refused("holds a run|is not empty", "evaluate needles out --output out")
+    for flag in ("--needles", "--queries"):
+        refused(f"{flag} takes one number for allocation", f"evaluate allocation out --output new {flag} 1,2")
 
 
 def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, tmp_path, foreign_model):
@@ -358,6 +366,9 @@ def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp
         "--length 301 is longer than the 300", "evaluate perplexity llama --length 301 --data book.txt --output new"
     )
     refused("config.json, line 1: this is not JSON", "evaluate perplexity llama --data llama/config.json --output new")
+    refused(
+        "--data data.needles.txt: there is no such", "evaluate perplexity llama --data data.needles.txt --output new"
+    )
     code, _, err = antiphase("evaluate perplexity llama --data book.txt --samples 4 --output new")
     assert (code, err) == (0, "")
     record = json.loads((tmp_path / "new" / "record.json").read_text())

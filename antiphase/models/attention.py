@@ -19,6 +19,8 @@ from antiphase.interface import eager_attention as eager_attention_forward  # tr
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.ops.shapes import statistics_dtype
 
+LAMBDA_STD = 0.1
+
 
 class Attention(nn.Module):
     """Softmax attention with rotary positions and grouped keys (Vaswani et al., 1706.03762, section 3.2)."""
@@ -81,17 +83,22 @@ class Attention(nn.Module):
         return out
 
 
-class DifferentialAttentionV1(Attention):
-    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head."""
+class _LambdaAndNorm(nn.Module):
+    """What V1 adds to a softmax layer: λ by four vectors, and a norm of each head's output."""
 
-    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def _add_lambda_and_norm(self, width: int, layer_idx: int, eps: float) -> None:
         self.lambda_init = lambda_init(layer_idx)
-        self.lambda_q1 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
-        self.lambda_k1 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
-        self.lambda_q2 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
-        self.lambda_k2 = nn.Parameter(torch.zeros(config.head_dim, dtype=torch.float32))
-        self.head_norm = nn.RMSNorm(2 * config.head_dim, eps=config.head_norm_eps)
+        self.lambda_q1 = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.lambda_k1 = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.lambda_q2 = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.lambda_k2 = nn.Parameter(torch.zeros(width, dtype=torch.float32))
+        self.head_norm = nn.RMSNorm(2 * width, eps=eps)
+
+    @torch.no_grad()
+    def reset_lambda(self) -> None:
+        """λ vectors from N(0, 0.1²) (2410.05258, section 2.1), drawn from the global generator."""
+        for vector in (self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2):
+            nn.init.normal_(vector, std=LAMBDA_STD)
 
     def lam(self) -> Tensor:
         """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
@@ -100,6 +107,28 @@ class DifferentialAttentionV1(Attention):
             second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
             return first - second + self.lambda_init
 
+    def finish(self, out: Tensor) -> Tensor:
+        """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
+        normed = self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
+        return normed * (1.0 - self.lambda_init)
+
+
+class DifferentialHeads(_LambdaAndNorm):
+    """The same as a module of its own, for the attention layers of other architectures."""
+
+    def __init__(self, width: int, layer_idx: int, eps: float) -> None:
+        super().__init__()
+        self._add_lambda_and_norm(width, layer_idx, eps)
+        self.reset_lambda()
+
+
+class DifferentialAttentionV1(Attention, _LambdaAndNorm):
+    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head."""
+
+    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        self._add_lambda_and_norm(config.head_dim, layer_idx, config.head_norm_eps)
+
     def _attention_function(self) -> AttentionFunction:
         return differential_function(self.config._attn_implementation)
 
@@ -107,9 +136,7 @@ class DifferentialAttentionV1(Attention):
         return {"lam": self.lam()}
 
     def _finish(self, out: Tensor) -> Tensor:
-        """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
-        normed = self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
-        return normed * (1.0 - self.lambda_init)
+        return self.finish(out)
 
 
 class DifferentialAttentionV2(Attention):

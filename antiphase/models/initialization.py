@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from antiphase.models.transformer import LAMBDA_STD, AntiphasePreTrainedModel
+from antiphase.models.attention import LAMBDA_STD
+from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
 
 

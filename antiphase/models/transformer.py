@@ -22,7 +22,6 @@ from antiphase.models.attention import ATTENTION_LAYERS, Attention, Differential
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
 
-LAMBDA_STD = 0.1
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
 
@@ -84,8 +83,7 @@ class AntiphasePreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
         elif isinstance(module, DifferentialAttentionV1):
-            for vector in (module.lambda_q1, module.lambda_k1, module.lambda_q2, module.lambda_k2):
-                nn.init.normal_(vector, std=LAMBDA_STD)
+            module.reset_lambda()
         else:
             super()._init_weights(module)
 

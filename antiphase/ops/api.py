@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal, overload
 
 import torch
@@ -113,7 +114,7 @@ def differential_attention(
         )  # fmt: skip
     full_lam = check_lam(lam, query, shapes)
     mask = None if attn_mask is None else check_mask(attn_mask, query, shapes)
-    with torch.autocast(query.device.type, enabled=False):
+    with nullcontext() if query.device.type == "meta" else torch.autocast(query.device.type, enabled=False):
         if impl == "reference" or return_weights:
             out, weights = reference_attention(
                 query, key, value, full_lam, mask,

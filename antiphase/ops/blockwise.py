@@ -235,7 +235,7 @@ class _Plan:
         self.most_units = min(max(1, fitting), self.batch * self.all_groups)
         offset = shape.keys - shape.queries  # the last query stands at the last key
         is_causal = is_causal or sliding_window > 0
-        self.edges: dict[tuple[int, int, int, bool], Tensor] = {}
+        self.edges: dict[tuple[int, int, int, bool], _Edge] = {}
         self.blocks = [
             self._block(start, min(start + length, shape.queries), offset, is_causal, sliding_window)
             for start in range(0, shape.queries, length)
@@ -261,23 +261,24 @@ class _Plan:
         after = before = None
         edge = max(first, position + 1)
         if is_causal and edge < last:
-            after = self._bound(stop - start, last - edge, position + 1 - edge, hides_after=True)
+            after = self._edge(stop - start, last - edge, position + 1 - edge, hides_after=True)
         edge = min(last, stop + offset - window)
         if window and edge > first:
-            before = self._bound(stop - start, edge - first, position - window + 1 - first, hides_after=False)
+            before = self._edge(stop - start, edge - first, position - window + 1 - first, hides_after=False)
         return _Block(slice(start, stop), slice(first, last), after, before, self._lam_rows(start, stop))
 
     def _lam_rows(self, start: int, stop: int) -> slice:
         return slice(start, stop) if self.lam.shape[-1] > 1 else slice(0, 1)
 
-    def _bound(self, rows: int, columns: int, first: int, *, hides_after: bool) -> Tensor:
-        """(rows, columns): -inf where column ≥ ``first`` + row (or <), else inf: the largest score allowed there."""
+    def _edge(self, rows: int, columns: int, first: int, *, hides_after: bool) -> _Edge:
+        """What is hidden of (rows, columns): column ≥ ``first`` + row, or column < ``first`` + row."""
         name = (rows, columns, first, hides_after)
         if name not in self.edges:
             ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
             hidden = ones.triu_(first) if hides_after else ones.tril_(first - 1)
             bound = torch.full(hidden.shape, float("inf"), dtype=self.dtype, device=self.value.device)
-            self.edges[name] = bound.masked_fill_(hidden, float("-inf"))
+            bound.masked_fill_(hidden, float("-inf"))
+            self.edges[name] = _Edge(bound, first, hides_after)
         return self.edges[name]
 
     def units(self) -> Iterator[_Unit]:
@@ -297,13 +298,34 @@ class _Plan:
 
 
 @dataclass(frozen=True)
+class _Edge:
+    """Where causality or a window cuts through the scores of a block."""
+
+    bound: Tensor  # the largest score allowed there: -inf where hidden, else inf
+    first: int
+    hides_after: bool
+
+    def hide(self, scores: Tensor) -> None:
+        """Write -inf into the hidden part of scores (..., rows, columns), whatever stands there.
+
+        Two passes over few columns: the first puts zeros in the place of NaN and infinities, which a minimum would
+        keep. Both run vectorised, which ``masked_fill_`` with a broadcast mask does not.
+        """
+        if self.hides_after:
+            scores.tril_(self.first - 1)
+        else:
+            scores.triu_(self.first)
+        torch.minimum(scores, self.bound, out=scores)
+
+
+@dataclass(frozen=True)
 class _Block:
     """Which queries, the keys that any of them can see, and what the edges hide from some of them."""
 
     queries: slice
     keys: slice
-    after: Tensor | None  # bounds of the last keys, hidden from the first queries: (n, few)
-    before: Tensor | None  # bounds of the first keys, left behind by the window of the last queries: (n, few)
+    after: _Edge | None  # the last keys, hidden from the first queries
+    before: _Edge | None  # the first keys, left behind by the window of the last queries
     lam_rows: slice
 
     @property
@@ -372,11 +394,9 @@ class _Unit:
         units, rows, keys = scores.shape
         by_query = scores.view(units, self.plan.repeats, rows // self.plan.repeats, keys)  # (U, R, n, m)
         if block.after is not None:
-            last = by_query[..., -block.after.shape[1] :]
-            torch.minimum(last, block.after, out=last)
+            block.after.hide(by_query[..., -block.after.bound.shape[1] :])
         if block.before is not None:
-            first = by_query[..., : block.before.shape[1]]
-            torch.minimum(first, block.before, out=first)
+            block.before.hide(by_query[..., : block.before.bound.shape[1]])
         if self.mask is not None:
             mask = self.mask[:, :, :, block.queries] if self.mask.shape[3] > 1 else self.mask
             by_head = by_query.unflatten(0, self.lam.shape[:2])  # (b, g, R, n, m)

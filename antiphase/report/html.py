@@ -219,7 +219,7 @@ def _needle_words(record: Record) -> tuple[str, str, str]:
         )
     words = [
         f"{row['arm']} {tables.state(row)} {tables.format_value(row.get('accuracy'), 'percent')}"
-        f" ({row['needles']} needles, {row['length']} tokens)"
+        f" ({tables.point_words(tables.grid_point(row))})"
         for row in rows
         if row.get("depth") is None
     ]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import yaml
 
-from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, dotted
+from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, build, dotted
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
-from antiphase.errors import InputError
+from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation, attention_map
 from antiphase.evals.loading import load_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
@@ -111,8 +111,10 @@ def check_sizes(preset: Preset, jobs: Sequence[Job], data: PreparedData) -> None
     """
     for job in jobs[: len(preset.compare.arms)]:
         check_settings(job.settings, data.tokenizer)
-    for task in _tasks(preset.run, data):
-        check_task(task)
+    grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
+    with naming({field: f"evaluation.{name}" for name, field in grid.items() if getattr(preset.run.evaluation, name)}):
+        for task in _tasks(preset.run, data):
+            check_task(task)
 
 
 def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
@@ -127,7 +129,7 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
             raise InputError(
                 f"--output {output} holds a study already; add --resume to go on with it, or choose another folder"
             )
-        before, now = (dotted(yaml.safe_load(text)) for text in (path.read_text("utf-8"), _settings_text(settings)))
+        before, now = dotted(_settings_of(path)), dotted(yaml.safe_load(_settings_text(settings)))
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
         changed = [name for name in names if name not in MAY_CHANGE]
         if changed:
@@ -136,6 +138,23 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
             )
     elif not is_free(output):
         raise InputError(f"--output {output} exists and holds no study of antiphase; choose another folder")
+
+
+def _settings_of(path: Path) -> dict[str, Any]:
+    """What a study was begun with; settings that did not exist then have their defaults.
+
+    Raises:
+        InputError: the file was changed into something that cannot be read.
+    """
+    try:
+        tree = yaml.safe_load(path.read_text("utf-8"))
+        run, compare = build(RunSettings, tree["run"]), build(CompareSettings, tree["compare"], path="compare")
+    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+        reason = str(error).split("\n")[0]
+        raise InputError(
+            f"--output {path.parent}: {path.name} cannot be read ({reason}); choose another folder"
+        ) from None
+    return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
 
 @contextmanager

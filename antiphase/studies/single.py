@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from antiphase.config import DataSettings, RunSettings
 from antiphase.data.packing import pack
-from antiphase.data.prepare import PreparedData, prepare
-from antiphase.errors import InputError
+from antiphase.data.prepare import PreparedData, check_task, prepare
+from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation
 from antiphase.evals.loading import LoadedModel, load_model
 from antiphase.evals.needles import first_query_accuracy, needle_grid, predictor, summarize, tasks_of
@@ -26,8 +26,10 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import Evaluation, Reporter, check_settings, choose_device, train
-from antiphase.training.run_folder import check_run, make_folder, undone_if_refused
+from antiphase.training.run_folder import check_run, is_same_content, make_folder, undone_if_refused
 
+FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
+"""Fields of a preset that ``antiphase evaluate`` has flags for."""
 FOREIGN_LENGTH = 512
 """Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""
 
@@ -105,6 +107,8 @@ class Request:
         for flag, listed in (("--needles", self.needles), ("--queries", self.queries), ("--depths", self.depths)):
             if len(set(listed)) != len(listed):
                 raise InputError(f"{flag} must not name a value twice, got {', '.join(map(str, listed))}")
+            if self.measurement == "allocation" and flag != "--depths" and len(listed) > 1:
+                raise InputError(f"{flag} takes one number for allocation, got {', '.join(map(str, listed))}")
 
 
 def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lambda message: None) -> Record:
@@ -118,7 +122,7 @@ def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lam
     check_empty(output)
     request.check()
     started = time.perf_counter()
-    with undone_if_refused(output), undone_if_refused(_beside(output)), _naming_flags():
+    with undone_if_refused(output), undone_if_refused(_beside(output)), naming(FLAGS):
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)))
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -138,19 +142,6 @@ def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lam
         )
         record.save(output)
     return record
-
-
-@contextmanager
-def _naming_flags() -> Iterator[None]:
-    """Whoever measures set a flag, not the field of a preset that the flag stands for."""
-    flags = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
-    try:
-        yield
-    except InputError as error:
-        message = str(error)
-        for field, flag in flags.items():
-            message = message.replace(field, flag)
-        raise InputError(message) from None
 
 
 def check_empty(output: Path) -> None:
@@ -182,7 +173,13 @@ def _data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable
         tokenizer = settings.tokenizer if settings.source == "synthetic" else loaded.name
         kept = settings.cache is not None and Path(settings.cache).is_dir()  # a run may have been moved
         cache = settings.cache if kept else None
-        return prepare(replace(settings, tokenizer=tokenizer, cache=cache), _beside(output), progress=say)
+        data = prepare(replace(settings, tokenizer=tokenizer, cache=cache), _beside(output), progress=say)
+        if data.content is not None and not is_same_content(Path(loaded.name), data.content):
+            raise InputError(
+                f"the text that {loaded.name} was trained on has changed since, so what it held out is not known any "
+                "more; give held-out text with --data"
+            )
+        return data
     paths, text_field = list(request.paths), request.text_field
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
     say("packing the text into tokens")
@@ -198,6 +195,8 @@ def _measure_perplexity(model: PreTrainedModel, data: PreparedData, request: Req
 
 def _measure_needles(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
     tasks = tasks_of(data.task, needles=request.needles, queries=request.queries, lengths=[])
+    for task in tasks:
+        check_task(task)
     cells, summary = [], []
     for measured, trained in ((model, True), (_untrained(model, request.seed), False)):
         grid = needle_grid(

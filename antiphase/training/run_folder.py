@@ -65,11 +65,17 @@ def check_content(folder: Path, content: str | None) -> None:
     path = folder / CONTENT
     if not path.is_file():
         write_atomically(path, f"{content}\n".encode())
-    elif path.read_text("utf-8").strip() != content:
+    elif not is_same_content(folder, content):
         raise InputError(
             f"--output {folder} began with other text: what --data or --validation names, or the tokenizer, has "
             "changed since; bring it back, or choose another folder"
         )
+
+
+def is_same_content(folder: Path, content: str) -> bool:
+    """Whether a run or study read these tokens; true where it did not keep which."""
+    path = folder / CONTENT
+    return not path.is_file() or path.read_text("utf-8").strip() == content
 
 
 def is_free(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase import differential_attention
 from antiphase.ops import blockwise
@@ -180,30 +181,39 @@ def test_what_is_hidden_has_no_influence():
         assert differs.tolist() == [row + 3 >= place for row in range(5)]
 
 
+class Largest(TorchDispatchMode):
+    """Remembers the most entries of any tensor that an operation returns."""
+
+    size = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, (tuple, list)) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                self.size = max(self.size, tensor.numel())
+        return result
+
+
+def largest_tensor(batch, heads, length):
+    """Of a forward and backward pass."""
+    tensors = inputs(batch, heads, heads, length, length, 8, 8, 2, dtype=torch.float32)
+    query, key, value = (t.detach() for t in tensors)
+    arguments = (query, key, value, torch.full((1, 1, 1), 0.5), None, True, 0, 1.0)
+    with Largest() as largest:
+        blockwise.attend_backward(blockwise.attend(*arguments), *arguments)
+    return largest.size
+
+
 def test_only_as_much_memory_as_a_block_of_queries_needs():
     """The largest tensor made grows with the keys, not with queries times keys."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        size = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            result = function(*args, **(kwargs or {}))
-            for tensor in result if isinstance(result, (tuple, list)) else [result]:
-                if isinstance(tensor, torch.Tensor):
-                    self.size = max(self.size, tensor.numel())
-            return result
-
-    sizes = {}
-    for length in (4096, 8192):
-        query, key, value = (t.detach() for t in inputs(1, 1, 1, length, length, 8, 16, 2, dtype=torch.float32))
-        lam = torch.tensor(0.5)
-        with Largest() as largest:
-            arguments = (query, key, value, lam.view(1, 1, 1), None, True, 0, 1.0)
-            blockwise.attend_backward(blockwise.attend(*arguments), *arguments)
-        sizes[length] = largest.size
-        assert largest.size >= blockwise.QUERY_ROWS * length  # the mode sees the buffer of one map's scores
+    sizes = {length: largest_tensor(1, 1, length) for length in (4096, 8192)}
+    assert sizes[4096] >= blockwise.QUERY_ROWS * 4096  # the mode sees the buffer of one map's scores
     assert sizes[8192] <= 2 * sizes[4096]
+
+
+def test_heads_go_together_only_as_far_as_their_scores_stay_in_cache(monkeypatch):
+    monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 1 << 18)
+    assert (1 << 17) <= largest_tensor(2, 16, 256) <= 1 << 18
 
 
 def test_blocks_above_the_diagonal_are_not_computed(monkeypatch):
@@ -234,6 +244,47 @@ def test_strided_input_as_models_give_it():
     value = torch.randn(2, 7, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     lam = torch.rand((), dtype=torch.float64, requires_grad=True)
     assert_equal_to_reference(query, key, value, lam, is_causal=True)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(impl, poison, window):
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 8, 8, 4, 5, 2))
+    key[:, :, 4] = poison
+    out = differential_attention(query, key, value, 0.5, is_causal=True, sliding_window=window, impl=impl)
+    sees = [row for row in range(8) if row >= 4 and (window is None or row - 4 < window)]
+    blind = [row for row in range(8) if row not in sees]
+    assert out[0, :, blind].isfinite().all()
+    assert not out[0, :, sees].isfinite().any()
+
+
+def test_keys_that_a_window_has_left_behind_are_not_computed(monkeypatch):
+    """The work grows with the window, not with the square of the length."""
+    formed = []
+    original = torch.bmm
+
+    def counting(one, other, **kwargs):
+        formed.append(one.shape[0] * one.shape[1] * one.shape[2] * other.shape[2])
+        return original(one, other, **kwargs)
+
+    monkeypatch.setattr(blockwise, "QUERY_ROWS", 16)
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 256, 256, 8, 16, 2))
+    work = {}
+    for window in (None, 16):
+        formed.clear()
+        monkeypatch.setattr(torch, "bmm", counting)
+        differential_attention(query, key, value, 0.5, is_causal=True, sliding_window=window, impl="blockwise")
+        monkeypatch.setattr(torch, "bmm", original)
+        work[window] = sum(formed)
+    assert work[16] < 0.25 * work[None]
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise"])
+def test_shapes_come_out_of_the_meta_device(impl):
+    query, key, value = (t.detach().to("meta") for t in inputs(1, 2, 2, 5, 8, 4, 6, 2))
+    out = differential_attention(query, key, value, 0.5, is_causal=True, impl=impl)
+    assert (out.device.type, out.shape) == ("meta", (1, 2, 5, 6))
 
 
 def test_output_is_laid_out_for_the_layer():

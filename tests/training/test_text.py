@@ -12,7 +12,7 @@ from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
 from antiphase.studies.compare import compare
-from antiphase.studies.single import train_run
+from antiphase.studies.single import Request, evaluate, train_run
 from antiphase.studies.tune import tune
 
 WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
@@ -102,6 +102,36 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
     (tmp_path / changed).write_text(sentences(900, 7))
     with pytest.raises(InputError, match="run began with other text: what --data or --validation names"):
         train_run(settings, tmp_path / "run", resume=True)
+
+
+def test_what_a_run_held_out_is_measured_on_only_while_its_text_is_the_same(tmp_path, text_settings):
+    train_run(text_settings(), tmp_path / "run", resume=False)
+    request = Request(measurement="perplexity", name=str(tmp_path / "run"), samples=2)
+    evaluate(request, tmp_path / "before")
+    text = (tmp_path / "text.txt").read_text()
+    (tmp_path / "text.txt").write_text(text[: len(text) * 3 // 4])  # the new last fifth was trained on
+    with pytest.raises(InputError, match="has changed since, so what it held out is not known any more; give held-out"):
+        evaluate(request, tmp_path / "after")
+    assert not (tmp_path / "after").exists()
+
+
+def test_a_study_begun_without_a_setting_of_today_goes_on_with_its_default(tmp_path, tiny_preset, monkeypatch):
+    def stopped(*arguments, **options):
+        raise Interrupted("stopped")
+
+    monkeypatch.setattr("antiphase.studies.compare.run_jobs", stopped)
+    preset = load_preset(str(tiny_preset))
+    with pytest.raises(Interrupted):
+        compare(preset, tmp_path / "study")
+    path = tmp_path / "study" / "compare.yaml"
+    text = path.read_text()
+    assert "  queries: []\n" in text
+    path.write_text(text.replace("    queries: []\n", ""))
+    with pytest.raises(Interrupted):
+        compare(preset, tmp_path / "study", resume=True)
+    path.write_text("a: [")
+    with pytest.raises(InputError, match=r"compare.yaml cannot be read"):
+        compare(preset, tmp_path / "study", resume=True)
 
 
 @pytest.mark.parametrize("study", [compare, partial(tune, learning_rates=[1e-3])])

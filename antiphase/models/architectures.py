@@ -1,0 +1,118 @@
+"""Differential attention inside architectures of transformers: everything but the attention stays as it is.
+
+As in the paper, which replaces the attention of an existing Transformer and keeps its hyperparameters. The projections
+are the architecture's own; each attention layer gets λ vectors and a head norm, and its heads become pairs of maps.
+Values are read in halves, heads 2i and 2i+1 the two halves of value head i, so caches hold what they always held.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from antiphase.interface import antiphase_mask, differential_output, refuse_unknown, visible_keys
+from antiphase.models.attention import DifferentialHeads
+
+IMPLEMENTATION = "antiphase_inside"
+"""Name of the attention function of these models; no other one knows their λ."""
+ATTENTION_CLASSES = frozenset(
+    {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",
+     "BertCrossAttention"}
+)  # fmt: skip
+AUTO_CLASSES = (
+    AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)  # fmt: skip
+
+
+def attention_inside(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function of these models: (B, N, maps, d), whose neighbours are the two halves of a head's output.
+
+    Raises:
+        ValueError: arguments that would change the result and are not supported.
+    """
+    refuse_unknown(kwargs)
+    heads = module.differential
+    assert isinstance(heads, DifferentialHeads)
+    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    if mask is not None and mask.shape[-2] == query.shape[2]:
+        sliding_window = None  # the mask carries it
+    out = differential_output(
+        query, key, value, heads.lam(), mask,
+        halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+    )  # fmt: skip
+    return heads.finish(out).to(query.dtype).unflatten(3, (2, -1)).flatten(2, 3), None
+
+
+class WithDifferentialHeads(PreTrainedModel):
+    """What is added to a model class of transformers."""
+
+    _keep_in_fp32_modules_strict: ClassVar = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
+
+    def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        depths: dict[str, int] = {}
+        for module in list(self.modules()):
+            kind = type(module).__name__
+            if kind in ATTENTION_CLASSES:
+                depths[kind] = depths.get(kind, -1) + 1
+                width = int(getattr(module, "head_dim", None) or module.attention_head_size)
+                module.differential = DifferentialHeads(width, depths[kind], config.head_norm_eps)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, DifferentialHeads):
+            module.reset_lambda()
+        else:
+            super()._init_weights(module)
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """
+        Raises:
+            ValueError: an implementation of transformers, which would attend with every map apart.
+        """
+        requested = IMPLEMENTATION if requested_attention is None else requested_attention
+        if not requested.startswith("antiphase"):
+            raise ValueError(
+                f"differential attention in {type(self).__name__} has one implementation, {IMPLEMENTATION}; leave "
+                f"attn_implementation={requested!r} out"
+            )
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+
+def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) -> None:
+    """The Auto classes that know the models of configuration ``base`` know their differential form by ``kind``."""
+    for auto in AUTO_CLASSES:
+        mapping = auto._model_mapping
+        if base in mapping and kind not in mapping:
+            model = mapping[base]
+            # In the architecture's module: transformers looks there whether attention goes through the interface.
+            space = {"config_class": kind, "__module__": model.__module__}
+            auto.register(kind, type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space))
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_inside)
+AttentionMaskInterface.register(IMPLEMENTATION, antiphase_mask)

@@ -1,0 +1,85 @@
+"""``differential_config``: the configuration of another architecture of transformers, with differential attention."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import AutoConfig
+from transformers.models.bert.configuration_bert import BertConfig
+from transformers.models.gpt2.configuration_gpt2 import GPT2Config
+from transformers.models.llama.configuration_llama import LlamaConfig
+from transformers.models.mistral.configuration_mistral import MistralConfig
+from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
+from antiphase.errors import InputError
+
+DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""What architectures call the dropout of attention weights."""
+
+
+def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5) -> PreTrainedConfig:
+    """The same architecture with differential attention (Ye et al., 2410.05258), for the Auto classes to build.
+
+    ``AutoModelForCausalLM.from_config(differential_config(config))`` has fresh weights; saved models load with the
+    Auto classes wherever antiphase was imported. Dropout of attention weights, which differential attention does not
+    have, is set to 0 with a warning.
+
+    Args:
+        config: of Llama, Mistral, Qwen2, Qwen3, GPT-2 or BERT. Its heads become the maps: pairs of neighbours.
+        head_norm_eps: ε of the norm over each head's output.
+
+    Raises:
+        InputError: another architecture, or an odd number of heads or of key-value heads.
+    """
+    if type(config) not in CONFIGURATIONS:
+        known = ", ".join(sorted(kind.model_type for kind in CONFIGURATIONS))
+        raise InputError(f"a configuration of type {config.model_type!r} cannot be made differential; known: {known}")
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(config, name, 2)
+        if count % 2:
+            raise InputError(f"{name} must be even for differential attention (two maps a head), got {count}")
+    fields = copy.deepcopy(config.to_dict())
+    for name in ("model_type", "architectures", "transformers_version"):
+        fields.pop(name, None)
+    for name in DROPOUTS:
+        if fields.get(name):
+            warnings.warn(f"{name} is set to 0: differential attention has no dropout on its weights", stacklevel=2)
+            fields[name] = 0.0
+    return CONFIGURATIONS[type(config)](head_norm_eps=head_norm_eps, **fields)
+
+
+def _with_differential_attention(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
+    def finish(self: PreTrainedConfig, **kwargs: Any) -> None:
+        super(kind, self).__post_init__(**kwargs)
+        # Now, and not when this module is imported: transformers may still be half imported then.
+        from antiphase.models.architectures import register_models
+
+        register_models(base, kind)
+
+    kind: type[PreTrainedConfig] = type(
+        f"Differential{base.__name__}",
+        (base,),
+        {
+            "__doc__": f"``{base.__name__}`` with differential attention; made by ``differential_config``.",
+            "__module__": __name__,
+            "__annotations__": {"head_norm_eps": float},
+            "__post_init__": finish,
+            "model_type": f"differential_{base.model_type}",
+            "head_norm_eps": 1e-5,
+        },
+    )
+    return kind
+
+
+CONFIGURATIONS = {
+    base: _with_differential_attention(base)
+    for base in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, GPT2Config, BertConfig)
+}
+"""The configuration of each architecture, and that of its differential form."""
+
+for _kind in CONFIGURATIONS.values():
+    AutoConfig.register(_kind.model_type, _kind, exist_ok=True)

@@ -1,0 +1,214 @@
+"""Other architectures with differential attention: what they compute, how they are built, saved and refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+import antiphase
+from antiphase.errors import InputError
+from antiphase.probing.rows import attention_rows
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "pad_token_id": 0, "max_position_embeddings": 64,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 4}
+DECODERS: dict[str, Any] = {
+    "llama": LlamaConfig(**GROUPED),
+    "mistral": MistralConfig(**GROUPED, sliding_window=5),
+    "qwen2": Qwen2Config(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=6),
+    "gpt2": GPT2Config(vocab_size=61, n_embd=48, n_layer=3, n_head=8, n_positions=64, attn_pdrop=0.0, pad_token_id=0),
+}
+BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
+every_decoder = pytest.mark.parametrize("name", DECODERS)
+
+
+def built(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
+    model = auto.from_config(antiphase.differential_config(config)).eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.2, generator=generator)
+    return model
+
+
+def ids_of(*shape: int) -> Tensor:
+    return torch.randint(3, 61, shape)
+
+
+def paper(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Equations 1 to 3 of 2410.05258, head by head, for maps that are neighbours."""
+    heads, own = [], module.differential
+    lam = float(own.lam())
+    groups = query.shape[1] // key.shape[1]
+    for head in range(query.shape[1] // 2):
+        group = head // groups
+        maps = []
+        for which in (0, 1):
+            scores = query[:, 2 * head + which] @ key[:, 2 * group + which].transpose(1, 2) * scaling
+            maps.append(torch.softmax(scores.masked_fill(~mask[:, 0], -torch.inf), dim=-1))
+        values = torch.cat([value[:, 2 * group], value[:, 2 * group + 1]], dim=-1)
+        out = (maps[0] - lam * maps[1]) @ values
+        out = out / torch.sqrt((out**2).mean(-1, keepdim=True) + 1e-5) * own.head_norm.weight * (1 - own.lambda_init)
+        heads += out.chunk(2, dim=-1)
+    return torch.stack(heads, dim=2), None
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "bert"])
+def test_every_architecture_computes_the_papers_equations(name):
+    config, auto = (BERT, AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], AutoModelForCausalLM)
+    model, ids = built(config, auto), ids_of(2, 21)
+    found = model(ids).logits
+    AttentionInterface.register("antiphase_paper", paper)
+    AttentionMaskInterface.register(
+        "antiphase_paper",
+        lambda **kwargs: AttentionMaskInterface._global_mapping["sdpa"](
+            **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        ),
+    )
+    try:
+        model.set_attn_implementation("antiphase_paper")
+        expected = model(ids).logits
+    finally:
+        del AttentionInterface._global_mapping["antiphase_paper"]
+        del AttentionMaskInterface._global_mapping["antiphase_paper"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    depths = [module.lambda_init for module in model.modules() if type(module).__name__ == "DifferentialHeads"]
+    assert depths == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828**-0.3, 0.8 - 0.6 * 2.718281828**-0.6])
+
+
+def test_a_differential_llama_is_the_model_of_this_project():
+    theirs = built(LlamaConfig(**GROUPED, rms_norm_eps=1e-6))
+    fields = {name: value for name, value in GROUPED.items() if name != "pad_token_id"}
+    ours = antiphase.AntiphaseForCausalLM(antiphase.AntiphaseConfig(attention_type="differential", **fields)).eval()
+    ours.load_state_dict({name.replace(".differential.", "."): tensor for name, tensor in theirs.state_dict().items()})
+    ids = ids_of(2, 19)
+    torch.testing.assert_close(theirs(ids).logits, ours(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@every_decoder
+def test_decoding_with_a_cache_and_padding_equals_one_forward(name):
+    model = built(DECODERS[name])
+    ids, mask = ids_of(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[0, :4] = 0
+    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    one, other = (model.generate(ids, attention_mask=mask, use_cache=cached, **options) for cached in (True, False))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, "bert"])
+def test_a_saved_model_comes_back_equal(tmp_path, name):
+    config, auto = (BERT, AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], AutoModelForCausalLM)
+    model, ids = built(config, auto), ids_of(2, 9)
+    model.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(tmp_path).eval()
+    assert type(loaded) is type(model)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert AutoConfig.from_pretrained(tmp_path).model_type == f"differential_{config.model_type}"
+    half = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {p.dtype for n, p in half.named_parameters() if "lambda" in n} == {torch.float32}
+    assert half(ids).logits.dtype == torch.bfloat16
+
+
+def test_a_saved_model_loads_in_a_new_process(tmp_path):
+    built(DECODERS["gpt2"]).save_pretrained(tmp_path)
+    code = (
+        "import antiphase, sys\nfrom transformers import AutoModelForCausalLM\n"
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "DifferentialGPT2LMHeadModel"
+
+
+def test_other_heads_are_known_too():
+    for auto, config in ((AutoModel, DECODERS["llama"]), (AutoModelForSequenceClassification, BERT)):
+        assert type(auto.from_config(antiphase.differential_config(config))).__name__.startswith("Differential")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "qwen2"])
+def test_it_learns(name):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS[name]))
+    ids = ids_of(4, 16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(25):
+        loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
+        assert all(p.grad is not None for n, p in model.named_parameters() if "differential" in n)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 1
+
+
+def test_initial_values_are_the_papers():
+    model = AutoModelForCausalLM.from_config(antiphase.differential_config(LlamaConfig(**{**GROUPED, "head_dim": 64})))
+    vectors = torch.cat([parameter for name, parameter in model.named_parameters() if "lambda" in name])
+    assert vectors.std().item() == pytest.approx(0.1, rel=0.15)
+    assert all((p == 1).all() for n, p in model.named_parameters() if "head_norm" in n)
+
+
+def test_attention_of_a_swapped_function_can_be_read():
+    layers = attention_rows(built(DECODERS["llama"]), ids_of(1, 9), torch.tensor([[8]]))
+    assert [layer.maps.shape for layer in layers] == [(1, 8, 1, 1, 9)] * 3
+
+
+def test_implementations_that_know_no_lambda_are_refused():
+    config = antiphase.differential_config(DECODERS["llama"])
+    for name in ("sdpa", "eager"):
+        with pytest.raises(ValueError, match=f"has one implementation, antiphase_inside; leave .*'{name}' out"):
+            AutoModelForCausalLM.from_config(config, attn_implementation=name)
+
+
+def test_dropout_of_weights_is_switched_off_with_a_warning():
+    with pytest.warns(UserWarning, match="attn_pdrop is set to 0"):
+        config = antiphase.differential_config(GPT2Config(n_embd=48, n_layer=1, n_head=4))
+    assert config.attn_pdrop == 0.0
+    model = AutoModelForCausalLM.from_config(config).train()
+    model(ids_of(1, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        antiphase.differential_config(DECODERS["gpt2"])
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern"),
+    [
+        (
+            GPTNeoXConfig(),
+            "type 'gpt_neox' cannot be made differential; known: bert, gpt2, llama, mistral, qwen2, qwen3",
+        ),
+        (LlamaConfig(**{**SIZES, "num_attention_heads": 3}), "num_attention_heads must be even .*, got 3"),
+        (LlamaConfig(**SIZES, num_key_value_heads=1), "num_key_value_heads must be even .*, got 1"),
+    ],
+)
+def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
+    with pytest.raises(InputError, match=pattern):
+        antiphase.differential_config(config)

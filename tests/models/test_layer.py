@@ -1,0 +1,91 @@
+"""The drop-in layer: self- and cross-attention, causal or not, with a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+import antiphase
+from antiphase.errors import InputError
+from antiphase.interface import join_halves
+
+
+def layer_of(**fields: object) -> antiphase.DifferentialAttention:
+    layer = antiphase.DifferentialAttention(48, 8, **fields).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return layer
+
+
+def expected(layer: antiphase.DifferentialAttention, x: Tensor, context: Tensor, visible: Tensor) -> Tensor:
+    """Through the reference, with an explicit mask (B, 1, N, M)."""
+    inner = layer.inner
+    query, key, value = (
+        projection(tokens).unflatten(-1, (-1, inner.head_dim)).transpose(1, 2)
+        for projection, tokens in ((inner.q_proj, x), (inner.k_proj, context), (inner.v_proj, context))
+    )
+    out = antiphase.differential_attention(
+        query, key, join_halves(value), inner.lam(), attn_mask=visible, impl="reference"
+    ).transpose(1, 2)
+    norm = out / torch.sqrt((out**2).mean(-1, keepdim=True) + 1e-5) * inner.head_norm.weight * (1 - inner.lambda_init)
+    return inner.o_proj(norm.flatten(2))
+
+
+@pytest.mark.parametrize("length", [3, 40])
+@pytest.mark.parametrize("key_maps", [8, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_self_attention(length, key_maps, causal, padded):
+    layer = layer_of(num_key_value_heads=key_maps, is_causal=causal, layer_idx=2)
+    x = torch.randn(2, length, 48, dtype=torch.float64)
+    mask = torch.ones(2, length, dtype=torch.bool)
+    if padded:
+        mask[1, -1] = False
+    visible = mask[:, None, None, :].expand(-1, 1, length, -1)
+    visible = visible & torch.ones(length, length, dtype=torch.bool).tril() if causal else visible
+    found = layer(x, attention_mask=mask if padded else None)
+    torch.testing.assert_close(found, expected(layer, x, x, visible), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(layer(x, attention_mask=visible), found, rtol=1e-9, atol=1e-9)
+
+
+def test_cross_attention_to_a_context_of_another_width_and_length():
+    layer = layer_of(context_size=20)
+    x, context = torch.randn(2, 30, 48, dtype=torch.float64), torch.randn(2, 11, 20, dtype=torch.float64)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    mask[0, 7:] = False
+    visible = mask[:, None, None, :].expand(-1, 1, 30, -1)
+    found = layer(x, context, attention_mask=mask)
+    torch.testing.assert_close(found, expected(layer, x, context, visible), rtol=1e-9, atol=1e-9)
+    changed = context.clone()
+    changed[0, 7:] = 100.0
+    assert torch.equal(layer(x, changed, attention_mask=mask)[1], found[1])
+    torch.testing.assert_close(layer(x, changed, attention_mask=mask), found)
+
+
+def test_a_cache_gives_what_one_call_gives():
+    layer = layer_of(is_causal=True)
+    x = torch.randn(2, 30, 48, dtype=torch.float64)
+    cache, parts = DynamicCache(), []
+    for part in x.split([24, 1, 4, 1], dim=1):
+        parts.append(layer(part, past_key_values=cache))
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-9, atol=1e-9)
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(InputError, match="num_attention_heads must be even"):
+        antiphase.DifferentialAttention(48, 3)
+    layer = antiphase.DifferentialAttention(48, 8)
+    x = torch.randn(1, 5, 48)
+    with pytest.raises(ValueError, match="past_key_values goes with self-attention"):
+        layer(x, x, past_key_values=DynamicCache())
+    with pytest.raises(ValueError, match=r"attention_mask must be \(B, M\) or \(B, 1, N, M\), got \(5,\)"):
+        layer(x, attention_mask=torch.ones(5, dtype=torch.bool))
+
+
+def test_initial_values_are_the_papers():
+    layer = antiphase.DifferentialAttention(256, 4)
+    assert layer.inner.q_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert torch.cat([layer.inner.lambda_q1, layer.inner.lambda_k1]).std().item() == pytest.approx(0.1, rel=0.4)
