@@ -1,4 +1,4 @@
-"""Train a small differential model on generated retrieval, load it as Hugging Face does, and let it go on."""
+"""Train a small softmax and a small differential model on generated retrieval, and let one of them go on."""
 
 import tempfile
 from pathlib import Path
@@ -10,14 +10,18 @@ import antiphase  # noqa: F401 – the Auto classes know the architecture afterw
 from antiphase.config import load_preset
 from antiphase.studies.single import train_run
 
-with tempfile.TemporaryDirectory() as folder:
-    run = load_preset("demo", ["training.steps=60", "training.decay_steps=60", "training.evaluate_every=30"]).run
-    record = train_run(run, Path(folder) / "run", resume=False)
-    print(f"{record.values['parameters']:,} parameters, λ by layer {record.values['lambdas']}")
-    print(f"held-out loss by step: {[(point['step'], round(point['loss'], 2)) for point in record.values['curve']]}")
+STEPS = ["training.steps=60", "training.decay_steps=60", "training.evaluate_every=30"]
 
-    model = AutoModelForCausalLM.from_pretrained(Path(folder) / "run")
-    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "run")
+with tempfile.TemporaryDirectory() as folder:
+    for kind in ("softmax", "differential"):
+        run = load_preset("demo", [*STEPS, f"model.attention_type={kind}"]).run
+        record = train_run(run, Path(folder) / kind, resume=False)
+        curve = [(point["step"], round(point["loss"], 2)) for point in record.values["curve"]]
+        print(f"{kind}: {record.values['parameters']:,} parameters, held-out loss by step {curve}")
+        print(f"  λ by layer: {record.values['lambdas']}")
+
+    model = AutoModelForCausalLM.from_pretrained(Path(folder) / "differential")
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "differential")
     prompt = tokenizer("<eos> w1 key3 n7 w2 w5 key9 n1 w8 key3", return_tensors="pt")
     with torch.no_grad():
         ids = model.generate(**prompt, max_new_tokens=1, do_sample=False)
