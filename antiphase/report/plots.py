@@ -197,7 +197,7 @@ def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[Gr
             axes.set_xticks(range(len(points)), ["\n".join(map(str, point)) for point in points])
             axes.grid(visible=False)
     for axes in grid[-1]:
-        axes.set_xlabel("needles (upper), questions (middle) and tokens (lower)")
+        axes.set_xlabel("from above: needles,\nquestions, tokens")
     for axes in grid[:, 0]:
         axes.set_ylabel("depth")
     scale = ScalarMappable(norm, "cividis")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import statistics
 import sys
+from pathlib import Path
 from subprocess import run
 from typing import Any
 
@@ -12,13 +13,32 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import tables, terminal
+from antiphase.report import html, plots, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
     table = tables.headline(record)
     assert table is not None
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
+
+
+def test_cells_that_differ_in_the_number_of_questions_only_are_told_apart(comparison: Record, tmp_path: Path) -> None:
+    needles = comparison.values["needles"]
+    twice = [{**row, "queries": 5, "accuracy": 0.123} for row in needles["summary"]]
+    record = Record(
+        kind="compare", values={**comparison.values, "needles": {**needles, "summary": [*needles["summary"], *twice]}}
+    )
+    assert [point[1] for point in tables.grid_points(tables.needles_of(record, "summary"))] == [2, 5]
+    assert cells(record, "Needle accuracy, trained (8 needles, 5 questions, 256 tokens)")[0].startswith("12.3 %")
+    assert cells(record, "Needle accuracy, trained (8 needles, 2 questions, 256 tokens)")[0].startswith("74.0 %")
+    table = tables.needle_summary(record)
+    assert table is not None
+    assert {row[3] for row in table.text()} == {"2", "5"}
+    figure = plots.needle_grid(record)
+    assert figure is not None
+    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["8\n2\n256", "8\n5\n256"]
+    page = html.write_report([record], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "12.3 % (8 needles, 5 questions, 256 tokens)" in page
 
 
 def test_headline_holds_the_records_numbers(comparison: Record) -> None:
