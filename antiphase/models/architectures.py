@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import antiphase_mask, differential_output, refuse_unknown, visible_keys
+from antiphase.interface import SWAPPED, antiphase_mask, differential_output, refuse_unknown, visible_keys
 from antiphase.models.attention import DifferentialHeads
 
 IMPLEMENTATION = "antiphase_inside"
@@ -74,13 +74,11 @@ class WithDifferentialHeads(PreTrainedModel):
 
     def __init__(self, config: PreTrainedConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        depths: dict[str, int] = {}
         for module in list(self.modules()):
-            kind = type(module).__name__
-            if kind in ATTENTION_CLASSES:
-                depths[kind] = depths.get(kind, -1) + 1
+            if type(module).__name__ in ATTENTION_CLASSES:
                 width = int(getattr(module, "head_dim", None) or module.attention_head_size)
-                module.differential = DifferentialHeads(width, depths[kind], config.head_norm_eps)
+                module.differential = DifferentialHeads(width, module.layer_idx, config.head_norm_eps)
+                module.register_forward_pre_hook(_require_own_function)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -95,12 +93,23 @@ class WithDifferentialHeads(PreTrainedModel):
             ValueError: an implementation of transformers, which would attend with every map apart.
         """
         requested = IMPLEMENTATION if requested_attention is None else requested_attention
-        if not requested.startswith("antiphase"):
-            raise ValueError(
-                f"differential attention in {type(self).__name__} has one implementation, {IMPLEMENTATION}; leave "
-                f"attn_implementation={requested!r} out"
-            )
+        _refuse_other_functions(requested)
         return super().get_correct_attn_implementation(requested, is_init_check)
+
+
+def _require_own_function(module: nn.Module, args: Any) -> None:
+    """Before every call of a layer: parts of a model, such as ``model.model``, can be given another function too."""
+    config = module.config
+    assert isinstance(config, PreTrainedConfig)
+    _refuse_other_functions(config._attn_implementation)
+
+
+def _refuse_other_functions(name: str) -> None:
+    if name != IMPLEMENTATION and not name.startswith(SWAPPED):
+        raise ValueError(
+            f"differential attention in other architectures has one implementation, {IMPLEMENTATION}; leave "
+            f"attn_implementation={name!r} out"
+        )
 
 
 def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) -> None:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -57,7 +62,10 @@ class Checkpoint:
         paths = sorted(self.folder.glob("*.safetensors"))
         listed = self.folder / INDEX
         if listed.is_file():
-            wanted = set(json.loads(listed.read_text(encoding="utf-8"))["weight_map"].values())
+            try:
+                wanted = set(json.loads(listed.read_text(encoding="utf-8"))["weight_map"].values())
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise InputError(f"SOURCE {name}: {INDEX} is damaged") from None
             if missing := sorted(wanted - {path.name for path in paths}):
                 raise InputError(f"SOURCE {name} lacks {missing[0]}, which its {INDEX} names")
             paths = [path for path in paths if path.name in wanted]
@@ -88,7 +96,10 @@ class Checkpoint:
         Raises:
             InputError: a tensor that the configuration's model has not, lacks, or has in another shape.
         """
-        expected = tensor_shapes(self.config)
+        try:
+            expected = tensor_shapes(self.config)
+        except (ValueError, KeyError, TypeError, AttributeError, AssertionError, ZeroDivisionError) as error:
+            raise _unusable(self.name, error) from None
         found = dict(self.shapes)
         if self.config.tie_word_embeddings:
             found.pop("lm_head.weight", None)  # some tools store the tied head a second time
@@ -121,7 +132,7 @@ def convert(
     Raises:
         InputError: a source that cannot be converted, or a target that exists; nothing is left behind.
     """
-    target = Path(target)
+    target = Path(target).resolve()  # a link stays, what it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {target} exists and is not empty; choose another folder")
     checkpoint = Checkpoint(source)
@@ -135,7 +146,7 @@ def convert(
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         for pattern in TRAVELLING:
-            for path in checkpoint.folder.glob(pattern):
+            for path in filter(Path.is_file, checkpoint.folder.glob(pattern)):
                 shutil.copy2(path, folder / path.name)
         if to == "antiphase":
             write_model_card(model, folder)
@@ -211,6 +222,10 @@ def _config(name: str, folder: Path) -> PreTrainedConfig:
         raise InputError(f"SOURCE {name} holds no config.json; give a model's folder")
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).split("\n")[0].rstrip(".")
-        raise InputError(f"SOURCE {name}: its config.json cannot be used ({reason})") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, StrictDataclassError) as error:
+        raise _unusable(name, error) from None
+
+
+def _unusable(name: str, error: Exception) -> InputError:
+    reason = f"{type(error).__name__}: {error}".split("\n")[0].rstrip(".: ")
+    return InputError(f"SOURCE {name}: its config.json cannot be used ({reason})")

@@ -10,6 +10,7 @@ needs: so a checkpoint is converted tensor by tensor, and never lies in memory a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -91,10 +92,15 @@ def convert_model(
     """The same model in another format, in memory; arguments and errors are those of ``plan_conversion``."""
     conversion = plan_conversion(model.config, to=to, attention_type=attention_type, control=control)
     state = model.state_dict()
+    if model.config.tie_word_embeddings:
+        state.pop("lm_head.weight", None)
+    check_names(state, tensor_shapes(model.config), type(model).__name__)
     result = AutoModelForCausalLM.from_config(conversion.config, dtype=model.dtype)
     result.load_state_dict(
         {name: recipe(state.__getitem__) for name, recipe in conversion.recipes.items()}, strict=False
     )
+    if model.generation_config is not None:
+        result.generation_config = copy.deepcopy(model.generation_config)
     return result.train(model.training)
 
 
@@ -179,7 +185,7 @@ def _identity(config: AntiphaseConfig) -> Conversion:
 def _from_llama(config: PreTrainedConfig) -> Conversion:
     """Llama, or Mistral with its window: a softmax model here has the same tensors under the same names."""
     _refuse_fields(config)
-    window = getattr(config, "sliding_window", None)
+    window = config.sliding_window if config.model_type == "mistral" else None
     ours = AntiphaseConfig(attention_type="softmax", sliding_window=window, **_shared(config))
     return _identity(ours)
 
@@ -274,6 +280,16 @@ def _refuse_fields(config: PreTrainedConfig) -> None:
                 f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
                 f"{value!r} can be converted"
             )
+    _refuse_rope(config)
+
+
+def _refuse_rope(config: PreTrainedConfig) -> None:
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise InputError(
+            f"SOURCE has rope_type {kind!r}, which stretches beyond max_position_embeddings; models here refuse longer "
+            "sequences, so it cannot be converted"
+        )
 
 
 def _refuse_window(config: AntiphaseConfig, to: str) -> None:
@@ -333,7 +349,7 @@ def _two_and_minus_one(columns: Tensor, *, width: int) -> Tensor:
 
 def _lambda_in_full(name: str, tensor: Tensor) -> Tensor:
     """λ vectors are kept in fp32 whatever the dtype of the rest."""
-    is_vector = name.rpartition(".")[2].startswith("lambda_") and not tensor.is_complex()
+    is_vector = name.rpartition(".")[2].startswith("lambda_")
     return tensor.float() if is_vector and tensor.dtype != torch.float64 else tensor
 
 

@@ -25,8 +25,8 @@ def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5
     """The same architecture with differential attention (Ye et al., 2410.05258), for the Auto classes to build.
 
     ``AutoModelForCausalLM.from_config(differential_config(config))`` has fresh weights; saved models load with the
-    Auto classes wherever antiphase was imported. Dropout of attention weights, which differential attention does not
-    have, is set to 0 with a warning.
+    Auto classes of models wherever antiphase was imported. Dropout of attention weights, which differential attention
+    does not have, is set to 0 with a warning.
 
     Args:
         config: of Llama, Mistral, Qwen2, Qwen3, GPT-2 or BERT. Its heads become the maps: pairs of neighbours.
@@ -83,3 +83,4 @@ CONFIGURATIONS = {
 
 for _kind in CONFIGURATIONS.values():
     AutoConfig.register(_kind.model_type, _kind, exist_ok=True)
+    globals()[_kind.__name__] = _kind  # so that they can be pickled

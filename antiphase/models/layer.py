@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from transformers import Cache
 
@@ -71,15 +72,17 @@ class DifferentialAttention(nn.Module):
         Args:
             hidden_states: (B, N, hidden).
             context: (B, M, context width) to attend to; None: the hidden states themselves.
-            attention_mask: boolean, True = may attend: (B, M) for padding, or (B, 1, N, M), which then carries
+            attention_mask: boolean, True = may attend: (B, M) for padding, or (1|B, 1, N, M), which then carries
                 causality too.
-            past_key_values: keys and values of earlier calls; these are added to it.
+            past_key_values: keys and values of earlier calls; these are added to it. A cache of fixed length needs a
+                mask (1|B, 1, N, M) that hides what is not filled.
 
         Returns:
             (B, N, hidden).
 
         Raises:
-            ValueError: a mask that is not boolean or of another shape, or a cache together with ``context``.
+            ValueError: a mask that is not boolean or of another shape, a cache together with ``context``, or a cache of
+                fixed length without a mask by query.
         """
         if context is not None and past_key_values is not None:
             raise ValueError("past_key_values goes with self-attention; a context is the same at every step")
@@ -92,18 +95,33 @@ class DifferentialAttention(nn.Module):
             )
         )  # fmt: skip
         if past_key_values is not None:
+            filled = int(past_key_values.get_seq_length(self.layer_idx)) + key.shape[2]
             key, value = past_key_values.update(key, value, self.layer_idx)
-        mask, is_causal = visible_keys(self._mask(attention_mask), query.shape[2], causal=self.is_causal)
+            if key.shape[2] != filled and (attention_mask is None or attention_mask.dim() != 4):
+                raise ValueError(
+                    f"the cache holds {key.shape[2]} places for {filled} tokens; give attention_mask as (B, 1, N, M)"
+                )
+        mask = _checked_mask(attention_mask, batch=len(query), queries=query.shape[2], keys=key.shape[2])
+        mask, is_causal = visible_keys(mask, query.shape[2], causal=self.is_causal)
         out = differential_output(
             query, key, value, layer.lam(), mask,
             halves=2, is_causal=is_causal, sliding_window=None, scaling=layer.scaling,
         )  # fmt: skip
         return layer.o_proj(layer.finish(out).to(hidden_states.dtype).flatten(2))
 
-    @staticmethod
-    def _mask(mask: Tensor | None) -> Tensor | None:
-        if mask is None or mask.dim() == 4:
-            return mask
-        if mask.dim() != 2:
-            raise ValueError(f"attention_mask must be (B, M) or (B, 1, N, M), got {tuple(mask.shape)}")
-        return mask.bool()[:, None, None, :]
+
+def _checked_mask(mask: Tensor | None, *, batch: int, queries: int, keys: int) -> Tensor | None:
+    """(B, M) as (B, 1, 1, M); (1|B, 1, N, M) as it stands.
+
+    Raises:
+        ValueError: another dtype or shape.
+    """
+    if mask is None:
+        return None
+    shapes = {(batch, keys), (batch, 1, queries, keys), (1, 1, queries, keys)}
+    if mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
+        raise ValueError(
+            f"attention_mask must be boolean (True = may attend) of shape {(batch, keys)} or "
+            f"{(batch, 1, queries, keys)}, got {mask.dtype} {tuple(mask.shape)}"
+        )
+    return mask[:, None, None, :] if mask.dim() == 2 else mask

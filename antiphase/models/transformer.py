@@ -71,8 +71,17 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": Attention}
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The project's own function unless another is asked for."""
+        """The project's own function unless another is asked for.
+
+        Raises:
+            ValueError: flash or flex attention for V1, whose masks say nothing to the function that would serve it.
+        """
         requested = interface.NAME if requested_attention is None else requested_attention
+        if self.config.attention_type == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
+            raise ValueError(
+                f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
+                "eager, or attention_type differential_v2"
+            )
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     @torch.no_grad()

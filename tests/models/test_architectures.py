@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import warnings
@@ -85,19 +86,19 @@ def test_every_architecture_computes_the_papers_equations(name):
     config, auto = (BERT, AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], AutoModelForCausalLM)
     model, ids = built(config, auto), ids_of(2, 21)
     found = model(ids).logits
-    AttentionInterface.register("antiphase_paper", paper)
+    AttentionInterface.register("antiphase_swapped_paper", paper)
     AttentionMaskInterface.register(
-        "antiphase_paper",
+        "antiphase_swapped_paper",
         lambda **kwargs: AttentionMaskInterface._global_mapping["sdpa"](
             **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         ),
     )
     try:
-        model.set_attn_implementation("antiphase_paper")
+        model.set_attn_implementation("antiphase_swapped_paper")
         expected = model(ids).logits
     finally:
-        del AttentionInterface._global_mapping["antiphase_paper"]
-        del AttentionMaskInterface._global_mapping["antiphase_paper"]
+        del AttentionInterface._global_mapping["antiphase_swapped_paper"]
+        del AttentionMaskInterface._global_mapping["antiphase_swapped_paper"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     depths = [module.lambda_init for module in model.modules() if type(module).__name__ == "DifferentialHeads"]
     assert depths == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828**-0.3, 0.8 - 0.6 * 2.718281828**-0.6])
@@ -180,11 +181,31 @@ def test_attention_of_a_swapped_function_can_be_read():
     assert [layer.maps.shape for layer in layers] == [(1, 8, 1, 1, 9)] * 3
 
 
-def test_implementations_that_know_no_lambda_are_refused():
-    config = antiphase.differential_config(DECODERS["llama"])
-    for name in ("sdpa", "eager"):
-        with pytest.raises(ValueError, match=f"has one implementation, antiphase_inside; leave .*'{name}' out"):
-            AutoModelForCausalLM.from_config(config, attn_implementation=name)
+@pytest.mark.parametrize("name", ["sdpa", "eager", "antiphase"])
+def test_implementations_that_know_no_lambda_are_refused_wherever_they_are_asked_for(name):
+    pattern = f"has one implementation, antiphase_inside; leave .*'{name}' out"
+    with pytest.raises(ValueError, match=pattern):
+        AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS["llama"]), attn_implementation=name)
+    model = built(DECODERS["llama"])
+    with pytest.raises(ValueError, match=pattern):
+        model.set_attn_implementation(name)
+    model = built(DECODERS["llama"])
+    model.model.set_attn_implementation(name)  # a plain LlamaModel, which knows of nothing
+    with pytest.raises(ValueError, match=pattern):
+        model(ids_of(1, 5))
+
+
+def test_self_and_cross_attention_of_a_layer_have_the_lambda_init_of_its_depth():
+    config = GPT2Config(n_embd=48, n_layer=3, n_head=8, attn_pdrop=0.0, add_cross_attention=True)
+    model = AutoModelForCausalLM.from_config(antiphase.differential_config(config))
+    for depth, block in enumerate(model.transformer.h):
+        for attention in (block.attn, block.crossattention):
+            assert attention.differential.lambda_init == pytest.approx(0.8 - 0.6 * 2.718281828 ** (-0.3 * depth))
+
+
+def test_configurations_can_be_pickled():
+    config = antiphase.differential_config(DECODERS["qwen2"])
+    assert pickle.loads(pickle.dumps(config)).to_dict() == config.to_dict()
 
 
 def test_dropout_of_weights_is_switched_off_with_a_warning():

@@ -181,6 +181,12 @@ def test_any_registered_function_serves_v2_and_is_called_once(tiny_model):
     torch.testing.assert_close(found, tiny_model("differential_v2")(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["flash_attention_2", "flex_attention"])
+def test_v1_refuses_backends_whose_masks_it_cannot_read(tiny_model, name):
+    with pytest.raises(ValueError, match=f"cannot run with attn_implementation='{name}'; choose antiphase"):
+        tiny_model("differential").set_attn_implementation(name)
+
+
 def test_heads_are_pairs_of_neighbouring_maps(tiny_config):
     """Moving pairs around changes nothing; changing the places of two maps within a pair does."""
     config = tiny_config(num_key_value_heads=8)

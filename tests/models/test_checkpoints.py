@@ -105,9 +105,26 @@ def of_an_unknown_kind(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**tree, "model_type": "novel"}))
 
 
+def with_a_damaged_index(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def with_impossible_sizes(folder: Path) -> None:
+    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**tree, "num_attention_heads": "four"}))
+
+
+def without_heads(folder: Path) -> None:
+    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**tree, "num_attention_heads": 0, "head_dim": None}))
+
+
 @pytest.mark.parametrize(
     ("harm", "pattern"),
     [
+        (with_a_damaged_index, "model.safetensors.index.json is damaged"),
+        (with_impossible_sizes, "its config.json cannot be used"),
+        (without_heads, "its config.json cannot be used"),
         (without_one, "lacks the tensor model.embed_tokens.weight"),
         (with_one_more, "holds the tensor model.extra, which its model does not have"),
         (of_other_shape, r"model.embed_tokens.weight has shape \(60, 48\), expected \(61, 48\)"),
@@ -132,6 +149,19 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
     with pytest.raises(InputError, match=r"TARGET .*mine exists and is not empty"):
         convert(str(source), tmp_path / "mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_odd_places_and_files_are_no_obstacle(tmp_path, source, monkeypatch):
+    (source / "tokenizer").mkdir()
+    (source / "tokenizer_config_old.json").symlink_to("nowhere")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    convert(str(source), tmp_path / "link")
+    assert (tmp_path / "real" / "config.json").is_file()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    convert(str(source), ".")
+    assert (tmp_path / "here" / "config.json").is_file()
 
 
 def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):

@@ -13,6 +13,7 @@ from transformers import (
     DiffLlamaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -59,6 +60,7 @@ def assert_same_tensors(found: Any, expected: Any) -> None:
         torch.testing.assert_close(one[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
 
 
+STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LAYOUTS = [
     pytest.param({"heads": 8}, id="mha"),
     pytest.param({"heads": 8, "key_heads": 4}, id="gqa"),
@@ -110,6 +112,20 @@ def test_mistral_comes_with_its_window():
     assert_same_function(ours, theirs)
     with pytest.raises(InputError, match=r"sliding_window \(5\), which llama cannot express"):
         convert_model(ours, to="llama")
+
+
+def test_a_window_that_llama_ignores_is_ignored_here():
+    theirs = llama(8, sliding_window=4)
+    assert_same_function(convert_model(theirs), theirs)
+
+
+def test_generation_settings_travel_and_other_heads_are_refused():
+    theirs = llama()
+    theirs.generation_config.max_new_tokens = 7
+    assert convert_model(theirs).generation_config.max_new_tokens == 7
+    classifier = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_attention_heads=8, pad_token_id=0))
+    with pytest.raises(InputError, match=r"LlamaForSequenceClassification lacks the tensor lm_head\.weight"):
+        convert_model(classifier)
 
 
 def test_lambda_vectors_are_kept_in_fp32():
@@ -230,6 +246,11 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
         (DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
         (Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
+            {},
+            "rope_type 'dynamic', which stretches",
+        ),
         (LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
         (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
         (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig, StaticCache
 
 import antiphase
 from antiphase.errors import InputError
@@ -81,8 +81,23 @@ def test_what_does_not_fit_is_refused():
     x = torch.randn(1, 5, 48)
     with pytest.raises(ValueError, match="past_key_values goes with self-attention"):
         layer(x, x, past_key_values=DynamicCache())
-    with pytest.raises(ValueError, match=r"attention_mask must be \(B, M\) or \(B, 1, N, M\), got \(5,\)"):
-        layer(x, attention_mask=torch.ones(5, dtype=torch.bool))
+    wrong_shapes = [torch.ones(shape).bool() for shape in ((5,), (2, 5), (1, 4), (1, 2, 5, 5))]
+    for mask in (*wrong_shapes, torch.zeros(1, 5), torch.ones(1, 5).long()):
+        with pytest.raises(ValueError, match=r"attention_mask must be boolean .* of shape \(1, 5\) or \(1, 1, 5, 5\)"):
+            layer(x, attention_mask=mask)
+
+
+def test_a_cache_of_fixed_length_needs_a_mask_by_query():
+    layer = layer_of(is_causal=True)
+    x = torch.randn(2, 6, 48, dtype=torch.float64)
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 8, "hidden_size": 48}
+    with pytest.raises(ValueError, match="the cache holds 9 places for 4 tokens; give attention_mask"):
+        layer(x[:, :4], past_key_values=StaticCache(LlamaConfig(**sizes), max_cache_len=9))
+    cache, parts = StaticCache(LlamaConfig(**sizes), max_cache_len=9), []
+    for start, end in ((0, 4), (4, 5), (5, 6)):
+        visible = torch.arange(9) <= torch.arange(start, end)[:, None]
+        parts.append(layer(x[:, start:end], past_key_values=cache, attention_mask=visible[None, None]))
+    torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-9, atol=1e-9)
 
 
 def test_initial_values_are_the_papers():
