@@ -132,9 +132,9 @@ def convert(
     Raises:
         InputError: a source that cannot be converted, or a target that exists; nothing is left behind.
     """
-    target = Path(target).resolve()  # a link stays, what it points to is filled
+    given, target = target, Path(target).resolve()  # a link stays, what it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"TARGET {target} exists and is not empty; choose another folder")
+        raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     checkpoint = Checkpoint(source)
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
