@@ -23,7 +23,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import SWAPPED, antiphase_mask, differential_output, refuse_unknown, visible_keys
+from antiphase.interface import (
+    SWAPPED,
+    antiphase_mask,
+    carries_positions,
+    differential_output,
+    refuse_unknown,
+    visible_keys,
+)
 from antiphase.models.attention import DifferentialHeads
 
 IMPLEMENTATION = "antiphase_inside"
@@ -58,8 +65,8 @@ def attention_inside(
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
     mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
-    if mask is not None and mask.shape[-2] == query.shape[2]:
-        sliding_window = None  # the mask carries it
+    if carries_positions(mask, query.shape[2]):
+        sliding_window = None
     out = differential_output(
         query, key, value, heads.lam(), mask,
         halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
