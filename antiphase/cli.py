@@ -111,6 +111,31 @@ def tune(
 
 
 @app.command()
+def upcycle(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a softmax model trained here.")],
+    output: OutputOption,
+    seeds: SeedsOption = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Go on training a softmax model as it is, turned into differential V2, and as V2's control, on the same tokens.
+
+    Settings are those that MODEL was trained with, but for what --set changes.
+    Example: [bold]antiphase upcycle runs/demo/softmax-seed0 --output runs/upcycle --set training.steps=500[/]
+    """
+    from antiphase.studies.upcycle import upcycle as run_upcycle
+    from antiphase.studies.upcycle import upcycle_preset
+
+    chosen = upcycle_preset(model, output, _overrides(settings, seeds, device))
+    console = _console()
+    _describe(console, chosen)
+    with _job_progress(console, chosen) as report:
+        record = run_upcycle(model, output, chosen, resume=resume, report=report, say=_say(console))
+    _finish(console, record, output)
+
+
+@app.command()
 def train(
     output: OutputOption,
     preset: PresetOption = "demo",
@@ -339,12 +364,17 @@ def _preset(
 ) -> Preset:
     from antiphase.config import load_preset
 
+    return load_preset(name, _overrides(settings, seeds, device), data=data or [], validation=validation or [])
+
+
+def _overrides(settings: list[str] | None, seeds: str | None, device: str | None) -> list[str]:
+    """All flags that change a preset, as KEY=VALUE."""
     overrides = list(settings or [])
     if seeds is not None:
         overrides.append(f"compare.seeds={_numbers('--seeds', seeds, int)}")
     if device is not None and device != "auto":
         overrides.append(f"training.device={device}")
-    return load_preset(name, overrides, data=data or [], validation=validation or [])
+    return overrides
 
 
 def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

@@ -117,6 +117,8 @@ class TrainingSettings:
     """``auto``: cuda where there is one, else cpu."""
     threads: int | None = None
     """CPU threads of one process; None: torch's own choice."""
+    start_from: str | None = None
+    """Folder of a model with this run's sizes, whose weights it starts from; None: fresh weights."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra ``antiphase[tensorboard]``)."""
 

@@ -360,6 +360,17 @@ def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, 
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tmp_path, foreign_model, tiny):
+    refused("MODEL llama is no finished run of antiphase", "upcycle llama --output new")
+    for kind in ("softmax", "differential"):
+        words = f"train {tiny} --output {kind} --set training.steps=1 --set model.attention_type={kind}"
+        assert antiphase(words)[0] == 0
+    refused("MODEL differential is no softmax model", "upcycle differential --output new")
+    refused("--seeds must not hold 0: softmax was trained on", "upcycle softmax --output new --seeds 0,1")
+    refused("exists and holds no study", "upcycle softmax --output differential")
+    refused("hidden_size is 16, this run's is 32", "upcycle softmax --output new --set model.hidden_size=32")
+
+
 def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
     refused("--data is missing: .*llama was not trained here", "evaluate perplexity llama --output new")
     refused(

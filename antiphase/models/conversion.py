@@ -70,6 +70,8 @@ def plan_conversion(
     }  # fmt: skip
     if config.model_type not in read_as:
         raise InputError(f"SOURCE is a model of type {config.model_type!r}; {', '.join(read_as)} can be converted")
+    if getattr(config, "quantization_config", None) is not None:
+        raise InputError("SOURCE is quantized (quantization_config in its config.json); convert the full weights")
     steps: list[Callable[[Any], Conversion]] = [read_as[config.model_type]]
     if attention_type not in (None, "differential_v2"):
         raise InputError(f"--attention-type must be differential_v2, got {attention_type!r}")

@@ -33,8 +33,10 @@ def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5
         head_norm_eps: ε of the norm over each head's output.
 
     Raises:
-        InputError: another architecture, or an odd number of heads or of key-value heads.
+        InputError: another architecture, an odd number of heads or of key-value heads, or an ε that is not above 0.
     """
+    if not head_norm_eps > 0:
+        raise InputError(f"head_norm_eps must be above 0, got {head_norm_eps}")
     if type(config) not in CONFIGURATIONS:
         known = ", ".join(sorted(kind.model_type for kind in CONFIGURATIONS))
         raise InputError(f"a configuration of type {config.model_type!r} cannot be made differential; known: {known}")

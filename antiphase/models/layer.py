@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache
 
+from antiphase.errors import InputError
 from antiphase.interface import differential_output, visible_keys
 from antiphase.models.attention import DifferentialAttentionV1
 from antiphase.models.configuration import AntiphaseConfig
@@ -43,6 +44,8 @@ class DifferentialAttention(nn.Module):
         head_norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
+        if layer_idx < 0:
+            raise InputError(f"layer_idx must not be below 0, got {layer_idx}")
         config = AntiphaseConfig(
             attention_type="differential", hidden_size=hidden_size, num_attention_heads=num_attention_heads,
             num_key_value_heads=num_key_value_heads, head_dim=head_dim, num_hidden_layers=layer_idx + 1,

@@ -64,8 +64,15 @@ def compare(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    begin: Callable[[PreparedData], None] = lambda data: None,
 ) -> Record:
     """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
+
+    Args:
+        resume: go on with the study that ``output`` holds.
+        report: called when a run has new metrics.
+        say: called with what happens outside the runs.
+        begin: called with the data before the first run, to make what arms start from.
 
     Returns:
         The record of kind "compare".
@@ -84,6 +91,7 @@ def compare(
         started = time.perf_counter()
         with setting_up(output, settings):
             data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
+            begin(data)
             check_sizes(preset, jobs, data)
             check_content(output, data.content)
         cores = os.cpu_count() or 1

@@ -20,8 +20,9 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
-from antiphase.errors import InputError, Interrupted
+from antiphase.errors import InputError, Interrupted, naming
 from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
@@ -34,6 +35,13 @@ from antiphase.training.run_folder import MetricsLog, check_content, only_one, o
 Evaluation = Callable[[AntiphaseForCausalLM], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
 
+
+STRUCTURE = (
+    "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
+    "layer_types",
+)  # fmt: skip
+"""Fields of a configuration that must agree for one model's weights to compute the same in another."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Shows how far a run is: steps done, and what there is to say."""
@@ -114,7 +122,7 @@ class _Run:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
         self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
-        self.model = build_model(settings, data.tokenizer, seed=self.training.seed).to(device)
+        self.model = starting_model(settings, data.tokenizer).to(device)
         if self.training.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.objective = group.wrap(NextTokenLoss(self.model))
@@ -251,10 +259,46 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         InputError: sizes that do not fit, a device that is not there, an extra that is not installed.
     """
-    model_config(settings, tokenizer)
+    config = model_config(settings, tokenizer)
+    if settings.training.start_from is not None:
+        _check_start(settings.training.start_from, config)
     choose_device(settings.training.device)
     if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
+
+
+def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseForCausalLM:
+    """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
+
+    Raises:
+        InputError: sizes that do not fit, or a folder that holds no such model.
+    """
+    training = settings.training
+    if training.start_from is None:
+        return build_model(settings, tokenizer, seed=training.seed)
+    config = model_config(settings, tokenizer)
+    _check_start(training.start_from, config)
+    model: AntiphaseForCausalLM = AntiphaseForCausalLM.from_pretrained(
+        training.start_from, config=config, dtype=torch.float32
+    )
+    return model.train()
+
+
+def _check_start(folder: str, config: AntiphaseConfig) -> None:
+    """
+    Raises:
+        InputError: no whole model of this package, or one of another configuration; it names the field or the tensor.
+    """
+    with naming({"SOURCE": "training.start_from"}):
+        checkpoint = Checkpoint(folder)
+        found = checkpoint.config
+        if not isinstance(found, AntiphaseConfig):
+            raise InputError(f"SOURCE {folder}: a model of type {found.model_type!r}; use antiphase convert first")
+        checkpoint.check()
+    for name in STRUCTURE:
+        wanted, has = getattr(config, name), getattr(found, name)
+        if wanted != has:
+            raise InputError(f"training.start_from {folder}: its {name} is {has}, this run's is {wanted}")
 
 
 def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> AntiphaseForCausalLM:

@@ -233,3 +233,9 @@ def test_dropout_of_weights_is_switched_off_with_a_warning():
 def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
     with pytest.raises(InputError, match=pattern):
         antiphase.differential_config(config)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-5, float("nan")])
+def test_an_epsilon_that_is_not_above_zero_is_refused(eps):
+    with pytest.raises(InputError, match="head_norm_eps must be above 0"):
+        antiphase.differential_config(LlamaConfig(**SIZES), head_norm_eps=eps)

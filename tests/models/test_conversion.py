@@ -245,6 +245,11 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (LlamaConfig(**SIZES, num_attention_heads=8, mlp_bias=True), {}, "mlp_bias=True"),
         (LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
         (DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=8, quantization_config={"quant_method": "gptq", "bits": 4}),
+            {},
+            "SOURCE is quantized",
+        ),
         (Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
         (
             LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),

@@ -77,6 +77,8 @@ def test_a_cache_gives_what_one_call_gives():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(InputError, match="num_attention_heads must be even"):
         antiphase.DifferentialAttention(48, 3)
+    with pytest.raises(InputError, match="layer_idx must not be below 0, got -1"):
+        antiphase.DifferentialAttention(48, 4, layer_idx=-1)
     layer = antiphase.DifferentialAttention(48, 8)
     x = torch.randn(1, 5, 48)
     with pytest.raises(ValueError, match="past_key_values goes with self-attention"):

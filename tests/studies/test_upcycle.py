@@ -1,0 +1,98 @@
+"""Continued training of a softmax model, as it is, as V2 and as V2's control."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from antiphase.config import load_preset
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.studies.compare import Study
+from antiphase.studies.single import curve_evaluations
+from antiphase.studies.upcycle import upcycle, upcycle_preset
+from antiphase.training.loop import train
+
+ARMS = ["softmax", "control", "differential_v2"]
+
+
+def trained(folder, preset, *overrides, kind="softmax"):
+    """A finished run of the tiny preset, seed 3."""
+    run = load_preset(str(preset), [f"model.attention_type={kind}", "training.seed=3", *overrides]).run
+    data = prepare(run.data, folder.parent / f"{folder.name}-tokens")
+    train(run, data, folder, evaluations=curve_evaluations(run, data))
+    return str(folder)
+
+
+def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
+    model = trained(tmp_path / "run", tiny_preset, "model.num_key_value_heads=2")
+    preset = upcycle_preset(model, tmp_path / "up", ["training.steps=7", "compare.arms.control.training.clip=2.0"])
+    jobs = Study(preset, tmp_path / "up").jobs
+    assert [job.arm for job in jobs[:3]] == ARMS
+    assert [job.seed for job in jobs[::3]] == [4, 5, 6]  # those after the model's own
+    sizes = {job.arm: job.settings.model for job in jobs}
+    assert [(m.num_attention_heads, m.num_key_value_heads, m.head_dim) for m in sizes.values()] == [
+        (4, 2, None), (8, 2, 4), (8, 2, 4)
+    ]  # fmt: skip
+    assert [m.attention_type for m in sizes.values()] == ["softmax", "softmax", "differential_v2"]
+    assert {job.settings.training.steps for job in jobs} == {7}
+    assert [job.settings.training.clip for job in jobs[:3]] == [1.0, 2.0, 1.0]
+    assert len({job.settings.training.start_from for job in jobs}) == 3
+    shared = {json.dumps([vars(job.settings.data), vars(job.settings.evaluation)], sort_keys=True) for job in jobs}
+    assert len(shared) == 1
+
+
+def test_what_cannot_be_upcycled_is_refused(tiny_preset, tmp_path):
+    with pytest.raises(InputError, match="no finished run"):
+        upcycle_preset(str(tmp_path), tmp_path / "up")
+    model = trained(tmp_path / "differential", tiny_preset, kind="differential")
+    with pytest.raises(InputError, match="no softmax model"):
+        upcycle_preset(model, tmp_path / "up")
+    model = trained(tmp_path / "run", tiny_preset)
+    with pytest.raises(InputError, match=r"--seeds must not hold 3"):
+        upcycle_preset(model, tmp_path / "up", ["compare.seeds=[1,3]"])
+    wider = upcycle_preset(model, tmp_path / "up", ["model.hidden_size=20", "model.head_dim=4"])
+    with pytest.raises(InputError, match=r"training\.start_from .* hidden_size is 16, this run's is 20"):
+        upcycle(model, tmp_path / "up", wider)
+    assert not (tmp_path / "up").exists()
+
+
+def test_text_that_has_changed_is_refused(tiny_preset, tmp_path, generated_text):
+    text = tmp_path / "text.txt"
+    text.write_text(generated_text)
+    changes = ["data.source=text", f"data.paths=[{text}]", "data.sequence_length=200"]
+    model = trained(tmp_path / "run", tiny_preset, *changes)
+    preset = upcycle_preset(model, tmp_path / "up")
+    assert preset.run.data.tokenizer == model
+    text.write_text(generated_text + " One more sentence.")
+    with pytest.raises(InputError, match="has changed since"):
+        upcycle(model, tmp_path / "up", preset)
+    assert not (tmp_path / "up").exists()
+
+
+@pytest.mark.slow
+def test_whole_study_by_its_command(tiny_preset, tmp_path):
+    model = trained(tmp_path / "run", tiny_preset)
+    output = tmp_path / "up"
+    words = [sys.executable, "-m", "antiphase", "upcycle", model, "--output", str(output), "--seeds", "8"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    values = Record.load(output).values
+    assert values["arms"] == ARMS
+    assert values["baseline"] == "softmax"
+    before = Record.load(tmp_path / "run").values["final"]["loss"]
+    starts = {run["arm"]: run["curve"][0]["loss"] for run in values["runs"]}
+    assert starts == {arm: pytest.approx(before, abs=1e-6) for arm in ARMS}  # one function in three forms
+    ends = [run["final"]["loss"] for run in values["runs"]]
+    assert len({round(loss, 5) for loss in ends}) == 3  # which then part
+    own = {arm: found["attention_only"] for arm, found in values["parameters"].items()}
+    assert own == {"softmax": 0, "control": 0, "differential_v2": 2 * 4 * 16}
+    assert AutoModelForCausalLM.from_pretrained(output / "differential_v2-seed8").num_parameters() > 0
+    assert (output / "report.html").is_file()
+    again = subprocess.run([*words, "--resume"], capture_output=True, text=True, check=False, timeout=300)
+    assert again.returncode == 0, again.stderr
+    refused = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    assert (refused.returncode, "--resume" in refused.stderr) == (2, True)

@@ -1,0 +1,96 @@
+"""Runs that start from a model's weights."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphase.errors import InputError
+from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.training.loop import starting_model
+
+
+@pytest.fixture
+def trained(run, tmp_path):
+    run(tmp_path / "trained", "model.attention_type=softmax")
+    return tmp_path / "trained"
+
+
+def test_a_run_goes_on_where_the_other_ended(run, trained, tmp_path):
+    record = run(tmp_path / "next", "model.attention_type=softmax", f"training.start_from={trained}", "training.seed=7")
+    before = json.loads((trained / "record.json").read_text())["values"]
+    start = record.values["curve"][0]
+    assert start["step"] == 0
+    assert start["loss"] == pytest.approx(before["final"]["loss"], abs=1e-12)
+    assert start["loss"] != pytest.approx(before["curve"][0]["loss"], abs=1e-3)
+    run(tmp_path / "fresh", "model.attention_type=softmax", "training.seed=7")
+    first, other = (load_file(tmp_path / name / "model.safetensors") for name in ("next", "fresh"))
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_resuming_does_not_start_anew(run, settings, trained, tmp_path, outcome, assert_identical):
+    changes = ("model.attention_type=softmax", f"training.start_from={trained}")
+    run(tmp_path / "whole", *changes)
+
+    def stop(step, values):
+        if step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", *changes, report=stop)
+    run(tmp_path / "parts", *changes, resume=True)
+    assert_identical(outcome(tmp_path / "whole"), outcome(tmp_path / "parts"))
+
+
+def test_weights_are_held_in_fp32_whatever_the_folder_holds(settings, trained, text_tokenizer, tmp_path):
+    from transformers import AutoTokenizer
+
+    AntiphaseForCausalLM.from_pretrained(trained, dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    chosen = settings("model.attention_type=softmax", f"training.start_from={tmp_path / 'half'}")
+    model = starting_model(chosen, AutoTokenizer.from_pretrained(trained))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["model.attention_type=differential"], "attention_type is softmax, this run's is differential"),
+        (["model.attention_type=softmax", "model.num_hidden_layers=3"], "num_hidden_layers is 2, this run's is 3"),
+        (["model.attention_type=softmax", "model.rope_theta=7.0"], "rope_parameters is"),
+        (["model.attention_type=softmax", "data.keys=8"], "vocab_size is"),
+    ],
+)
+def test_other_sizes_are_refused_and_nothing_is_left(run, trained, tmp_path, changes, words):
+    with pytest.raises(InputError, match=r"training\.start_from") as caught:
+        run(tmp_path / "next", *changes, f"training.start_from={trained}")
+    assert words in str(caught.value)
+    assert not (tmp_path / "next").exists()
+
+
+def test_longer_sequences_than_before_are_no_other_model(run, trained, tmp_path):
+    changes = ["model.attention_type=softmax", "data.sequence_length=30", f"training.start_from={trained}"]
+    assert run(tmp_path / "next", *changes).values["final"]["loss"] > 0
+
+
+def test_what_is_no_model_of_this_package_is_refused(run, trained, tmp_path):
+    def refused(folder):
+        with pytest.raises(InputError, match=r"training\.start_from") as caught:
+            run(tmp_path / "next", "model.attention_type=softmax", f"training.start_from={folder}")
+        return str(caught.value)
+
+    assert "is no folder" in refused(tmp_path / "nowhere")
+    LlamaForCausalLM(
+        LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    ).save_pretrained(tmp_path / "llama")
+    assert "use antiphase convert first" in refused(tmp_path / "llama")
+    weights = trained / "model.safetensors"
+    tensors = load_file(weights)
+    del tensors["model.layers.1.self_attn.o_proj.weight"]
+    save_file(tensors, weights, metadata={"format": "pt"})
+    assert "lacks the tensor model.layers.1.self_attn.o_proj.weight" in refused(trained)
+    weights.write_bytes(weights.read_bytes()[:100])
+    assert "model.safetensors is damaged" in refused(trained)
+    assert not (tmp_path / "next").exists()
