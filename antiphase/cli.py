@@ -247,9 +247,9 @@ class Benchmark(StrEnum):
 
 @app.command()
 def benchmark(
-    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, or a whole training step.")],
+    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, or whole models.")],
     output: OutputOption,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer rounds: two minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: two minutes.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
 ) -> None:
     """Time differential attention beside softmax attention of equal size and other people's code, in paired runs.
@@ -265,7 +265,7 @@ def benchmark(
     make_folder(output)
     console = _console()
     run = benchmark_attention if subject is Benchmark.attention else benchmark_model
-    record = run(rounds=5 if quick else 15, seed=seed, say=_say(console))
+    record = run(quick=quick, seed=seed, say=_say(console))
     record.save(output)
     _finish(console, record, output)
 
@@ -283,8 +283,8 @@ def report(
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
     from antiphase.records import Record
+    from antiphase.report.figures import save_figures
     from antiphase.report.html import write_report
-    from antiphase.report.plots import save_figures
 
     records = [Record.load(path) for path in runs]
     write_report(records, output)

@@ -20,7 +20,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.ops.api import differential_attention
-from antiphase.ops.decoding import FEW_ROWS, attend_few
+from antiphase.ops.decoding import attend_few, is_few
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
@@ -146,12 +146,12 @@ def differential_output(
     scaling: float | None,
 ) -> Tensor:
     """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
-    rows = query.shape[2] * halves * query.shape[1] // (2 * key.shape[1])
-    if rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1):
+    groups = key.shape[1] // halves
+    if halves == 2 and is_few(query, groups, mask):  # halves are read as they lie: joining them would copy them
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         out = attend_few(
             query, key, value, lam, mask,
-            halves=halves, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
     else:
         out = differential_attention(

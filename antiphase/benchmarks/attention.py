@@ -1,8 +1,4 @@
-"""The operator against softmax attention of equal size and against the scheme of public Differential Transformer code.
-
-Equal size: H differential heads of 2H maps of width d with values of width 2d, against 2H softmax heads of width d.
-Both have the same projections and the same multiply-adds when the subtraction comes before the product with V.
-"""
+"""The operator against softmax attention of equal size and against the ways in which public code subtracts."""
 
 from __future__ import annotations
 
@@ -12,124 +8,198 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from antiphase.benchmarks.timing import paired_times, ratios
-from antiphase.interface import join_halves
+from antiphase.benchmarks.memory import peak_extra_bytes
+from antiphase.benchmarks.schemes import COMPARED, DIFFLLAMA, FOUR_CALLS, OURS, OURS_V2, SOFTMAX, Case, Scheme, work
+from antiphase.benchmarks.timing import paired_times, product_rate, ratios
+from antiphase.interface import differential_output, join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.records import Record
 
-OURS, SOFTMAX, TWICE = "differential_attention", "softmax of equal size", "DiffLlama's scheme"
+HEADS, WIDTH = 8, 64
 GATE_LENGTH = 257
+LONGEST_WITH_MAPS = 4096
+"""Ways that hold N × N weights are left out beyond this length: 16 maps of 16,384² take 17 GB."""
+LONGEST_OF_ALL = 4096
+"""Beyond this length only one of two ways with equally many operations is timed."""
+QUICK_SECONDS, CELL_SECONDS = 5.0, 45.0
+"""No further round of a comparison begins after this time."""
+
+
+def cells(*, quick: bool) -> list[Case]:
+    """What is timed, the most telling first."""
+    lengths = (1024, 4096) if quick else (1024, 4096, 16384)
+    found = [
+        Case(length, HEADS, WIDTH, dtype, task)
+        for task in COMPARED
+        for dtype in (torch.float32, torch.bfloat16)
+        for length in lengths
+    ]
+    if not quick:
+        other_widths = [(4 * HEADS // 2, WIDTH // 2), (HEADS // 2, 2 * WIDTH)]
+        found += [
+            Case(4096, heads, width, torch.float32, task)
+            for heads, width in other_widths
+            for task in ("forward", "forward + backward")
+        ]
+    return found
+
+
+def memory_cells(*, quick: bool) -> list[Case]:
+    """Where peak memory is measured."""
+    tasks = ("forward", "forward + backward")
+    return [Case(n, HEADS, WIDTH, torch.float32, task) for n in ((4096,) if quick else (4096, 16384)) for task in tasks]
 
 
 def benchmark_attention(
-    *,
-    lengths: Sequence[int] = (1024, 4096),
-    heads: int = 8,
-    width: int = 64,
-    rounds: int = 9,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda message: None,
+    *, quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda message: None
 ) -> Record:
-    """Causal, fp32, batch 1: forward, and forward + backward. No time is taken where the result would be wrong.
+    """Causal, batch 1: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
 
     Raises:
         RuntimeError: an implementation errs more than the tolerance rule allows.
     """
     started = time.perf_counter()
-    generator = torch.Generator().manual_seed(seed)
+    rounds, seconds = (7, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
     say("checking correctness")
-    gate = correctness(heads, width, generator)
-    rows = []
-    for length in lengths:
-        for backward in (False, True):
-            say(f"timing {length} tokens, {'forward + backward' if backward else 'forward'}")
-            work = _work(length, heads, width, generator, backward=backward)
-            times = paired_times(work, rounds=rounds)
-            for baseline in (SOFTMAX, TWICE):
-                rows.append({"length": length, "backward": backward, **ratios(times, OURS, baseline)})
+    gate = [row for width in (32, 64, 128) for row in correctness(HEADS // 2, width, seed)]
+    rates = {_name(dtype): product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    rows, memory = [], []
+    for case in cells(quick=quick):
+        for subject, baselines in COMPARED[case.task]:
+            compared = [scheme for scheme in baselines if _is_timed(scheme, case, quick=quick)]
+            say(f"timing {subject.name}: {_words(case)}")
+            # A decoding step takes microseconds to milliseconds: many make one round.
+            repeats = 50 if case.task == "decode" else 1
+            timed = {scheme.name: _repeated(work(scheme, case, seed), repeats) for scheme in (subject, *compared)}
+            times = paired_times(timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds)
+            rate = rates[_name(case.dtype)]
+            for baseline in compared:
+                row = ratios(times, subject.name, baseline.name)
+                row["subject_seconds"] /= repeats
+                row["baseline_seconds"] /= repeats
+                rows.append({**_describe(case), **row, **_price(subject, baseline, case, row, rate)})
+    for case in memory_cells(quick=quick):
+        say(f"measuring memory: {_words(case)}")
+        memory += [
+            {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)}
+            for scheme in (OURS, SOFTMAX, DIFFLLAMA, OURS_V2)
+        ]
     return Record(
         kind="benchmark-attention",
-        values={"gate": gate, "rows": rows},
-        config={"heads": heads, "width": width, "dtype": "float32", "causal": True, "batch": 1, "rounds": rounds},
+        values={"gate": gate, "rows": rows, "memory": memory, "product_rate": rates},
+        config={
+            "heads": HEADS,
+            "width": WIDTH,
+            "causal": True,
+            "batch": 1,
+            "rounds": rounds,
+            "seconds": seconds,
+            "quick": quick,
+        },
         seeds=[seed],
         seconds=time.perf_counter() - started,
     )
 
 
-def correctness(heads: int, width: int, generator: torch.Generator) -> list[dict[str, Any]]:
-    """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64, for output and gradients."""
-    exact = [t.double() for t in _inputs(GATE_LENGTH, heads, width, generator)]
-    cotangent = torch.randn(1, heads, GATE_LENGTH, 2 * width, generator=generator, dtype=torch.float64)
+def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
+    if scheme.holds_maps:
+        return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
+    return scheme is not FOUR_CALLS or case.length <= LONGEST_OF_ALL
+
+
+def _repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
+    if count == 1:
+        return run
+
+    def repeat() -> None:
+        for _ in range(count):
+            run()
+
+    return repeat
+
+
+def _describe(case: Case) -> dict[str, Any]:
+    return {
+        "task": case.task, "dtype": _name(case.dtype), "length": case.length, "heads": case.heads, "width": case.width
+    }  # fmt: skip
+
+
+def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], rate: float) -> dict[str, float | int]:
+    """What the formulas say beside what was measured: operations, bytes of a cache, share of the machine's rate."""
+    flops = subject.flops(case)
+    found: dict[str, float | int] = {
+        "flops": flops,
+        "flops_ratio": flops / baseline.flops(case),
+        "share_of_product_rate": flops / row["subject_seconds"] / rate,
+        "baseline_share_of_product_rate": baseline.flops(case) / row["baseline_seconds"] / rate,
+    }
+    if case.task == "decode":
+        maps = case.heads if subject.shares_keys else 2 * case.heads
+        found["cache_bytes"] = 2 * maps * case.length * case.width * case.dtype.itemsize
+        found["cache_bytes_per_second"] = found["cache_bytes"] / row["subject_seconds"]
+    return found
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _words(case: Case) -> str:
+    return f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
+
+
+def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
+    """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
+
+    Raises:
+        RuntimeError: something errs more.
+    """
+    generator = torch.Generator().manual_seed(seed)
     rows = []
-    for dtype in (torch.float32, torch.bfloat16):
-        low = [t.to(dtype) for t in exact]
-        truth = _gradients([t.double() for t in low], cotangent.to(dtype).double(), "reference")
-        eager = _gradients(low, cotangent.to(dtype), "reference")
-        fast = _gradients(low, cotangent.to(dtype), "blockwise")
-        for index, name in enumerate(("out", "query", "key", "value", "lam")):
-            true = truth[index]
-            rounding = (true.to(fast[index].dtype).double() - true).abs().max().item()
-            error = (fast[index].double() - true).abs().max().item()
-            allowed = 2 * ((eager[index].double() - true).abs().max().item() + rounding)
-            rows.append(
-                {"dtype": str(dtype).removeprefix("torch."), "tensor": name, "error": error, "allowed": allowed}
-            )
-            if error > allowed:
-                raise RuntimeError(f"blockwise errs by {error:.3g} in {name} at {dtype}, more than {allowed:.3g}")
+    for form, key_maps in (("V1", 2 * heads), ("V2", heads)):
+        exact = [
+            torch.randn(1, maps, GATE_LENGTH, width, generator=generator, dtype=torch.float64)
+            for maps in (2 * heads, key_maps, key_maps)
+        ]
+        lam = torch.rand(1, heads, GATE_LENGTH, generator=generator, dtype=torch.float64)
+        cotangent = torch.randn(
+            1, heads, GATE_LENGTH, width * key_maps // heads, generator=generator, dtype=torch.float64
+        )
+        for dtype in (torch.float32, torch.bfloat16):
+            low = [tensor.to(dtype) for tensor in (*exact, cotangent)]
+            short = lam.float()
+            truth = _results([t.double() for t in low], short.double(), "reference")
+            eager = _results(low, short, "reference")
+            fast = _results(low, short, "blockwise")
+            for name, true in truth.items():
+                rounding = (true.to(fast[name].dtype).double() - true).abs().max().item()
+                error = (fast[name].double() - true).abs().max().item()
+                allowed = 2 * ((eager[name].double() - true).abs().max().item() + rounding)
+                row = {"form": form, "width": width, "dtype": _name(dtype), "tensor": name}
+                rows.append({**row, "error": error, "allowed": allowed})
+                if not error <= allowed:
+                    raise RuntimeError(
+                        f"{form}, width {width}: {name} errs by {error:.3g} at {_name(dtype)}, allowed {allowed:.3g}"
+                    )
     return rows
 
 
-def _inputs(length: int, heads: int, width: int, generator: torch.Generator) -> list[Tensor]:
-    """Query and key (1, 2H, N, d), and values as halves (1, 2H, N, d)."""
-    return [torch.randn(1, 2 * heads, length, width, generator=generator) for _ in range(3)]
-
-
-def _gradients(inputs: Sequence[Tensor], cotangent: Tensor, impl: str) -> tuple[Tensor, ...]:
-    query, key, halves = (t.detach().requires_grad_() for t in inputs)
-    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
-    lam = torch.tensor(0.4, dtype=dtype, requires_grad=True)
-    out = differential_attention(query, key, join_halves(halves), lam, is_causal=True, impl=impl)
-    return out, *torch.autograd.grad(out, (query, key, halves, lam), cotangent)
-
-
-def _work(
-    length: int, heads: int, width: int, generator: torch.Generator, *, backward: bool
-) -> dict[str, Callable[[], object]]:
-    query, key, halves = (t.requires_grad_(backward) for t in _inputs(length, heads, width, generator))
-    lam = torch.tensor(0.4, requires_grad=backward)
-
-    def ours() -> Tensor:
-        return differential_attention(query, key, join_halves(halves), lam, is_causal=True)
-
-    def softmax() -> Tensor:
-        return scaled_dot_product_attention(query, key, halves, is_causal=True)
-
-    def twice() -> Tensor:
-        return diffllama_scheme(query, key, halves, lam)
-
-    def timed(forward: Callable[[], Tensor]) -> Callable[[], object]:
-        if not backward:
-            return forward
-
-        def run() -> object:
-            out = forward()
-            wanted = [t for t in (query, key, halves, lam) if t.requires_grad]
-            return torch.autograd.grad(out, wanted, torch.ones_like(out), allow_unused=True)
-
-        return run
-
-    return {OURS: timed(ours), SOFTMAX: timed(softmax), TWICE: timed(twice)}
-
-
-def diffllama_scheme(query: Tensor, key: Tensor, halves: Tensor, lam: Tensor) -> Tensor:
-    """All maps attend to the first halves of the values, then to the second halves; then the subtraction.
-
-    This is what DiffLlama's fast attention classes do: the scores of every map are formed twice.
-    """
-    parts = []
-    for half in (halves[:, ::2], halves[:, 1::2]):
-        both = scaled_dot_product_attention(query, key, half.repeat_interleave(2, dim=1), is_causal=True)
-        parts.append(both[:, ::2] - lam * both[:, 1::2])
-    return torch.cat(parts, dim=-1)
+def _results(tensors: Sequence[Tensor], lam: Tensor, impl: str) -> dict[str, Tensor]:
+    """Output, gradients and a decoding step; the reference's, or the fast ones'."""
+    query, key, value, cotangent = tensors
+    leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, lam)]
+    halves = 2 if key.shape[1] == query.shape[1] else 1
+    whole = join_halves(leaves[2]) if halves == 2 else leaves[2]
+    out = differential_attention(leaves[0], leaves[1], whole, leaves[3], is_causal=True, impl=impl)
+    found = dict(zip(("query", "key", "value", "lam"), torch.autograd.grad(out, leaves, cotangent), strict=True))
+    last = slice(-1, None)
+    with torch.no_grad():
+        if impl == "reference":
+            step = out[:, :, last]
+        else:
+            step = differential_output(
+                query[:, :, last], key, value, lam[:, :, last], None,
+                halves=halves, is_causal=False, sliding_window=None, scaling=None,
+            ).transpose(1, 2)  # fmt: skip
+    return {"out": out.detach(), **found, "decoding": step}

@@ -7,16 +7,34 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 Work = Callable[[], object]
 
+FEWEST_ROUNDS = 3
+RATE_SIZE = 1536
+"""Rows and columns of the matrix product that stands for what the machine can do."""
 
-def paired_times(work: Mapping[str, Work], *, rounds: int, warm_up: int = 1) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round; in every round each runs once, in turn."""
+
+def paired_times(
+    work: Mapping[str, Work], *, rounds: int, seconds: float = float("inf"), warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each candidate in each round; in every round each runs once, in turn.
+
+    Args:
+        work: candidates by name.
+        rounds: how many, at the most.
+        seconds: no round begins after this time, but for the first three.
+        warm_up: rounds that do not count.
+    """
     for _ in range(warm_up):
         for run in work.values():
             run()
     times: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(rounds):
+    began = time.perf_counter()
+    for index in range(rounds):
+        if index >= FEWEST_ROUNDS and time.perf_counter() - began > seconds:
+            break
         for name, run in work.items():
             started = time.perf_counter()
             run()
@@ -37,3 +55,10 @@ def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dic
         "subject_seconds": statistics.median(times[subject]),
         "baseline_seconds": statistics.median(times[baseline]),
     }
+
+
+def product_rate(dtype: torch.dtype, *, rounds: int = 7) -> float:
+    """FLOPs a second of this machine's own matrix product, the median of a few large ones."""
+    left, right = (torch.randn(RATE_SIZE, RATE_SIZE).to(dtype) for _ in range(2))
+    times = paired_times({"product": lambda: left @ right}, rounds=rounds, warm_up=2)["product"]
+    return 2 * RATE_SIZE**3 / statistics.median(times)

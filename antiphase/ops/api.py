@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.blockwise import blockwise_attention
+from antiphase.ops.decoding import attend_few, is_few
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_lam, check_mask, check_tensors
 
@@ -85,7 +86,8 @@ def differential_attention(
         cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), starting at 0: sequences lie end to end along N and M and
             do not see each other; B = 1. Both or neither; not with ``attn_mask``.
         scale: factor of the scores; None: 1/√d.
-        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward) or "auto".
+        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward) or "auto":
+            blockwise, but for a few queries plain products, which read keys and values once.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:
@@ -121,6 +123,11 @@ def differential_attention(
                 is_causal=is_causal, sliding_window=sliding_window, scale=scale, shapes=shapes,
             )  # fmt: skip
             return (out, weights) if return_weights else out
+        if impl == "auto" and is_few(query, shapes.value_heads, mask):
+            return attend_few(
+                query, key, value, full_lam, mask,
+                groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            )  # fmt: skip
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 

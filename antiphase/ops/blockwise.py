@@ -187,7 +187,14 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]  # torch.library gives
     return (*blockwise_attention_backward(grad, *ctx.saved_tensors, *ctx.arguments), None, None, None, None)
 
 
+def _refuse_backward(ctx, *grads):  # type: ignore[no-untyped-def]  # torch.library gives no types
+    raise RuntimeError(
+        'the blockwise implementation has no second derivatives; use differential_attention(..., impl="reference")'
+    )
+
+
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
+blockwise_attention_backward.register_autograd(_refuse_backward)
 
 
 def _shaped(buffer: Tensor, *shape: int) -> Tensor:

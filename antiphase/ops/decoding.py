@@ -15,6 +15,12 @@ FEW_ROWS = 16
 """Queries times heads that share a value: with so few rows the scores are small beside keys and values."""
 
 
+def is_few(query: Tensor, groups: int, mask: Tensor | None) -> bool:
+    """Whether ``attend_few`` is the right way for queries (B, 2H, N, d) and a mask (1|B, 1|H, 1|N, M)."""
+    rows = query.shape[2] * (query.shape[1] // 2 // groups)
+    return rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1)
+
+
 def attend_few(
     query: Tensor,
     key: Tensor,
@@ -22,7 +28,7 @@ def attend_few(
     lam: Tensor,
     mask: Tensor | None,
     *,
-    halves: int,
+    groups: int,
     is_causal: bool,
     sliding_window: int | None,
     scale: float,
@@ -34,20 +40,22 @@ def attend_few(
 
     Args:
         query: (B, 2H, N, d).
-        key, value: (B, Hkv · halves, M, d) as in a cache: ``halves`` 2 is V1, 1 is V2.
+        key: (B, 2 · groups, M, d), a key for each map (V1), or (B, groups, M, d), shared by both (V2).
+        value: (B, groups, M, dv), or in halves as in a cache, (B, 2 · groups, M, dv / 2).
         lam: broadcastable to (B, H, N).
         mask: boolean, broadcastable to (B, 1, N, M), True = may attend.
+        groups: value heads.
 
     Returns:
-        (B, H, N, halves · d) in the query's dtype.
+        (B, H, N, dv) in the query's dtype.
     """
     batch, maps, queries, width = query.shape
     keys = key.shape[2]
-    groups = key.shape[1] // halves
+    key_maps, parts = key.shape[1] // groups, value.shape[1] // groups
     repeats = maps // 2 // groups
     grouped = query.reshape(batch, groups, repeats, 2, queries, width)
     rows = grouped.movedim(3, 2)  # (B, G, 2, R, N, d): V1 multiplies each map with a key of its own, V2 both with one
-    scores = rows.reshape(batch * groups * halves, -1, width) @ key.reshape(-1, keys, width).transpose(1, 2)
+    scores = rows.reshape(batch * groups * key_maps, -1, width) @ key.reshape(-1, keys, width).transpose(1, 2)
     scores = scores.view(batch, groups, 2, repeats, queries, keys).to(statistics_dtype(query.dtype)) * scale
     visible = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)
     if mask is not None:
@@ -63,5 +71,5 @@ def attend_few(
     if empty is not None:
         weights = weights.masked_fill(empty[:, :, 0], 0.0)
     weights = weights.to(value.dtype).reshape(batch, groups, 1, repeats * queries, keys)
-    out = weights @ value.reshape(batch, groups, halves, keys, width)  # (B, G, halves, R N, d)
-    return out.movedim(2, 3).reshape(batch, maps // 2, queries, halves * width)
+    out = weights @ value.reshape(batch, groups, parts, keys, -1)  # (B, G, parts, R N, dv / parts)
+    return out.movedim(2, 3).reshape(batch, maps // 2, queries, -1)

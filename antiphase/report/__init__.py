@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from antiphase.report.figures import save_figures
     from antiphase.report.html import write_report
-    from antiphase.report.plots import save_figures
     from antiphase.report.terminal import print_summary
 
 __all__ = ["print_summary", "save_figures", "write_report"]
 
-_HOMES = {"print_summary": "terminal", "save_figures": "plots", "write_report": "html"}
+_HOMES = {"print_summary": "terminal", "save_figures": "figures", "write_report": "html"}
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import plots, tables
+from antiphase.report import figures, plots, summary, tables
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
@@ -81,10 +81,10 @@ def write_report(records: Sequence[Record], output: Path) -> Path:
 
 
 def _section(record: Record, anchor: str) -> Section:
-    figures = [_page_figure(record, name) for name in plots.FIGURES]
-    drawn = [figure for figure in figures if figure is not None]
+    pictures = [_page_figure(record, name) for name in figures.FIGURES]
+    drawn = [picture for picture in pictures if picture is not None]
     shown = {table.title for figure in drawn for table in figure.tables}
-    main_tables = tables.main_tables(record)
+    main_tables = summary.main_tables(record)
     shown |= {table.title for table in main_tables}
     details = [make(record) for make in DETAILS]
     arms = tables.arms_of(record)
@@ -135,11 +135,11 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
 
 
 def _page_figure(record: Record, name: str) -> PageFigure | None:
-    figure = plots.FIGURES[name](record)
+    figure = figures.FIGURES[name](record)
     if figure is None:
         return None
     kind, media_type = ("png", "image/png") if name in RASTER else ("svg", "image/svg+xml")
-    content = base64.b64encode(plots.figure_bytes(figure, kind)).decode("ascii")
+    content = base64.b64encode(figures.figure_bytes(figure, kind)).decode("ascii")
     width, height = (round(96 * inches) for inches in figure.get_size_inches())  # CSS: 96 pixels an inch
     title, caption, alternative = WORDS[name](record)
     return PageFigure(
@@ -187,6 +187,11 @@ def _paragraphs(record: Record) -> list[str]:
         "evaluate-perplexity": "How well the model predicts held-out text; lower is better.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+        "benchmark-attention": "Differential attention beside softmax attention of equal size and beside other ways to "
+        "the same difference. The candidates took turns; nothing was timed that errs more than plain attention of the "
+        "same precision allows.",
+        "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "
+        "prompt, and the tokens generated after it. The candidates took turns.",
     }
     fallback = f"Records of kind “{record.kind}” have no layout of their own: here are their single values."
     return [known.get(record.kind, fallback)]
@@ -272,7 +277,21 @@ def _lambda_words(record: Record) -> tuple[str, str, str]:
     return "λ by layer", caption, f"Line chart of λ by layer. {'; '.join(words)}."
 
 
+def _benchmark_words(record: Record) -> tuple[str, str, str]:
+    caption = (
+        "Median time of each way, divided by that of the ordinary one of equal size; below the line is faster. Bars "
+        "that end at the top are longer, their number stands above them."
+    )
+    parts = [
+        f"{row['task']}, {row['dtype']}, {row['length']:,} tokens: {row['subject']} takes {row['ratio']:.2f} times as "
+        f"long as {row['baseline']}"
+        for row in record.values["rows"]
+    ]
+    return "Time against the ordinary way", caption, "Bars. " + "; ".join(parts) + "."
+
+
 WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
+    "benchmark": _benchmark_words,
     "learning-curves": _curve_words,
     "needles": _needle_words,
     "allocation": _allocation_words,

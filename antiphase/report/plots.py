@@ -5,15 +5,12 @@ Figures are built on ``Figure`` alone: no pyplot, no global state left behind, e
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import matplotlib
@@ -24,8 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from antiphase.errors import InputError
 from antiphase.records import Record
+from antiphase.report.benchmarks import SHORT_TYPES, is_ordinary, relative_seconds
 from antiphase.report.tables import (
     GridPoint,
     allocation_of,
@@ -66,6 +63,8 @@ STYLE: dict[str, Any] = {
 }
 LABELLED_TOKENS = 64
 """Most tokens of an attention map whose axes are labelled with them."""
+TALLEST_BAR = 2.6
+"""Of times relative to the ordinary way; a longer bar is cut and its number stands above it."""
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
@@ -364,40 +363,49 @@ def lambdas(record: Record) -> Figure | None:
     return figure
 
 
-FIGURES: dict[str, Callable[[Record], Figure | None]] = {
-    "learning-curves": learning_curves,
-    "needles": needle_grid,
-    "allocation": allocation_bars,
-    "attention-map": attention_maps,
-    "lambda": lambdas,
-}
-"""Every figure by the name of its file, in the order of the page."""
-
-
-def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
-    """The figure as ``svg`` or ``png``, without date or version."""
-    buffer = io.BytesIO()
-    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # A token in a script that the font lacks is drawn as a box; the table has it in full.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format=format, dpi=dpi, metadata=metadata, facecolor="white")
-    return buffer.getvalue()
-
-
-def save_figures(record: Record, folder: Path) -> list[Path]:
-    """Write every figure of the record as ``NAME.png``; returns the paths."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
-    paths = []
-    for name, draw in FIGURES.items():
-        figure = draw(record)
-        if figure is not None:
-            paths.append(folder / f"{name}.png")
-            paths[-1].write_bytes(figure_bytes(figure, "png"))
-    return paths
+@matplotlib.rc_context(STYLE)
+def relative_times(record: Record) -> Figure | None:
+    """Bars: time of each way, divided by that of the ordinary one, by length; a panel for each task and dtype."""
+    panels = relative_seconds(record)
+    if not panels:
+        return None
+    tasks, types = (list(dict.fromkeys(key[index] for key in panels)) for index in (0, 1))
+    names = list(dict.fromkeys(name for group in panels.values() for times in group.values() for name in times))
+    ordinary = next(name for name in names if is_ordinary(name))
+    drawn = [name for name in names if name != ordinary]
+    figure = Figure(figsize=(4.6 * len(tasks) + 0.6, 3.1 * len(types) + 0.9), layout="constrained")
+    grid = figure.subplots(len(types), len(tasks), squeeze=False, sharey=True)
+    for (row, dtype), (column, task) in ((r, c) for r in enumerate(types) for c in enumerate(tasks)):
+        axes = grid[row][column]
+        lengths = panels.get((task, dtype), {})
+        for place, length in enumerate(sorted(lengths)):
+            times = lengths[length]
+            here = [name for name in drawn if name in times]
+            width = 0.8 / max(1, len(here))
+            for index, name in enumerate(here):
+                ratio = times[name] / times[ordinary]
+                x = place + (index - (len(here) - 1) / 2) * width
+                axes.bar(
+                    x,
+                    min(ratio, TALLEST_BAR),
+                    0.92 * width,
+                    color=COLOURS[drawn.index(name) % len(COLOURS)],
+                    label=name,
+                )
+                axes.annotate(
+                    f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}", (x, min(ratio, TALLEST_BAR)), xytext=(0, 2),
+                    textcoords="offset points", ha="center", fontsize=8.5,
+                )  # fmt: skip
+            axes.set_xticks(range(len(lengths)), [f"{found:,}" for found in sorted(lengths)])
+        axes.axhline(1.0, color="#333333", linewidth=1.4, label=ordinary)
+        axes.set(title=f"{task}, {SHORT_TYPES.get(dtype, dtype)}", ylim=(0, TALLEST_BAR * 1.12))
+        axes.grid(visible=False, axis="x")
+        if row == len(types) - 1:
+            axes.set_xlabel("cached tokens" if task == "decode" else "tokens")
+        if column == 0:
+            axes.set_ylabel("time, ordinary way = 1")
+    _legend_below(figure, 3)
+    return figure
 
 
 def visible(text: str, longest: int = 24) -> str:

@@ -417,21 +417,6 @@ def environment(record: Record) -> Table | None:
     return _table("Environment", _columns("What", "Value"), rows)
 
 
-def main_tables(record: Record) -> list[Table]:
-    """The tables to read first."""
-    by_kind: dict[str, Callable[[Record], Table | None]] = {
-        "compare": headline,
-        "train": headline,
-        "evaluate-needles": needle_summary,
-        "evaluate-perplexity": perplexity,
-        "evaluate-allocation": allocation,
-    }
-    if record.kind not in by_kind:
-        return [table for table in (*lists(record), scalars(record)) if table is not None]
-    table = by_kind[record.kind](record)
-    return [table] if table else []
-
-
 def sentences(record: Record) -> list[str]:
     """The ready prose of a comparison."""
     entries = record.values.get("comparison") or [] if record.kind == "compare" else []

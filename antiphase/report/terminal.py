@@ -9,7 +9,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from antiphase.records import Record
-from antiphase.report.tables import Table, main_tables, sentences
+from antiphase.report.summary import main_tables
+from antiphase.report.tables import Table, sentences
 
 
 def print_summary(record: Record, console: Console) -> None:

@@ -44,7 +44,7 @@ def test_output_and_gradients_are_those_of_the_reference(halves, heads, groups, 
     visible = MASKS[mask](7)
     options = {"is_causal": is_causal, "sliding_window": window, "scale": 0.3}
     expected = reference(halves, *tensors, lam, attn_mask=visible, **options)
-    found = attend_few(*tensors, lam, visible, halves=halves, **options)
+    found = attend_few(*tensors, lam, visible, groups=groups, **options)
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     cotangent = torch.randn_like(expected)
@@ -61,7 +61,7 @@ def test_the_error_is_at_most_twice_that_of_the_reference_at_the_same_dtype(halv
     exact = reference(halves, *(t.double() for t in tensors), lam.double())
     rounding = (exact.to(dtype).double() - exact).abs().max()
     eager = (reference(halves, *tensors, lam).double() - exact).abs().max()
-    few = attend_few(*tensors, lam, None, halves=halves, is_causal=False, sliding_window=None, scale=6**-0.5)
+    few = attend_few(*tensors, lam, None, groups=2, is_causal=False, sliding_window=None, scale=6**-0.5)
     assert few.dtype == dtype
     assert (few.double() - exact).abs().max() <= 2 * (eager + rounding)
 
@@ -70,6 +70,28 @@ def test_lambda_of_any_shape_that_broadcasts():
     tensors = inputs(2, heads=4, groups=2, queries=3, keys=5)
     for shape in itertools.chain([(), (4, 1), (1, 3)], itertools.product((1, 2), (1, 4), (1, 3))):
         lam = torch.rand(shape, dtype=torch.float64)
-        found = attend_few(*tensors, lam, None, halves=2, is_causal=True, sliding_window=None, scale=0.4)
+        found = attend_few(*tensors, lam, None, groups=2, is_causal=True, sliding_window=None, scale=0.4)
         expected = reference(2, *tensors, lam, is_causal=True, scale=0.4)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize(("heads", "groups", "queries", "few"), [(4, 4, 16, True), (8, 2, 4, True), (8, 2, 5, False)])
+def test_the_operator_takes_this_way_for_few_rows_alone(monkeypatch, halves, heads, groups, queries, few):
+    tensors = [t.detach() for t in inputs(halves, heads=heads, groups=groups, queries=queries, keys=20)]
+    if halves == 2:
+        tensors[2] = join_halves(tensors[2])
+    calls = []
+
+    def counted(*arguments: Any, **options: Any) -> Tensor:
+        calls.append(options["groups"])
+        return attend_few(*arguments, **options)
+
+    monkeypatch.setattr("antiphase.ops.api.attend_few", counted)
+    for mask in (None, torch.rand(2, 1, 1, 20) > 0.3):
+        found = differential_attention(*tensors, 0.4, attn_mask=mask, is_causal=True)
+        expected = differential_attention(*tensors, 0.4, attn_mask=mask, is_causal=True, impl="reference")
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    assert calls == ([groups] * 2 if few else [])
+    differential_attention(*tensors, 0.4, attn_mask=torch.ones(2, heads, 1, 20).bool())
+    assert len(calls) == 2 * few  # a mask by head is not for this way

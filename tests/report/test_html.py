@@ -13,7 +13,7 @@ import pytest
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import tables, write_report
+from antiphase.report import summary, tables, write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -67,7 +67,7 @@ def both(both_on_a_page: Path) -> tuple[Page, str]:
 def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, str]) -> None:
     page, _ = both
     found: list[tables.Table | None] = [
-        *tables.main_tables(comparison),
+        *summary.main_tables(comparison),
         *(tables.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
         *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
         *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from antiphase.records import Record
-from antiphase.report import plots
+from antiphase.report import figures, plots
 
 
 def numbers(data: Any) -> numpy.ndarray:
@@ -141,9 +141,9 @@ def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
 
 
 def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Record, tmp_path: Path) -> None:
-    names = [path.name for path in plots.save_figures(comparison, tmp_path / "plain")]
-    assert names == [f"{name}.png" for name in plots.FIGURES]
-    paths = plots.save_figures(awkward, tmp_path / "awkward")
+    names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
+    assert names == [f"{name}.png" for name in figures.FIGURES if name != "benchmark"]
+    paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert plots.save_figures(Record(kind="probe", values={}), tmp_path / "none") == []
+    assert figures.save_figures(Record(kind="probe", values={}), tmp_path / "none") == []

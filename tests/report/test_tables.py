@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import html, plots, tables, terminal
+from antiphase.report import html, plots, summary, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
@@ -128,7 +128,7 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
         output = io.StringIO()
         terminal.print_summary(record, Console(file=output, width=300))
         text = output.getvalue()
-        for table in tables.main_tables(record):
+        for table in summary.main_tables(record):
             assert all(cell in text for row in table.text() for cell in row)
         assert all(sentence in text for sentence in tables.sentences(record))
 

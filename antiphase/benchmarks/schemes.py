@@ -1,0 +1,170 @@
+"""What the benchmark times: the operator, softmax attention of equal size, and other ways to the same difference.
+
+Equal size: H differential heads of 2H maps of width d with values of width 2d, against 2H softmax heads of width d.
+Both have the same projections. All take queries, keys and values as a layer has them, (1, 2H, N, d) with values in
+halves (1, 2H, N, d); the second version's keys and values are (1, H, N, d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from antiphase.interface import differential_output, join_halves
+from antiphase.ops.api import differential_attention
+
+LAM = 0.4
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes of one call, batch 1, causal."""
+
+    length: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+    task: str
+    """ "forward", "forward + backward", or "decode": one query against ``length`` cached keys, forward."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of query and key that see each other, over all differential heads."""
+        return self.heads * (self.length if self.task == "decode" else self.length * (self.length + 1) // 2)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One way to compute, and its price: multiply-adds for each pair and differential head, in units of d."""
+
+    name: str
+    run: Callable[..., Tensor]
+    forward: int
+    backward: int
+    shares_keys: bool = False
+    """The second version: both maps of a head share key and value."""
+    holds_maps: bool = False
+    """Needs memory for N × N weights."""
+
+    def flops(self, case: Case) -> int:
+        """What the formulas ask for, nothing recomputed and nothing beyond the diagonal."""
+        unit = self.forward + (self.backward if case.task == "forward + backward" else 0)
+        return 2 * unit * case.width * case.pairs
+
+
+def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
+    """Query, key, values in halves, and λ, fp32 scalar; the same seed gives the same numbers to every scheme."""
+    generator = torch.Generator().manual_seed(seed)
+    queries = 1 if case.task == "decode" else case.length
+    maps, key_maps = 2 * case.heads, case.heads if shares_keys else 2 * case.heads
+    shapes = [(1, maps, queries, case.width), *[(1, key_maps, case.length, case.width)] * 2]
+    tensors = [torch.randn(shape, generator=generator).to(case.dtype) for shape in shapes]
+    return [*tensors, torch.tensor(LAM)]
+
+
+def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
+    """The call to be timed: output, or output and all gradients."""
+    *tensors, lam = inputs(case, seed, shares_keys=scheme.shares_keys)
+    if case.task != "forward + backward":
+
+        def forward() -> Tensor:
+            with torch.no_grad():
+                return scheme.run(*tensors, lam)
+
+        return forward
+    leaves = [tensor.requires_grad_() for tensor in (*tensors, lam)]
+
+    def forward_backward() -> tuple[Tensor | None, ...]:
+        out = scheme.run(*leaves)
+        return torch.autograd.grad(out, leaves, torch.ones_like(out), allow_unused=True)
+
+    return forward_backward
+
+
+# ------------------------------------------------------------------------------------------ the ways
+
+
+def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """The operator: maps are subtracted first, then multiplied by V once."""
+    return differential_attention(query, key, join_halves(value), lam, is_causal=True)
+
+
+def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """What a layer calls with one query: keys and values as the cache holds them."""
+    return differential_output(
+        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None
+    )
+
+
+def softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """Ordinary attention with as many maps."""
+    return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+
+
+def diffllama(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """Two calls: all maps attend to the first halves of the values, then to the second halves.
+
+    This is what DiffLlama's fast attention classes do: the scores of every map are formed twice.
+    """
+    parts = []
+    for half in (value[:, ::2], value[:, 1::2]):
+        both = softmax(query, key, half.repeat_interleave(2, dim=1), lam)
+        parts.append(both[:, ::2] - lam * both[:, 1::2])
+    return torch.cat(parts, dim=-1)
+
+
+def four_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """One call for each map and half of the values, as the first public code for flash attention did."""
+    outputs = [
+        torch.cat([softmax(query[:, m::2], key[:, m::2], value[:, half::2], lam) for half in (0, 1)], dim=-1)
+        for m in (0, 1)
+    ]
+    return outputs[0] - lam * outputs[1]
+
+
+def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """One call for each map, values whole: of another width than the keys, which PyTorch serves by forming the map."""
+    whole = join_halves(value)
+    first, second = (softmax(query[:, m::2], key[:, m::2], whole, lam) for m in (0, 1))
+    return first - lam * second
+
+
+def ours_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """The operator, both maps of a head on one key and value."""
+    return differential_attention(query, key, value, lam, is_causal=True)
+
+
+def ours_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """What a layer of the second version calls with one query."""
+    return differential_output(
+        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None
+    )
+
+
+def one_call_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """One grouped call with all maps, then the subtraction: the second version without an operator of its own."""
+    both = scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
+    return both[:, ::2] - lam * both[:, 1::2]
+
+
+OURS = Scheme("differential_attention", ours, forward=4, backward=10)
+SOFTMAX = Scheme("softmax of equal size", softmax, forward=4, backward=10)
+DIFFLLAMA = Scheme("DiffLlama's scheme", diffllama, forward=8, backward=20)
+FOUR_CALLS = Scheme("four ordinary calls", four_calls, forward=8, backward=20)
+TWO_CALLS = Scheme("two ordinary calls", two_calls, forward=6, backward=14, holds_maps=True)
+OURS_V2 = Scheme("differential_attention, V2", ours_v2, forward=3, backward=8, shares_keys=True)
+ONE_CALL_V2 = Scheme("V2 by one ordinary call", one_call_v2, forward=4, backward=10, shares_keys=True)
+DECODING = Scheme("differential_attention", ours_decoding, forward=4, backward=0)
+DECODING_V2 = Scheme("differential_attention, V2", ours_v2_decoding, forward=3, backward=0, shares_keys=True)
+
+COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
+    "forward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
+    "forward + backward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
+    "decode": [(DECODING, [SOFTMAX, DIFFLLAMA]), (DECODING_V2, [ONE_CALL_V2])],
+}
+"""By task: a scheme of this package, and what it is compared with in the same rounds."""

@@ -1,0 +1,90 @@
+"""Records of benchmarks → tables, and what their figure draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphase.records import Record
+from antiphase.report.tables import Column, Row, Table
+
+SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def timing(record: Record) -> Table | None:
+    """Each comparison: what was timed, the paired ratio, and what the formulas ask for."""
+    rows = [
+        [
+            _what(record, row), row["subject"], row["baseline"], ratio_text(row), row.get("flops_ratio"),
+            row.get("share_of_product_rate"), row["rounds"],
+        ]
+        for row in _rows(record)
+    ]  # fmt: skip
+    columns = [
+        Column("What"), Column("Timed"), Column("Against"), Column("Time ratio"), Column("Operations ratio", "number"),
+        Column("Share of product rate", "percent"), Column("Rounds", "integer"),
+    ]  # fmt: skip
+    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    note = (
+        "Time ratio: median over paired rounds, quartiles in brackets; below 1 the one timed is faster. Operations "
+        "ratio: what the formulas ask for. Share of product rate: of what a large matrix product reaches here."
+    )
+    if not rows:
+        return None
+    return Table(
+        title="Time", columns=[columns[index] for index in shown],
+        rows=[[row[index] for index in shown] for row in rows], note=note if 4 in shown else note.split(" Op")[0],
+    )  # fmt: skip
+
+
+def memory(record: Record) -> Table | None:
+    """Peak memory beyond the inputs, and how often softmax attention's."""
+    found = record.values.get("memory") or []
+    baseline = {_what(record, row): row["bytes"] for row in found if row["scheme"].startswith("softmax")}
+    rows = [
+        [
+            _what(record, row),
+            row["scheme"],
+            row["bytes"] / 2**20,
+            row["bytes"] / max(1, baseline.get(_what(record, row), 0)),
+        ]
+        for row in found
+    ]
+    columns = [Column("What"), Column("Scheme"), Column("Peak, MiB", "number"), Column("Against softmax", "number")]
+    if not rows:
+        return None
+    return Table(
+        title="Peak memory", columns=columns, rows=rows,
+        note="What one call adds to the process, output and gradients included, in a process of its own.",
+    )  # fmt: skip
+
+
+def ratio_text(row: Row) -> str:
+    """``0.95 [0.93–0.98]``."""
+    low, high = row["quartiles"]
+    return f"{row['ratio']:.2f} [{low:.2f}–{high:.2f}]"
+
+
+def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
+    """Median seconds by task and dtype, length, and name of the way; only the usual width."""
+    panels: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    for row in _rows(record):
+        if row["width"] == record.config["width"]:
+            times = panels.setdefault((row["task"], row["dtype"]), {}).setdefault(row["length"], {})
+            times.setdefault(row["subject"], row["subject_seconds"])
+            times.setdefault(row["baseline"], row["baseline_seconds"])
+    return panels
+
+
+def is_ordinary(name: str) -> bool:
+    """Whether this is softmax attention or its model, which the others are measured against."""
+    return name in ("softmax of equal size", "antiphase softmax")
+
+
+def _rows(record: Record) -> list[dict[str, Any]]:
+    return list(record.values.get("rows") or []) if record.kind.startswith("benchmark-") else []
+
+
+def _what(record: Record, row: Row) -> str:
+    """``forward, fp32, N = 4,096``, with the width where it is not the record's usual one."""
+    parts = [row["task"], SHORT_TYPES.get(row["dtype"], row["dtype"]), f"N = {row['length']:,}"]
+    return ", ".join([*parts, f"d = {row['width']}"] if row["width"] != record.config["width"] else parts)

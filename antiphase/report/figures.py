@@ -1,0 +1,51 @@
+"""Every figure of a record by name, and how figures become files."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.report import plots
+
+FIGURES: dict[str, Callable[[Record], Figure | None]] = {
+    "benchmark": plots.relative_times,
+    "learning-curves": plots.learning_curves,
+    "needles": plots.needle_grid,
+    "allocation": plots.allocation_bars,
+    "attention-map": plots.attention_maps,
+    "lambda": plots.lambdas,
+}
+"""Every figure by the name of its file, in the order of the page; None where the record has nothing for it."""
+
+
+def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
+    """The figure as ``svg`` or ``png``, without date or version."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+    with matplotlib.rc_context(plots.STYLE), warnings.catch_warnings():
+        # A token in a script that the font lacks is drawn as a box; the table has it in full.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format=format, dpi=dpi, metadata=metadata, facecolor="white")
+    return buffer.getvalue()
+
+
+def save_figures(record: Record, folder: Path) -> list[Path]:
+    """Write every figure of the record as ``NAME.png``; returns the paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
+    paths = []
+    for name, draw in FIGURES.items():
+        figure = draw(record)
+        if figure is not None:
+            paths.append(folder / f"{name}.png")
+            paths[-1].write_bytes(figure_bytes(figure, "png"))
+    return paths

@@ -1,0 +1,29 @@
+"""What to read first of a record: its main tables, by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from antiphase.records import Record
+from antiphase.report import benchmarks, tables
+from antiphase.report.tables import Table
+
+TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
+    "compare": lambda record: [tables.headline(record)],
+    "train": lambda record: [tables.headline(record)],
+    "evaluate-needles": lambda record: [tables.needle_summary(record)],
+    "evaluate-perplexity": lambda record: [tables.perplexity(record)],
+    "evaluate-allocation": lambda record: [tables.allocation(record)],
+    "benchmark-attention": lambda record: [benchmarks.timing(record), benchmarks.memory(record)],
+    "benchmark-model": lambda record: [benchmarks.timing(record)],
+}
+"""The tables to read first, by kind of record; any other kind shows its lists and single values."""
+
+
+def main_tables(record: Record) -> list[Table]:
+    """The tables to read first."""
+    if record.kind in TABLES:
+        found = TABLES[record.kind](record)
+    else:
+        found = [*tables.lists(record), tables.scalars(record)]
+    return [table for table in found if table is not None]

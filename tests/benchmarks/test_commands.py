@@ -1,0 +1,69 @@
+"""``antiphase benchmark`` from flag to record, tables and figure, in small sizes."""
+
+import pytest
+import torch
+
+from antiphase.benchmarks import attention, model
+from antiphase.benchmarks.schemes import COMPARED, Case
+from antiphase.report import figures, summary
+
+pytestmark = pytest.mark.slow
+
+
+def test_attention(monkeypatch):
+    small = [
+        Case(n, 2, 64, dtype, task) for task in COMPARED for dtype in (torch.float32, torch.bfloat16) for n in (40, 70)
+    ]
+    monkeypatch.setattr(attention, "cells", lambda *, quick: [*small, Case(40, 2, 8, torch.float32, "forward")])
+    monkeypatch.setattr(attention, "memory_cells", lambda *, quick: [Case(70, 2, 64, torch.float32, "forward")])
+    record = attention.benchmark_attention(quick=False)
+    rows = record.values["rows"]
+    keys = {(row["task"], row["dtype"], row["length"], row["width"], row["subject"], row["baseline"]) for row in rows}
+    assert len(keys) == len(rows)
+    compared = {task: [(s.name, b.name) for s, others in pairs for b in others] for task, pairs in COMPARED.items()}
+    for case in small:
+        names = [(row["subject"], row["baseline"]) for row in rows
+                 if (row["task"], row["dtype"], row["length"], row["width"])
+                 == (case.task, attention._name(case.dtype), case.length, 64)]  # fmt: skip
+        skipped = [("differential_attention", "two ordinary calls")] if case.dtype == torch.bfloat16 else []
+        assert names == [pair for pair in compared[case.task] if pair not in skipped]
+    for row in rows:
+        assert row["quartiles"][0] <= row["ratio"] <= row["quartiles"][1]
+        assert 0 < row["share_of_product_rate"] < 1.5
+        assert ("cache_bytes" in row) == (row["task"] == "decode")
+    (step,) = [row for row in rows if (row["task"], row["dtype"], row["length"], row["baseline"])
+               == ("decode", "bfloat16", 70, "softmax of equal size")]  # fmt: skip
+    assert step["cache_bytes"] == 2 * (4 * 70 * 64) * 2  # keys and values, bf16
+    assert [row["scheme"] for row in record.values["memory"]][:2] == ["differential_attention", "softmax of equal size"]
+    time, memory = summary.main_tables(record)
+    assert len(time.rows) == len(rows)
+    assert any("d = 8" in row[0] for row in time.text())
+    assert len(memory.rows) == 4
+    figure = figures.FIGURES["benchmark"](record)
+    titles = [axes.get_title() for axes in figure.axes]
+    assert titles == [f"{task}, {dtype}" for dtype in ("fp32", "bf16") for task in COMPARED]
+
+
+def test_model(monkeypatch):
+    monkeypatch.setattr(model, "TOKENS", 64)
+    monkeypatch.setattr(model, "NEW_TOKENS", 3)
+    monkeypatch.setattr(model, "LENGTHS", (16, 32))
+    record = model.benchmark_model(quick=True)
+    tasks = ("training step", "prefill", "tokens generated")
+    assert [(row["task"], row["length"]) for row in record.values["rows"][:: len(model.PAIRS)]] == [
+        (task, length) for task, length in [(tasks[0], 16), (tasks[0], 32), (tasks[1], 16), (tasks[2], 16),
+                                            (tasks[1], 32), (tasks[2], 32)]
+    ]  # fmt: skip
+    parameters = record.values["parameters"]
+    assert parameters["Llama"] == parameters["antiphase softmax"]
+    (table,) = summary.main_tables(record)
+    assert len(table.rows) == 6 * len(model.PAIRS)
+    assert [axes.get_title() for axes in figures.FIGURES["benchmark"](record).axes] == [f"{t}, fp32" for t in tasks]
+
+
+def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
+    monkeypatch.setattr(model, "NEW_TOKENS", 5)
+    prompt = torch.randint(0, 4096, (1, 12), generator=torch.Generator().manual_seed(0))
+    for built in model._models(0).values():
+        run = model._decode(built, prompt)
+        assert torch.equal(run(), run())

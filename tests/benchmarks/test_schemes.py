@@ -1,0 +1,129 @@
+"""Everything that is timed against each other computes the same, and costs what is said."""
+
+import pytest
+import torch
+
+from antiphase.benchmarks.attention import correctness
+from antiphase.benchmarks.memory import peak_extra_bytes
+from antiphase.benchmarks.schemes import (
+    COMPARED,
+    DECODING,
+    DIFFLLAMA,
+    OURS,
+    OURS_V2,
+    SOFTMAX,
+    Case,
+    Scheme,
+    inputs,
+    work,
+)
+from antiphase.benchmarks.timing import paired_times, product_rate, ratios
+from antiphase.interface import join_halves
+from antiphase.ops.api import differential_attention
+
+EVERY = [
+    (task, scheme) for task, pairs in COMPARED.items() for subject, others in pairs for scheme in (subject, *others)
+]
+
+
+@pytest.mark.parametrize(("task", "scheme"), EVERY, ids=lambda item: getattr(item, "name", item))
+def test_every_way_gives_the_reference(task, scheme):
+    if scheme is SOFTMAX:
+        pytest.skip("softmax attention of equal size is another function")
+    case = Case(21, 3, 4, torch.float64, task)
+    query, key, value, lam = inputs(case, 0, shares_keys=scheme.shares_keys)
+    assert query.shape == (1, 6, 1 if task == "decode" else 21, 4)
+    whole = value if scheme.shares_keys else join_halves(value)
+    expected = differential_attention(query, key, whole, lam, is_causal=True, impl="reference")
+    found = scheme.run(query, key, value, lam)
+    found = found.transpose(1, 2) if found.shape != expected.shape else found  # a layer's call has heads behind
+    torch.testing.assert_close(found, expected)
+    gradients = work(scheme, Case(21, 3, 4, torch.float64, "forward + backward"), 0)() if task != "decode" else ()
+    assert all(gradient is not None for gradient in gradients)
+
+
+def test_softmax_has_as_many_maps_and_outputs():
+    case = Case(9, 3, 4, torch.float32, "forward")
+    query, key, value, lam = inputs(case, 0)
+    assert SOFTMAX.run(query, key, value, lam).numel() == OURS.run(query, key, value, lam).numel()
+
+
+def test_operations_are_those_of_the_formulas():
+    pairs = 8 * 1024 * 1025 // 2
+    forward = Case(1024, 8, 64, torch.float32, "forward")
+    both = Case(1024, 8, 64, torch.float32, "forward + backward")
+    assert OURS.flops(forward) == SOFTMAX.flops(forward) == 2 * 4 * 64 * pairs
+    assert OURS.flops(both) == 2 * 14 * 64 * pairs
+    assert DIFFLLAMA.flops(both) == 2 * OURS.flops(both)
+    assert OURS_V2.flops(both) / OURS.flops(both) == pytest.approx(11 / 14)
+    assert DECODING.flops(Case(1024, 8, 64, torch.float32, "decode")) == 2 * 4 * 64 * 8 * 1024
+
+
+def hold_96_mib(query, key, value, lam):
+    """Memory that is touched, held at once and given back; not in the short call that comes first."""
+    held = [torch.ones(8 * 2**20) for _ in range(3 if query.shape[2] > 256 else 0)]
+    return query + 0 * sum(tensor[0] for tensor in held)
+
+
+@pytest.mark.slow
+def test_peak_memory_is_what_a_call_holds_at_once():
+    scheme = Scheme("known", hold_96_mib, forward=0, backward=0)
+    found = peak_extra_bytes(scheme, Case(300, 2, 4, torch.float32, "forward"), 0)
+    assert 95 * 2**20 <= found <= 104 * 2**20
+
+
+def fail(*tensors):
+    """Works on the short warm-up only."""
+    if tensors[0].shape[2] > 256:
+        raise ZeroDivisionError
+
+
+@pytest.mark.slow
+def test_a_call_that_breaks_while_its_memory_is_measured_is_named(capfd):
+    with pytest.raises(RuntimeError, match="measuring the memory of broken ended with code 1"):
+        peak_extra_bytes(Scheme("broken", fail, forward=0, backward=0), Case(300, 2, 4, torch.float32, "forward"), 0)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_rounds_are_paired_and_end_with_the_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("antiphase.benchmarks.timing.time.perf_counter", lambda: clock[0])
+
+    def takes(seconds):
+        def run():
+            clock[0] += seconds
+
+        return run
+
+    times = paired_times({"a": takes(1.0), "b": takes(4.0)}, rounds=9, seconds=12.0)
+    assert times == {"a": [1.0] * 3, "b": [4.0] * 3}
+    assert len(paired_times({"a": takes(1.0)}, rounds=9, seconds=5.5)["a"]) == 6
+    assert len(paired_times({"a": takes(1.0)}, rounds=4)["a"]) == 4
+    row = ratios({"a": [1.0, 2.0, 30.0], "b": [2.0, 2.0, 10.0]}, "a", "b")
+    assert (row["ratio"], row["rounds"], row["subject_seconds"], row["baseline_seconds"]) == (1.0, 3, 2.0, 2.0)
+    assert row["quartiles"] == [0.5, 3.0]
+
+
+def test_product_rate_counts_two_operations_for_each_multiply_add(monkeypatch):
+    monkeypatch.setattr(
+        "antiphase.benchmarks.timing.paired_times", lambda work, **options: {"product": [0.5, 1.0, 2.0]}
+    )
+    assert product_rate(torch.float32) == 2 * 1536**3
+
+
+def test_the_gate_passes_here_and_holds_what_is_wrong(monkeypatch):
+    rows = correctness(2, 16, seed=0)
+    assert {(row["form"], row["dtype"], row["tensor"]) for row in rows} == {
+        (form, dtype, tensor)
+        for form in ("V1", "V2")
+        for dtype in ("float32", "bfloat16")
+        for tensor in ("out", "query", "key", "value", "lam", "decoding")
+    }
+    assert all(row["error"] <= row["allowed"] for row in rows)
+
+    def slightly_wrong(*arguments, impl="auto", **options):
+        return differential_attention(*arguments, impl=impl, **options) * (1 if impl == "reference" else 1.00001)
+
+    monkeypatch.setattr("antiphase.benchmarks.attention.differential_attention", slightly_wrong)
+    with pytest.raises(RuntimeError, match=r"V1, width 16: out errs by .* at float32, allowed"):
+        correctness(2, 16, seed=0)
