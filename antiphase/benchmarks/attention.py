@@ -152,6 +152,8 @@ def _words(case: Case) -> str:
 def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
     """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
 
+    Errors are root mean squares over a tensor: its largest error is luck, in bf16 of a few rows.
+
     Raises:
         RuntimeError: something errs more.
     """
@@ -173,9 +175,9 @@ def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
             eager = _results(low, short, "reference")
             fast = _results(low, short, "blockwise")
             for name, true in truth.items():
-                rounding = (true.to(fast[name].dtype).double() - true).abs().max().item()
-                error = (fast[name].double() - true).abs().max().item()
-                allowed = 2 * ((eager[name].double() - true).abs().max().item() + rounding)
+                rounding = _distance(true.to(fast[name].dtype), true)
+                error = _distance(fast[name], true)
+                allowed = 2 * (_distance(eager[name], true) + rounding)
                 row = {"form": form, "width": width, "dtype": _name(dtype), "tensor": name}
                 rows.append({**row, "error": error, "allowed": allowed})
                 if not error <= allowed:
@@ -183,6 +185,10 @@ def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
                         f"{form}, width {width}: {name} errs by {error:.3g} at {_name(dtype)}, allowed {allowed:.3g}"
                     )
     return rows
+
+
+def _distance(found: Tensor, true: Tensor) -> float:
+    return (found.double() - true).square().mean().sqrt().item()
 
 
 def _results(tensors: Sequence[Tensor], lam: Tensor, impl: str) -> dict[str, Tensor]:

@@ -16,13 +16,14 @@ of batch row and value head) that are worked on together, n queries of a block, 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from antiphase.ops.shapes import check_tensors, statistics_dtype
+from antiphase.ops.shapes import check_tensors, product_dtype, statistics_dtype
 
 QUERY_ROWS = 128
 """Rows of scores (queries times heads that share a value) in one block; twice as many beyond ``FEW_KEYS`` keys."""
@@ -30,6 +31,8 @@ FEW_KEYS = 2048
 """With more keys, what a larger block wastes above the diagonal is less than it saves in sums over blocks."""
 SCORES_IN_CACHE = 1 << 21
 """Scores of one map that a block may hold: 8 MiB in fp32, so that both maps stay in the last-level cache."""
+KEPT_BYTES = 32 << 20
+"""Largest buffer that a thread keeps for its next call."""
 
 
 def attend(
@@ -50,7 +53,7 @@ def attend(
     plan = _Plan(query, key, value, lam, mask, is_causal, sliding_window, scale)
     out = _empty_output(query, key, value)
     grouped_out = plan.group(out)
-    result = plan.new_buffer(plan.value_width)
+    result = plan.block_room("result", plan.value_width)
     for unit in plan.units():
         unit_out = grouped_out[unit.batches, unit.groups]
         for block in plan.blocks:
@@ -59,7 +62,7 @@ def attend(
                 rows.zero_()
                 continue
             first, second = unit.softmax_maps(block)
-            difference = first.addcmul_(second, unit.lam_column(block), value=-1)
+            difference = first.addcmul_(second, unit.lam_column(block).to(plan.products), value=-1)
             product = _shaped(result, *first.shape[:2], plan.value_width)
             rows.copy_(torch.bmm(difference, unit.values[:, block.keys], out=product).view(rows.shape))
     return out
@@ -106,47 +109,61 @@ def attend_backward(
     """
     plan = _Plan(query, key, value, lam, mask, is_causal, sliding_window, scale)
     grad_query, grad_key, grad_value = (
-        torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
+        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
     )
     grad_lam = lam.new_zeros(plan.batch, plan.all_groups, plan.repeats, lam.shape[2])
     grouped_grad = plan.group(grad)  # (B, G, R, N, dv)
     grouped_queries = grad_query.unflatten(1, (plan.all_groups, plan.repeats, 2))  # (B, G, R, 2, N, d)
     grouped_keys = grad_key.unflatten(1, (plan.all_groups, plan.key_maps))  # (B, G, 2|1, M, d)
     width, value_width = query.shape[-1], value.shape[-1]
-    third_buffer = plan.new_buffer(plan.keys_length)
-    step_buffer = value.new_empty(plan.most_units * plan.keys_length * max(width, value_width), dtype=plan.dtype)
+    third_buffer = plan.block_room("third", plan.keys_length)
+    step_buffer = plan.unit_room("step", max(width, value_width), plan.products)
+    is_rounded = plan.products != plan.dtype
 
     def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
         """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
-        product = _shaped(step_buffer, len(rows), rows.shape[-1], scores.shape[-1])
-        total[:, :, keys] += torch.bmm(rows.transpose(1, 2), scores, out=product)
+        shape = len(rows), rows.shape[-1], scores.shape[-1]
+        product = torch.bmm(rows.to(plan.products).transpose(1, 2), scores, out=_shaped(step_buffer, *shape))
+        if is_rounded:
+            room = plan.unit_room("step in full", max(width, value_width), plan.dtype)
+            product = _shaped(room, *shape).copy_(product)
+        total[:, :, keys].add_(product)
 
     for unit in plan.units():
         count = len(unit.values)
         here = unit.batches, unit.groups
-        unit_grad = grouped_grad[here].to(plan.dtype)
-        key_sums = [unit.values.new_zeros(count, width, plan.keys_length) for _ in range(plan.key_maps)]
-        value_sum = unit.values.new_zeros(count, value_width, plan.keys_length)
+        unit_grad = grouped_grad[here].to(plan.products)
+        key_sums = [
+            _shaped(plan.unit_room(f"key sum {index}", width, plan.dtype), count, width, plan.keys_length).zero_()
+            for index in range(plan.key_maps)
+        ]
+        room = plan.unit_room("value sum", value_width, plan.dtype)
+        value_sum = _shaped(room, count, value_width, plan.keys_length).zero_()
         for block in plan.blocks:
             if block.is_blind:
+                grouped_queries[here][..., block.queries, :] = 0
                 continue
-            maps = unit.softmax_maps(block)
+            maps = unit.softmax_maps(block, keeps_unrounded=is_rounded)
             third = _shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = unit.lam_column(block)
             cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
-            add_product(
-                value_sum, cotangent, torch.addcmul(maps[0], maps[1], lam_column, value=-1, out=third), block.keys
-            )
+            torch.addcmul(maps[0], maps[1], lam_column.to(plan.products), value=-1, out=third)
+            add_product(value_sum, cotangent, third, block.keys)
             torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
             for index, scores in enumerate(maps):
-                if index == 1:  # the first map is done with: room for P2∘dP
-                    second_mean = torch.mul(scores, third, out=maps[0]).sum(-1)  # (U, R n)
+                if index == 1:
+                    if is_rounded:
+                        room = plan.block_room("third in full", plan.keys_length, plan.dtype)
+                        dots = _shaped(room, *third.shape).copy_(third).mul_(unit.unrounded)
+                    else:  # the first map is done with: room for P2∘dP
+                        dots = torch.mul(scores, third, out=maps[0])
+                    second_mean = dots.sum(-1)  # (U, R n)
                     grad_lam[here][..., block.lam_rows] -= unit.sum_to_lam(second_mean)
-                torch.ops.aten._softmax_backward_data.out(third, scores, -1, plan.dtype, grad_input=scores)
+                torch.ops.aten._softmax_backward_data.out(third, scores, -1, plan.products, grad_input=scores)
                 factor = 1.0 if index == 0 else -lam_column
                 key_sum, keys = key_sums[index % plan.key_maps], unit.keys[index % plan.key_maps]
-                add_product(key_sum, unit.rows(index, block) * factor, scores, block.keys)
-                grad_rows = torch.bmm(scores, keys[:, block.keys]).mul_(scale * factor)  # (U, R n, d)
+                add_product(key_sum, unit.rows(index, block) * (scale * factor), scores, block.keys)
+                grad_rows = torch.bmm(scores, keys[:, block.keys]) * (scale * factor)  # (U, R n, d)
                 target = grouped_queries[here][:, :, :, index, block.queries]
                 target.copy_(grad_rows.view(target.shape))
         for index, key_sum in enumerate(key_sums):
@@ -202,10 +219,28 @@ def _shaped(buffer: Tensor, *shape: int) -> Tensor:
     return buffer[: math.prod(shape)].view(shape)
 
 
-def _rows_together(tensor: Tensor) -> Tensor:
-    """(b, g, M, w) as (U, M, w), copied only where the rows of a head do not lie one after the other."""
-    together = tensor.flatten(0, 1)
-    return together if together.stride(1) == together.shape[2] else together.contiguous()
+class _Rooms(threading.local):
+    """Buffers that a thread keeps from call to call.
+
+    Memory that the system has only just given costs a page fault for every 4 KiB: for a call of 1,024 tokens a third
+    of its time.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """``count`` numbers, whatever stands there; the same memory as the last one of this name."""
+        if device.type != "cpu" or count * dtype.itemsize > KEPT_BYTES:
+            return torch.empty(count, dtype=dtype, device=device)  # other devices have an allocator that keeps
+        kept = self.kept.get((name, dtype))
+        if kept is None or len(kept) < count:
+            with torch.inference_mode(False):  # a tensor of inference mode could not be written outside of it
+                kept = self.kept[name, dtype] = torch.empty(count, dtype=dtype)
+        return kept[:count]
+
+
+_ROOMS = _Rooms()
 
 
 class _Plan:
@@ -228,6 +263,7 @@ class _Plan:
         self.keys_length = shape.keys
         self.scale = scale
         self.dtype = statistics_dtype(query.dtype)
+        self.products = product_dtype(query)
         self.query = query.unflatten(1, (self.all_groups, self.repeats, 2))  # (B, G, R, 2, N, d)
         self.key = key.unflatten(1, (self.all_groups, self.key_maps))  # (B, G, 2|1, M, d)
         self.value = value  # (B, G, M, dv)
@@ -249,15 +285,27 @@ class _Plan:
         ]
         # Only a mask, or queries before the first key, can leave a row without any key.
         self.may_be_empty = mask is not None or (offset < 0 and is_causal)
-        self.scores = [self.new_buffer(self.keys_length) for _ in range(2)]
+        self.scores = [self.block_room(f"scores {index}", self.keys_length) for index in range(2)]
 
     def group(self, tensor: Tensor) -> Tensor:
         """(B, H, ...) as (B, G, R, ...)."""
         return tensor.unflatten(1, (self.all_groups, self.repeats))
 
-    def new_buffer(self, width: int) -> Tensor:
-        """Room for ``width`` numbers for each row of the largest block."""
-        return torch.empty(self.most_units * self.most_rows * width, dtype=self.dtype, device=self.value.device)
+    def block_room(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for ``width`` numbers for each row of the largest block; None: the dtype of products."""
+        return _ROOMS.take(name, self.most_units * self.most_rows * width, dtype or self.products, self.value.device)
+
+    def unit_room(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
+        """Room for ``width`` numbers for each key of the largest unit."""
+        return _ROOMS.take(name, self.most_units * self.keys_length * width, dtype, self.value.device)
+
+    def rows_together(self, name: str, tensor: Tensor) -> Tensor:
+        """(b, g, M, w) as (U, M, w), copied only where dtype or order differ from what products want."""
+        together = tensor.flatten(0, 1)
+        if together.dtype == self.products and together.stride(1) == together.shape[2] and tensor.stride(3) == 1:
+            return together
+        room = self.unit_room(name, tensor.shape[3], self.products)
+        return _shaped(room, *together.shape).copy_(together)
 
     def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> _Block:
         position = start + offset  # of the first query among the keys
@@ -283,7 +331,7 @@ class _Plan:
         if name not in self.edges:
             ones = torch.ones(rows, columns, dtype=torch.bool, device=self.value.device)
             hidden = ones.triu_(first) if hides_after else ones.tril_(first - 1)
-            bound = torch.full(hidden.shape, float("inf"), dtype=self.dtype, device=self.value.device)
+            bound = torch.full(hidden.shape, float("inf"), dtype=self.products, device=self.value.device)
             bound.masked_fill_(hidden, float("-inf"))
             self.edges[name] = _Edge(bound, first, hides_after)
         return self.edges[name]
@@ -318,10 +366,13 @@ class _Edge:
         Two passes over few columns: the first puts zeros in the place of NaN and infinities, which a minimum would
         keep. Both run vectorised, which ``masked_fill_`` with a broadcast mask does not.
         """
-        if self.hides_after:
-            scores.tril_(self.first - 1)
-        else:
-            scores.triu_(self.first)
+        for matrix in scores.view(
+            -1, *scores.shape[-2:]
+        ):  # one at a time they are changed in place, several would be copied
+            if self.hides_after:
+                matrix.tril_(self.first - 1)
+            else:
+                matrix.triu_(self.first)
         torch.minimum(scores, self.bound, out=scores)
 
 
@@ -345,13 +396,10 @@ class _Unit:
 
     def __init__(self, plan: _Plan, batches: slice, groups: slice) -> None:
         self.plan, self.batches, self.groups = plan, batches, groups
-        query = plan.query[batches, groups].movedim(3, 0).to(plan.dtype)  # (2, b, g, R, N, d)
-        # Scaled once and contiguous, so that where R = 1 the rows of a block are a view.
-        scaled = torch.empty(query.shape, dtype=plan.dtype, device=query.device)
-        self.queries = torch.mul(query, plan.scale, out=scaled).flatten(1, 2)  # (2, U, R, N, d)
-        keys = plan.key[batches, groups].to(plan.dtype)  # (b, g, 2|1, M, d)
-        self.keys = [_rows_together(keys[:, :, index]) for index in range(plan.key_maps)]  # each (U, M, d)
-        self.values = _rows_together(plan.value[batches, groups].to(plan.dtype))  # (U, M, dv)
+        self.queries = plan.query[batches, groups]  # (b, g, R, 2, N, d)
+        keys = plan.key[batches, groups]  # (b, g, 2|1, M, d)
+        self.keys = [plan.rows_together(f"key {index}", keys[:, :, index]) for index in range(plan.key_maps)]
+        self.values = plan.rows_together("value", plan.value[batches, groups])  # (U, M, dv); each key (U, M, d)
         self.lam = plan.lam[batches, groups]  # (b, g, R, 1|N)
         mask = plan.mask
         if mask is not None:
@@ -359,11 +407,12 @@ class _Unit:
             mask = mask[:, groups] if mask.shape[1] > 1 else mask
         self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
         self._shared_lam: dict[int, Tensor] = {}
+        self.unrounded = self.values  # until a block has made its own
 
     def rows(self, index: int, block: _Block) -> Tensor:
-        """The block's queries of one map, scaled, (U, R n, d)."""
-        queries = self.queries[index]
-        return queries[:, :, block.queries].reshape(len(queries), -1, queries.shape[-1])
+        """The block's queries of one map, (U, R n, d)."""
+        rows = self.queries[:, :, :, index, block.queries]  # (b, g, R, n, d)
+        return rows.reshape(len(self.values), -1, rows.shape[-1]).to(self.plan.products)
 
     def lam_column(self, block: _Block) -> Tensor:
         """λ of each row, (U, R n, 1)."""
@@ -380,19 +429,29 @@ class _Unit:
         grouped = rows.view(*self.lam.shape[:3], -1)
         return grouped if self.lam.shape[-1] > 1 else grouped.sum(-1, keepdim=True)
 
-    def softmax_maps(self, block: _Block) -> list[Tensor]:
-        """Both maps (U, R n, m), in the plan's buffers, which the next block overwrites."""
+    def softmax_maps(self, block: _Block, *, keeps_unrounded: bool = False) -> list[Tensor]:
+        """Both maps (U, R n, m), in the plan's buffers, which the next block overwrites.
+
+        ``keeps_unrounded``: the second one is also left in ``unrounded``, in the statistics dtype; dλ, where each
+        token has a λ of its own, has no other sum in which roundings even out.
+        """
         maps = []
         for index, buffer in enumerate(self.plan.scores):
             rows = self.rows(index, block)
             keys = self.keys[index % self.plan.key_maps][:, block.keys]
             scores = _shaped(buffer, *rows.shape[:2], keys.shape[1])
-            torch.bmm(rows, keys.transpose(1, 2), out=scores)
+            scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.plan.scale)
             self._hide(scores, block)
             empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if self.plan.may_be_empty else None
-            torch.softmax(scores, dim=-1, out=scores)
+            target = scores
+            if keeps_unrounded and index == 1:
+                room = self.plan.block_room("unrounded", self.plan.keys_length, self.plan.dtype)
+                self.unrounded = target = _shaped(room, *scores.shape).copy_(scores)
+            torch.softmax(target, dim=-1, out=target)
             if empty is not None:
-                scores.masked_fill_(empty, 0.0)
+                target.masked_fill_(empty, 0.0)
+            if target is not scores:
+                scores.copy_(target)
             maps.append(scores)
         return maps
 

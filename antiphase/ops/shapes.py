@@ -35,6 +35,15 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of matrix products and of scores: the input's where the device has instructions for it, else fp32.
+
+    A CPU has none for fp16, and for bf16 only with AVX-512 BF16; without them half precision is slower than fp32.
+    """
+    native = tensor.device.type != "cpu" or (tensor.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
+    return tensor.dtype if native else statistics_dtype(tensor.dtype)
+
+
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
     """Ranks, dtypes, devices and head counts of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv, M, dv).
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase import differential_attention
 from antiphase.ops import blockwise
+from antiphase.ops.shapes import product_dtype
 
 
 def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64):
@@ -330,3 +334,64 @@ def test_subtracting_two_sdpa_calls_gives_the_same():
     second = scaled_dot_product_attention(query[:, 1::2], key[:, 1::2], value, is_causal=True)
     found = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
     torch.testing.assert_close(found, first - 0.4 * second)
+
+
+def test_buffers_kept_from_call_to_call_never_reach_a_result():
+    """Other sizes, dtypes, threads and inference mode between two equal calls change nothing, and nothing is shared."""
+
+    def call(length: int, dtype: Any = torch.float32) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(length)
+        tensors = [
+            torch.randn(shape, generator=generator).to(dtype).requires_grad_()
+            for shape in ((1, 4, length, 8), (1, 4, length, 8), (1, 2, length, 16))
+        ]
+        out = differential_attention(*tensors, 0.4, is_causal=True, impl="blockwise")
+        return [out, *torch.autograd.grad(out, tensors, torch.ones_like(out))]
+
+    with torch.inference_mode():  # what is kept from here must serve outside of it
+        query, key, value = torch.randn(3, 1, 4, 300, 8).unbind()
+        differential_attention(query, key, value[:, :2], 0.4, impl="blockwise")
+    first = call(200)
+    kept = [t.clone() for t in first]
+    others = [call(333), call(40), call(200, torch.bfloat16), call(150, torch.float64)]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(call, [200, 40, 333, 200] * 3))
+    for room in blockwise._ROOMS.kept.values():
+        room.fill_(float("nan"))
+    again = call(200)
+    for one, other, before in zip(first, again, kept, strict=True):
+        assert torch.equal(one, before)
+        assert torch.equal(one, other)
+    for index, expected in zip((0, 1, 2), (first, others[1], others[0]), strict=True):
+        for one, other in zip(together[index], expected, strict=True):
+            assert torch.equal(one, other)
+    places = {t.untyped_storage().data_ptr() for t in (*first, *again)}
+    assert len(places) == 8
+
+
+def test_a_very_large_buffer_is_not_kept(monkeypatch):
+    monkeypatch.setattr(blockwise, "_ROOMS", blockwise._Rooms())
+    monkeypatch.setattr(blockwise, "KEPT_BYTES", 4 * 2 * 100 * 128)
+    query, key, value = (t.detach().float() for t in inputs(1, 2, 2, 300, 100, 4, 4, 2))
+    differential_attention(query, key, value, 0.4, impl="blockwise")
+    kept = {name: len(room) for (name, _), room in blockwise._ROOMS.kept.items()}
+    assert kept["scores 0"] == 2 * 128 * 100
+    query, key, value = (t.detach().float() for t in inputs(1, 2, 2, 300, 101, 4, 4, 2))
+    differential_attention(query, key, value, 0.4, impl="blockwise")
+    assert {name: len(room) for (name, _), room in blockwise._ROOMS.kept.items()}["scores 0"] == 2 * 128 * 100
+
+
+@pytest.mark.parametrize("has_instructions", [True, False])
+def test_bf16_products_where_the_processor_has_them(monkeypatch, has_instructions):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_instructions)
+    half = torch.zeros(1, dtype=torch.bfloat16)
+    assert product_dtype(half) == (torch.bfloat16 if has_instructions else torch.float32)
+    assert product_dtype(half.half()) == torch.float32
+    assert product_dtype(half.half().to("meta")) == torch.float16
+    assert product_dtype(half.double()) == torch.float64
+    query, key, value = (t.detach().bfloat16() for t in inputs(1, 2, 1, 300, 300, 8, 8, 2))
+    exact = differential_attention(query.double(), key.double(), value.double(), 0.4, is_causal=True, impl="reference")
+    found = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
+    eager = differential_attention(query, key, value, 0.4, is_causal=True, impl="reference")
+    rounding = (exact.bfloat16() - exact).abs().max()
+    assert (found - exact).abs().max() <= 2 * ((eager - exact).abs().max() + rounding)
