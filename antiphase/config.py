@@ -163,6 +163,8 @@ class CompareSettings:
     )
     """Name of each arm and its overrides of the run."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    also: dict[str, str] = field(default_factory=dict)
+    """Further pairs: an arm, and another that it is compared with besides the first."""
     threshold: float = 0.5
     """First-query accuracy whose first passing is reported, in steps."""
     processes: int | None = None
@@ -406,6 +408,9 @@ def _check_compare(compare: CompareSettings) -> None:
         for key in dotted(overrides):
             if key.split(".")[0] in ("data", "evaluation") or key in SHARED_BY_ARMS:
                 raise InputError(f"compare.arms.{arm} must not change {key}: all arms share their data and seeds")
+    for pair in compare.also.items():
+        if unknown := [arm for arm in pair if arm not in compare.arms]:
+            raise InputError(f"compare.also names the arm {unknown[0]!r}; known: {', '.join(compare.arms)}")
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):
         raise InputError(f"--seeds must be different whole numbers, got {compare.seeds}")
     if not 0 <= compare.threshold < 1:

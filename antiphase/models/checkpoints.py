@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -24,10 +25,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from antiphase.errors import InputError
 from antiphase.models.conversion import (
+    HEAD,
     Conversion,
     Format,
     check_names,
     check_shapes,
+    check_tied,
     plan_conversion,
     tensor_shapes,
 )
@@ -39,6 +42,8 @@ TRAVELLING = (
 )  # fmt: skip
 """Files of tokenizer and generation that are copied as they are."""
 INDEX = "model.safetensors.index.json"
+DTYPES = ("F64", "F32", "BF16", "F16")
+"""Types of weights as safetensors calls them; any other is a quantized model's."""
 REBUILT = ("rotary_emb.inv_freq",)
 """Ends of tensor names that old checkpoints hold and every model computes for itself."""
 
@@ -61,9 +66,11 @@ class Checkpoint:
         self.shapes: dict[str, tuple[int, ...]] = {}
         paths = sorted(self.folder.glob("*.safetensors"))
         listed = self.folder / INDEX
+        places: dict[str, str] = {}
         if listed.is_file():
             try:
-                wanted = set(json.loads(listed.read_text(encoding="utf-8"))["weight_map"].values())
+                places = dict(json.loads(listed.read_text(encoding="utf-8"))["weight_map"])
+                wanted = set(places.values())
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(f"SOURCE {name}: {INDEX} is damaged") from None
             if missing := sorted(wanted - {path.name for path in paths}):
@@ -81,15 +88,37 @@ class Checkpoint:
                 with safe_open(path, "pt") as file:
                     for tensor in file.keys():  # noqa: SIM118 – safe_open is no mapping
                         if not tensor.endswith(REBUILT):
+                            found = file.get_slice(tensor)
+                            if found.get_dtype() not in DTYPES:
+                                raise InputError(
+                                    f"SOURCE {name}: the tensor {tensor} is of type {found.get_dtype()}, expected one "
+                                    f"of {', '.join(DTYPES)}"
+                                )
                             self._shards[tensor] = path
-                            self.shapes[tensor] = tuple(file.get_slice(tensor).get_shape())
+                            self.shapes[tensor] = tuple(found.get_shape())
             except (SafetensorError, OSError) as error:
                 raise InputError(f"SOURCE {name}: {path.name} is damaged ({error})") from None
+
+        if lacking := sorted(name for name in places if name not in self.shapes and not name.endswith(REBUILT)):
+            raise InputError(f"SOURCE {name} lacks the tensor {lacking[0]}, which its {INDEX} names")
+
+    def digest(self) -> str:
+        """SHA-256 over the files that hold the weights."""
+        found = hashlib.sha256()
+        for path in sorted(set(self._shards.values())):
+            with open(path, "rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+        return found.hexdigest()
 
     def read(self, name: str) -> Tensor:
         """One tensor, mapped from its file."""
         with safe_open(self._shards[name], "pt") as file:
             return file.get_tensor(name)
+
+    @property
+    def model_tensors(self) -> list[str]:
+        """Names of the model's own tensors; a tied head, stored a second time, is none."""
+        return [name for name in self.shapes if not (name == HEAD and self.config.tie_word_embeddings)]
 
     def check(self) -> None:
         """
@@ -101,8 +130,9 @@ class Checkpoint:
         except (ValueError, KeyError, TypeError, AttributeError, AssertionError, ZeroDivisionError) as error:
             raise _unusable(self.name, error) from None
         found = dict(self.shapes)
-        if self.config.tie_word_embeddings:
-            found.pop("lm_head.weight", None)  # some tools store the tied head a second time
+        if self.config.tie_word_embeddings and HEAD in found:  # some tools store the tied head a second time
+            del found[HEAD]
+            check_tied(self.read, f"SOURCE {self.name}")
         check_names(found, expected, f"SOURCE {self.name}")
         check_shapes(found, expected)
 

@@ -27,6 +27,7 @@ Format = Literal["antiphase", "llama", "diffllama"]
 Read = Callable[[str], Tensor]
 """A tensor of the source, by name."""
 Recipe = Callable[[Read], Tensor]
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -95,7 +96,8 @@ def convert_model(
     conversion = plan_conversion(model.config, to=to, attention_type=attention_type, control=control)
     state = model.state_dict()
     if model.config.tie_word_embeddings:
-        state.pop("lm_head.weight", None)
+        check_tied(state.__getitem__, type(model).__name__)
+        del state[HEAD]
     check_names(state, tensor_shapes(model.config), type(model).__name__)
     result = AutoModelForCausalLM.from_config(conversion.config, dtype=model.dtype)
     result.load_state_dict(
@@ -112,7 +114,7 @@ def tensor_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
-        del shapes["lm_head.weight"]
+        del shapes[HEAD]
     return shapes
 
 
@@ -171,6 +173,18 @@ def check_shapes(found: Mapping[str, Iterable[int]], expected: Mapping[str, Iter
     for name, shape in expected.items():
         if tuple(found[name]) != tuple(shape):
             raise InputError(f"the tensor {name} has shape {tuple(found[name])}, expected {tuple(shape)}")
+
+
+def check_tied(read: Read, where: str) -> None:
+    """
+    Raises:
+        InputError: the head of a model whose configuration ties it to the embedding has values of its own.
+    """
+    if not torch.equal(read(HEAD), read(EMBEDDING)):
+        raise InputError(
+            f"{where}: {HEAD} differs from {EMBEDDING}, though tie_word_embeddings is true in its config.json; set it "
+            "to false there if the head is meant to be the model's own"
+        )
 
 
 def _and_more(names: list[str]) -> str:
@@ -340,13 +354,22 @@ def _twice(rows: Tensor, *, width: int) -> Tensor:
 
 
 def _doubled(columns: Tensor) -> Tensor:
-    return 2 * columns
+    """
+    Raises:
+        InputError: a number that the dtype cannot hold twice.
+    """
+    doubled = 2 * columns
+    if bool((doubled.isinf() & columns.isfinite()).any()):
+        raise InputError(
+            f"SOURCE has output weights (o_proj) too large for {columns.dtype} when doubled; save it in bfloat16 first"
+        )
+    return doubled
 
 
 def _two_and_minus_one(columns: Tensor, *, width: int) -> Tensor:
     """Every head's columns times 2, then times -1: (hidden, heads · d) to (hidden, 2 · heads · d)."""
     heads = columns.unflatten(1, (-1, 1, width))
-    return torch.cat([2 * heads, -heads], dim=2).flatten(1)
+    return torch.cat([_doubled(heads), -heads], dim=2).flatten(1)
 
 
 def _lambda_in_full(name: str, tensor: Tensor) -> Tensor:

@@ -46,6 +46,8 @@ class DifferentialAttention(nn.Module):
         super().__init__()
         if layer_idx < 0:
             raise InputError(f"layer_idx must not be below 0, got {layer_idx}")
+        if context_size is not None and context_size < 1:
+            raise InputError(f"context_size must be at least 1, got {context_size}")
         config = AntiphaseConfig(
             attention_type="differential", hidden_size=hidden_size, num_attention_heads=num_attention_heads,
             num_key_value_heads=num_key_value_heads, head_dim=head_dim, num_hidden_layers=layer_idx + 1,
@@ -84,11 +86,13 @@ class DifferentialAttention(nn.Module):
             (B, N, hidden).
 
         Raises:
-            ValueError: a mask that is not boolean or of another shape, a cache together with ``context``, or a cache of
-                fixed length without a mask by query.
+            ValueError: a mask that is not boolean or of another shape, a context of another batch size, a cache
+                together with ``context``, or a cache of fixed length without a mask by query.
         """
         if context is not None and past_key_values is not None:
             raise ValueError("past_key_values goes with self-attention; a context is the same at every step")
+        if context is not None and len(context) != len(hidden_states):
+            raise ValueError(f"context must have the batch size {len(hidden_states)}, got {len(context)}")
         layer = self.inner
         source = hidden_states if context is None else context
         query, key, value = (

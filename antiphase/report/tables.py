@@ -419,7 +419,8 @@ def environment(record: Record) -> Table | None:
 
 def sentences(record: Record) -> list[str]:
     """The ready prose of a comparison."""
-    entries = record.values.get("comparison") or [] if record.kind == "compare" else []
+    parts = ("comparison", "further_comparison") if record.kind == "compare" else ()
+    entries = [entry for part in parts for entry in record.values.get(part) or []]
     return [entry["sentence"] for entry in entries if entry.get("sentence")]
 
 

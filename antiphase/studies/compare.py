@@ -32,6 +32,8 @@ from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free
 SETTINGS = "compare.yaml"
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
 """Settings that a resumed study may change: they change no result."""
+START = ".training.start_from"
+"""End of the name under which each arm says where its weights come from; the runs themselves check what they are."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
 
@@ -64,7 +66,7 @@ def compare(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
-    begin: Callable[[PreparedData], None] = lambda data: None,
+    begin: Callable[[], None] = lambda: None,
 ) -> Record:
     """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
 
@@ -72,7 +74,7 @@ def compare(
         resume: go on with the study that ``output`` holds.
         report: called when a run has new metrics.
         say: called with what happens outside the runs.
-        begin: called with the data before the first run, to make what arms start from.
+        begin: called before anything is read, to make what arms start from.
 
     Returns:
         The record of kind "compare".
@@ -90,8 +92,8 @@ def compare(
     with only_one(output):
         started = time.perf_counter()
         with setting_up(output, settings):
+            begin()
             data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-            begin(data)
             check_sizes(preset, jobs, data)
             check_content(output, data.content)
         cores = os.cpu_count() or 1
@@ -139,7 +141,7 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
             )
         before, now = dotted(_settings_of(path)), dotted(yaml.safe_load(_settings_text(settings)))
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        changed = [name for name in names if name not in MAY_CHANGE]
+        changed = [name for name in names if name not in MAY_CHANGE and not name.endswith(START)]
         if changed:
             raise InputError(
                 f"--output {output} holds a study with other settings ({', '.join(changed)}); choose another folder"
@@ -207,6 +209,12 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
     ]
     comparison, verdicts = _comparison(settings, runs, guess_rate=data.task().guess_rate)
+    further = [
+        entry
+        for metric, series in _metrics(settings, runs)
+        for arm, other in settings.also.items()
+        if (entry := compare_metric(metric, {name: series[name] for name in (arm, other)}, other)) is not None
+    ]
     values = {
         "source": run.data.source,
         "arms": arms,
@@ -225,6 +233,7 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         "allocation": rows,
         "attention_map": pictured.describe(arms, layers=run.model.num_hidden_layers),
         "comparison": comparison,
+        "further_comparison": further,
         **verdicts,
     }
     return finite(values), arrays
@@ -274,6 +283,32 @@ def _comparison(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Paired comparison of every metric, and the verdict on the paper's claim."""
     arms, seeds = list(settings.arms), settings.seeds
+    found, verdicts = [], {}
+    for metric, series in _metrics(settings, runs):
+        entry = compare_metric(metric, series, arms[0])
+        if entry is None:
+            continue
+        found.append(entry)
+        floor = guess_rate if metric.is_share else None
+        verdicts[metric.name] = {
+            arm: verdict(
+                difference["values"],
+                lower_is_better=metric.lower_is_better,
+                baseline_mean=entry["arms"][arms[0]]["mean"] or 0.0,
+                floor=floor,
+            )
+            if difference["seeds"] == len(seeds)
+            else "inconclusive"  # a seed that never passed is no seed to leave out: it may have been the slowest
+            for arm, difference in entry["differences"].items()
+        }
+    return found, {"verdicts": verdicts, "verdict": _verdict_words(len(seeds), verdicts)}
+
+
+def _metrics(
+    settings: CompareSettings, runs: list[dict[str, Any]]
+) -> list[tuple[Metric, dict[str, list[float | None]]]]:
+    """What is compared: arm → one value for each seed. A threshold that every run began above tells nothing apart."""
+    arms, seeds = list(settings.arms), settings.seeds
 
     def of_runs(read: Callable[[dict[str, Any]], float | None]) -> dict[str, list[float | None]]:
         by_key = {(entry["arm"], entry["seed"]): read(entry) for entry in runs}
@@ -294,25 +329,11 @@ def _comparison(
             of_runs(lambda entry: entry["passes"]),
         ),
     ]
-    found, verdicts = [], {}
-    for metric, series in metrics:
-        entry = compare_metric(metric, series, arms[0])
-        if entry is None:
-            continue
-        found.append(entry)
-        floor = guess_rate if metric.is_share else None
-        verdicts[metric.name] = {
-            arm: verdict(
-                difference["values"],
-                lower_is_better=metric.lower_is_better,
-                baseline_mean=entry["arms"][arms[0]]["mean"] or 0.0,
-                floor=floor,
-            )
-            if difference["seeds"] == len(seeds)
-            else "inconclusive"  # a seed that never passed is no seed to leave out: it may have been the slowest
-            for arm, difference in entry["differences"].items()
-        }
-    return found, {"verdicts": verdicts, "verdict": _verdict_words(len(seeds), verdicts)}
+    return [
+        (metric, series)
+        for metric, series in metrics
+        if not (metric.unit == "steps" and all(value == 0 for values in series.values() for value in values))
+    ]
 
 
 def _verdict_words(seeds: int, verdicts: dict[str, dict[str, str]]) -> str:

@@ -25,6 +25,7 @@ from antiphase.evals.perplexity import perplexity
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
+from antiphase.training.checkpoint import has_checkpoint
 from antiphase.training.loop import Evaluation, Reporter, check_settings, choose_device, train
 from antiphase.training.run_folder import check_run, is_same_content, make_folder, undone_if_refused
 
@@ -60,7 +61,7 @@ def train_run(
     check_run(output, settings, resume=resume)
     with _undone(_beside(output)):
         data = prepare(settings.data, _beside(output), progress=say)
-        check_settings(settings, data.tokenizer)
+        check_settings(settings, data.tokenizer, begins=not has_checkpoint(output))
     return train(settings, data, output, evaluations=curve_evaluations(settings, data), resume=resume, report=report)
 
 

@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from antiphase.config import Preset, load_preset
-from antiphase.data.prepare import PreparedData
-from antiphase.errors import InputError
-from antiphase.models.checkpoints import convert
+from antiphase.errors import InputError, naming
+from antiphase.models.checkpoints import Checkpoint, convert
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.conversion import plan_conversion
 from antiphase.records import Record
 from antiphase.studies.compare import compare
 from antiphase.studies.jobs import Report
-from antiphase.training.run_folder import SETTINGS, is_same_content
+from antiphase.training.run_folder import CONTENT, SETTINGS
 
 SEEDS = 3
 """Seeds of the study unless some are given: those after the model's own, whose batches it has seen."""
-UPCYCLED: dict[str, dict[str, Any]] = {
+FORMS: dict[str, dict[str, Any]] = {
+    "softmax": {},
     "control": {"attention_type": "differential_v2", "control": True},
     "differential_v2": {"attention_type": "differential_v2"},
 }
-"""Arms beside the model itself, and how ``convert`` makes them. The control has the heads of V2, but no λ."""
+"""Name of each arm, and how ``convert`` makes what it starts from. The control has the heads of V2, but no λ."""
+
+
+KEPT = (
+    "source", "paths", "validation", "validation_share", "text_field", "vocabulary_size", "keys", "numbers", "fillers",
+)  # fmt: skip
+"""Settings of the data that say what a token means and what was held out; they stay those of the model."""
 
 
 def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = ()) -> Preset:
     """The comparison that continues the training of ``model``: its own settings, then the overrides.
+
+    Its learning rate warms up and decays anew, over the steps of the study.
 
     Raises:
         InputError: no softmax model trained here, settings that cannot be used, or the seed that it was trained with.
@@ -38,26 +45,37 @@ def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = ()) -> P
     path = Path(model) / SETTINGS
     if not path.is_file() or not (Path(model) / "config.json").is_file():
         raise InputError(f"MODEL {model} is no finished run of antiphase; give the folder of a trained softmax model")
-    config = AutoConfig.from_pretrained(model)
+    with naming({"SOURCE": "MODEL"}):
+        config = Checkpoint(model).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is no softmax model, and only those can be upcycled")
     trained = load_preset(str(path)).run
     own_seed = trained.training.seed
     arms = {
-        "softmax": {"model.attention_type": "softmax", "training.start_from": model},
-        **{name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
-           for name, form in UPCYCLED.items()},
-    }  # fmt: skip
+        name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
+        for name, form in FORMS.items()
+    }
     defaults: dict[str, Any] = {
         "description": f"Continued training of {Path(model).name}, a softmax model.",
+        "training.decay_steps": None,
         "compare.arms": arms,
+        "compare.also": {"differential_v2": "control"},
         "compare.seeds": [own_seed + 1 + index for index in range(SEEDS)],
     }
     if trained.data.source == "text":
-        defaults["data.tokenizer"] = model
+        defaults["data.tokenizer"] = str(_start(output, "softmax"))
     preset = load_preset(str(path), [*(f"{key}={json.dumps(value)}" for key, value in defaults.items()), *overrides])
     if own_seed in preset.compare.seeds:
         raise InputError(f"--seeds must not hold {own_seed}: {model} was trained on that seed's batches")
+    data = preset.run.data
+    kept = [*KEPT, "sequence_length"] if data.source == "text" and not data.validation else KEPT
+    for name in kept:
+        before, now = getattr(trained.data, name), getattr(data, name)
+        if before != now:
+            raise InputError(f"data.{name} must stay {before!r}, with which {model} was trained, got {now!r}")
+    for arm, changes in preset.compare.arms.items():
+        if arm not in FORMS or "training.start_from" not in changes:
+            raise InputError(f"compare.arms.{arm} does not start from {model}; arms are {', '.join(FORMS)}")
     return preset
 
 
@@ -72,7 +90,8 @@ def upcycle(
 ) -> Record:
     """Train the three forms on the same tokens and measure them as ``compare`` does.
 
-    What the upcycled arms start from stays in ``output/start``; all arms compute the same function there.
+    What the arms start from stays in ``output/start``, so that a resumed study does not need the model any more; all
+    arms compute the same function there.
 
     Args:
         model: folder of a softmax model trained here.
@@ -83,13 +102,17 @@ def upcycle(
         InputError, Interrupted: as for ``compare``; also, the text is not that of the model's training any more.
     """
 
-    def begin(data: PreparedData) -> None:
-        if data.content is not None and not is_same_content(Path(model), data.content):
-            raise InputError(f"the text that {model} was trained on has changed since, or its tokenizer; bring it back")
-        for name, form in UPCYCLED.items():
+    def begin() -> None:
+        for leftover in (output / "start").glob(".*.tmp"):  # of a killed conversion; nobody else works here now
+            shutil.rmtree(leftover)
+        for name, form in FORMS.items():
             if not _start(output, name).is_dir():  # written beside and renamed: it is there as a whole
-                say(f"upcycling {model} to {name}")
-                convert(model, _start(output, name), **form)
+                say(f"making the start of {name} from {model}")
+                with naming({"SOURCE": "MODEL"}):
+                    convert(model, _start(output, name), **form)
+        content = Path(model) / CONTENT
+        if content.is_file() and not (output / CONTENT).is_file():
+            shutil.copyfile(content, output / CONTENT)  # compare refuses any other text from now on
 
     return compare(preset, output, resume=resume, report=report, say=say, begin=begin)
 

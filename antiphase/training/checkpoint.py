@@ -50,13 +50,22 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     shutil.rmtree(old, ignore_errors=True)
 
 
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run goes on from its own weights."""
+    return _whole_checkpoint(folder) is not None
+
+
+def _whole_checkpoint(folder: Path) -> Path | None:
+    return next((path for path in (folder / FOLDER, folder / f".{FOLDER}.old") if (path / STATE).is_file()), None)
+
+
 def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
     """Restore model and optimizer in place; None where the run has no checkpoint yet.
 
     Raises:
         InputError: the checkpoint is of a model of another shape.
     """
-    source = next((path for path in (folder / FOLDER, folder / f".{FOLDER}.old") if (path / STATE).is_file()), None)
+    source = _whole_checkpoint(folder)
     if source is None:
         return None
     weights = load_file(source / WEIGHTS)

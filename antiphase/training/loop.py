@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
+from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.models.attention import DifferentialAttentionV1
 from antiphase.models.checkpoints import Checkpoint
@@ -27,10 +28,10 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
-from antiphase.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
-from antiphase.training.run_folder import MetricsLog, check_content, only_one, open_run, read_metrics
+from antiphase.training.run_folder import MetricsLog, check_content, check_start, only_one, open_run, read_metrics
 
 Evaluation = Callable[[AntiphaseForCausalLM], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
@@ -74,7 +75,8 @@ def train(
         Interrupted: a signal came; ``resume`` goes on from here.
     """
     training = settings.training
-    check_settings(settings, data.tokenizer)
+    begins = not has_checkpoint(output)
+    check_settings(settings, data.tokenizer, begins=begins)
     device = choose_device(training.device)
     if training.threads:
         torch.set_num_threads(training.threads)
@@ -87,6 +89,8 @@ def train(
         if group.is_first:
             open_run(output, settings, resume=resume)
             check_content(output, data.content)
+            if begins and training.start_from is not None:
+                check_start(output, Checkpoint(training.start_from).digest())
         group.wait()
         with only_one(output) if group.is_first else nullcontext():
             return _Run(settings, data, output, evaluations, report, group, device).execute()
@@ -122,7 +126,11 @@ class _Run:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
         self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
-        self.model = starting_model(settings, data.tokenizer).to(device)
+        if has_checkpoint(output):  # whose weights replace these
+            model = build_model(settings, data.tokenizer, seed=self.training.seed)
+        else:
+            model = starting_model(settings, data.tokenizer)
+        self.model = model.to(device)
         if self.training.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.objective = group.wrap(NextTokenLoss(self.model))
@@ -253,15 +261,17 @@ class _Run:
         return Record.load(self.output)
 
 
-def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, begins: bool = True) -> None:
     """What can be refused before anything is written or computed.
+
+    ``begins``: the run has no checkpoint yet, so that it needs what it starts from.
 
     Raises:
         InputError: sizes that do not fit, a device that is not there, an extra that is not installed.
     """
-    config = model_config(settings, tokenizer)
-    if settings.training.start_from is not None:
-        _check_start(settings.training.start_from, config)
+    model_config(settings, tokenizer)
+    if begins:
+        _start(settings, tokenizer)
     choose_device(settings.training.device)
     if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
@@ -271,24 +281,28 @@ def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
     """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
 
     Raises:
-        InputError: sizes that do not fit, or a folder that holds no such model.
+        InputError: sizes or words that do not fit, or a folder that holds no such model.
     """
-    training = settings.training
-    if training.start_from is None:
-        return build_model(settings, tokenizer, seed=training.seed)
-    config = model_config(settings, tokenizer)
-    _check_start(training.start_from, config)
-    model: AntiphaseForCausalLM = AntiphaseForCausalLM.from_pretrained(
-        training.start_from, config=config, dtype=torch.float32
-    )
-    return model.train()
+    model = build_model(settings, tokenizer, seed=settings.training.seed)
+    checkpoint = _start(settings, tokenizer)
+    if checkpoint is not None:
+        with torch.no_grad():
+            for name in checkpoint.model_tensors:
+                model.get_parameter(name).copy_(checkpoint.read(name))
+    return model
 
 
-def _check_start(folder: str, config: AntiphaseConfig) -> None:
-    """
+def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpoint | None:
+    """What the run starts from, checked against its settings; None: fresh weights.
+
     Raises:
-        InputError: no whole model of this package, or one of another configuration; it names the field or the tensor.
+        InputError: no whole model of this package, or one of another configuration or vocabulary; it names the field
+            or the tensor.
     """
+    folder = settings.training.start_from
+    if folder is None:
+        return None
+    config = model_config(settings, tokenizer)
     with naming({"SOURCE": "training.start_from"}):
         checkpoint = Checkpoint(folder)
         found = checkpoint.config
@@ -299,6 +313,14 @@ def _check_start(folder: str, config: AntiphaseConfig) -> None:
         wanted, has = getattr(config, name), getattr(found, name)
         if wanted != has:
             raise InputError(f"training.start_from {folder}: its {name} is {has}, this run's is {wanted}")
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        words = load_tokenizer(str(checkpoint.folder), flag="training.start_from").get_vocab()
+        if words != tokenizer.get_vocab():
+            raise InputError(
+                f"training.start_from {folder}: its tokenizer has other words than this run's; name it with "
+                "data.tokenizer, or give the data settings that it was trained with"
+            )
+    return checkpoint
 
 
 def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> AntiphaseForCausalLM:

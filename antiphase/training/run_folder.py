@@ -19,8 +19,12 @@ SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 CONTENT = "text.sha256"
-WITHOUT_EFFECT = ("training.threads", "data.cache", "description")
-"""Settings that a resumed run may change: how many cores there are, where the tokens lie, and words."""
+START = "start.sha256"
+WITHOUT_EFFECT = ("training.threads", "training.start_from", "data.cache", "data.tokenizer", "description")
+"""Settings that a resumed run may change: how many cores there are, where things lie, and words.
+
+What text, tokenizer and first weights are is kept beside the settings, in ``text.sha256`` and ``start.sha256``.
+"""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
@@ -69,6 +73,22 @@ def check_content(folder: Path, content: str | None) -> None:
         raise InputError(
             f"--output {folder} began with other text: what --data or --validation names, or the tokenizer, has "
             "changed since; bring it back, or choose another folder"
+        )
+
+
+def check_start(folder: Path, digest: str) -> None:
+    """Keep which weights a run starts from, or refuse to go on with others.
+
+    Raises:
+        InputError: the folder of ``training.start_from`` holds other weights than when the run began.
+    """
+    path = folder / START
+    if not path.is_file():
+        write_atomically(path, f"{digest}\n".encode())
+    elif path.read_text("utf-8").strip() != digest:
+        raise InputError(
+            f"--output {folder} began from other weights than training.start_from holds now; bring them back, or "
+            "choose another folder"
         )
 
 

@@ -119,9 +119,24 @@ def without_heads(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**tree, "num_attention_heads": 0, "head_dim": None}))
 
 
+def with_an_index_of_more(folder: Path) -> None:
+    path = folder / "model.safetensors.index.json"
+    tree: dict[str, Any] = json.loads(path.read_text())
+    tree["weight_map"]["model.extra"] = next(iter(tree["weight_map"].values()))
+    path.write_text(json.dumps(tree))
+
+
+def in_whole_numbers(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    tensors = load_file(path)
+    save_file({**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}, path)
+
+
 @pytest.mark.parametrize(
     ("harm", "pattern"),
     [
+        (with_an_index_of_more, "lacks the tensor model.extra, which its model.safetensors.index.json names"),
+        (in_whole_numbers, "the tensor model.embed_tokens.weight is of type I8, expected one of F64, F32, BF16, F16"),
         (with_a_damaged_index, "model.safetensors.index.json is damaged"),
         (with_impossible_sizes, "its config.json cannot be used"),
         (without_heads, "its config.json cannot be used"),
@@ -141,6 +156,31 @@ def test_a_harmed_source_is_refused_and_leaves_nothing_behind(tmp_path, source, 
     with pytest.raises(InputError, match=pattern):
         convert(str(source), tmp_path / "ours")
     assert set(tmp_path.iterdir()) == before
+
+
+def test_a_tied_head_stored_a_second_time_is_left_out_and_another_one_refused(tmp_path, tiny_model):
+    folder = tmp_path / "tied"
+    tiny_model("softmax", tie_word_embeddings=True).save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    extra = {"lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+             "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}  # fmt: skip
+    save_file({**tensors, **extra}, path, metadata={"format": "pt"})
+    convert(str(folder), tmp_path / "ours")
+    assert load_file(tmp_path / "ours" / "model.safetensors").keys() == tensors.keys()
+    extra["lm_head.weight"][3, 4] += 1
+    save_file({**tensors, **extra}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight, though tie_word"):
+        convert(str(folder), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_tokenizer_models_travel(tmp_path, source):
+    (source / "tokenizer.model").write_bytes(b"pieces")
+    (source / "spiece.model").write_bytes(b"more")
+    convert(str(source), tmp_path / "ours")
+    assert (tmp_path / "ours" / "tokenizer.model").read_bytes() == b"pieces"
+    assert (tmp_path / "ours" / "spiece.model").read_bytes() == b"more"
 
 
 def test_a_target_that_holds_something_is_left_alone(tmp_path, source):

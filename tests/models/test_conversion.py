@@ -60,6 +60,9 @@ def assert_same_tensors(found: Any, expected: Any) -> None:
         torch.testing.assert_close(one[name], tensor, rtol=1e-6, atol=1e-7, msg=name)
 
 
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3
+}  # fmt: skip
 STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LAYOUTS = [
     pytest.param({"heads": 8}, id="mha"),
@@ -161,6 +164,31 @@ def test_upcycling_preserves_the_function_and_splits_the_gradient(heads, key_hea
 
 
 @pytest.mark.parametrize("control", [False, True])
+def test_windows_by_layer_are_kept_when_upcycling(tiny_model, control):
+    layers = ["full_attention", "sliding_attention", "full_attention"]
+    ours = tiny_model("softmax", sliding_window=3, layer_types=layers)
+    found = convert_model(ours, attention_type="differential_v2", control=control)
+    assert (found.config.sliding_window, found.config.layer_types) == (3, layers)
+    assert_same_function(found, ours)
+
+
+def test_weights_that_overflow_when_doubled_are_refused(tiny_model):
+    model = tiny_model("softmax").half()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.o_proj.weight[2, 3] = 40000.0
+    for control in (False, True):
+        with pytest.raises(InputError, match=r"output weights .o_proj. too large for torch\.float16 when doubled"):
+            convert_model(model, attention_type="differential_v2", control=control)
+
+
+def test_a_head_of_its_own_in_a_tied_model_is_refused(tiny_model):
+    model = tiny_model("softmax", tie_word_embeddings=True)
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
+    with pytest.raises(InputError, match=r"lm_head\.weight differs"):
+        convert_model(model, attention_type="differential_v2")
+
+
+@pytest.mark.parametrize("control", [False, True])
 def test_upcycled_logits_are_equal_in_fp32_at_the_start_of_training(control):
     torch.manual_seed(3)
     theirs = LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=2)).eval()
@@ -255,6 +283,11 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
             LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
             {},
             "rope_type 'dynamic', which stretches",
+        ),
+        (
+            LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=LONG),
+            {},
+            "rope_type 'longrope', which stretches",
         ),
         (LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
         (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),

@@ -79,8 +79,12 @@ def test_what_does_not_fit_is_refused():
         antiphase.DifferentialAttention(48, 3)
     with pytest.raises(InputError, match="layer_idx must not be below 0, got -1"):
         antiphase.DifferentialAttention(48, 4, layer_idx=-1)
+    with pytest.raises(InputError, match="context_size must be at least 1, got 0"):
+        antiphase.DifferentialAttention(48, 4, context_size=0)
     layer = antiphase.DifferentialAttention(48, 8)
     x = torch.randn(1, 5, 48)
+    with pytest.raises(ValueError, match="context must have the batch size 1, got 2"):
+        layer(x, torch.randn(2, 5, 48))
     with pytest.raises(ValueError, match="past_key_values goes with self-attention"):
         layer(x, x, past_key_values=DynamicCache())
     wrong_shapes = [torch.ones(shape).bool() for shape in ((5,), (2, 5), (1, 4), (1, 2, 5, 5))]

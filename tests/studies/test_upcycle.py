@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -35,7 +36,7 @@ def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
     assert [job.seed for job in jobs[::3]] == [4, 5, 6]  # those after the model's own
     sizes = {job.arm: job.settings.model for job in jobs}
     assert [(m.num_attention_heads, m.num_key_value_heads, m.head_dim) for m in sizes.values()] == [
-        (4, 2, None), (8, 2, 4), (8, 2, 4)
+        (4, 2, 4), (8, 2, 4), (8, 2, 4)
     ]  # fmt: skip
     assert [m.attention_type for m in sizes.values()] == ["softmax", "softmax", "differential_v2"]
     assert {job.settings.training.steps for job in jobs} == {7}
@@ -54,6 +55,18 @@ def test_what_cannot_be_upcycled_is_refused(tiny_preset, tmp_path):
     model = trained(tmp_path / "run", tiny_preset)
     with pytest.raises(InputError, match=r"--seeds must not hold 3"):
         upcycle_preset(model, tmp_path / "up", ["compare.seeds=[1,3]"])
+    for change, words in (
+        ("data.numbers=10", "data.numbers must stay 9"),
+        ("compare.arms.foo.training.clip=1", "compare.arms.foo does not start from"),
+        ("compare.arms={a: {}, b: {}}", "compare.a.*the arm"),
+    ):
+        with pytest.raises(InputError, match=words):
+            upcycle_preset(model, tmp_path / "up", [change])
+    (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
+    (tmp_path / "run" / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"MODEL .*config\.json cannot be used"):
+        upcycle_preset(model, tmp_path / "up")
+    (tmp_path / "config.json").replace(tmp_path / "run" / "config.json")
     wider = upcycle_preset(model, tmp_path / "up", ["model.hidden_size=20", "model.head_dim=4"])
     with pytest.raises(InputError, match=r"training\.start_from .* hidden_size is 16, this run's is 20"):
         upcycle(model, tmp_path / "up", wider)
@@ -66,11 +79,39 @@ def test_text_that_has_changed_is_refused(tiny_preset, tmp_path, generated_text)
     changes = ["data.source=text", f"data.paths=[{text}]", "data.sequence_length=200"]
     model = trained(tmp_path / "run", tiny_preset, *changes)
     preset = upcycle_preset(model, tmp_path / "up")
-    assert preset.run.data.tokenizer == model
+    assert preset.run.data.tokenizer == str(tmp_path / "up" / "start" / "softmax")
     text.write_text(generated_text + " One more sentence.")
-    with pytest.raises(InputError, match="has changed since"):
+    with pytest.raises(InputError, match="began with other text"):
         upcycle(model, tmp_path / "up", preset)
     assert not (tmp_path / "up").exists()
+    for change, words in (
+        ("data.validation_share=0.1", "data.validation_share must stay 0.05"),
+        ("data.sequence_length=210", "data.sequence_length must stay 200"),
+        ("data.paths=[other.txt]", "data.paths must stay"),
+    ):
+        with pytest.raises(InputError, match=words):
+            upcycle_preset(model, tmp_path / "up", [change])
+
+
+@pytest.mark.slow
+def test_on_text_and_resumed_from_another_folder_without_the_model(tiny_preset, tmp_path, generated_text, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_text(generated_text)
+    changes = [f"data.paths=[{text}]", "data.source=text", "data.sequence_length=200", "model.num_attention_heads=2"]
+    model = trained(tmp_path / "run", tiny_preset, *changes)
+    steps = ["training.steps=4", "compare.seeds=[5]", "compare.processes=2"]
+    monkeypatch.chdir(tmp_path)
+    first = upcycle("run", Path("up"), upcycle_preset("run", Path("up"), steps))
+    (tmp_path / "up" / "start" / ".control.77.tmp").mkdir()  # of a conversion that was killed
+    (tmp_path / "up").rename(tmp_path / "moved")
+    (tmp_path / "moved" / "differential_v2-seed5" / "record.json").unlink()
+    moved = tmp_path / "moved"
+    second = upcycle(model, moved, upcycle_preset(model, moved, steps), resume=True)
+    assert not (moved / "start" / ".control.77.tmp").exists()
+    ends = [[run["final"] for run in record.values["runs"]] for record in (first, second)]
+    assert ends[0] == ends[1]
+    starts = [run["curve"][0]["loss"] for run in first.values["runs"]]
+    assert starts == pytest.approx([starts[0]] * 3, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -88,6 +129,9 @@ def test_whole_study_by_its_command(tiny_preset, tmp_path):
     assert starts == {arm: pytest.approx(before, abs=1e-6) for arm in ARMS}  # one function in three forms
     ends = [run["final"]["loss"] for run in values["runs"]]
     assert len({round(loss, 5) for loss in ends}) == 3  # which then part
+    (further,) = [entry for entry in values["further_comparison"] if entry["metric"] == "held-out loss"]
+    assert further["differences"]["differential_v2"]["mean"] == pytest.approx(ends[2] - ends[1])
+    assert "control" in further["sentence"]
     own = {arm: found["attention_only"] for arm, found in values["parameters"].items()}
     assert own == {"softmax": 0, "control": 0, "differential_v2": 2 * 4 * 16}
     assert AutoModelForCausalLM.from_pretrained(output / "differential_v2-seed8").num_parameters() > 0

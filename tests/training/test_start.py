@@ -44,6 +44,39 @@ def test_resuming_does_not_start_anew(run, settings, trained, tmp_path, outcome,
     assert_identical(outcome(tmp_path / "whole"), outcome(tmp_path / "parts"))
 
 
+def test_the_start_is_needed_until_the_first_checkpoint_and_must_stay_what_it_was(run, trained, tmp_path):
+    changes = ("model.attention_type=softmax", "training.checkpoint_every=4")
+
+    def stop_at(last):
+        def stop(step, values):
+            if step == last:
+                raise KeyboardInterrupt
+
+        return stop
+
+    def start(folder, step):
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / folder, *changes, f"training.start_from={trained}", report=stop_at(step))
+
+    start("late", 6)
+    start("early", 2)
+    moved = trained.rename(tmp_path / "moved")
+    done = run(tmp_path / "late", *changes, f"training.start_from={trained}", resume=True)  # from its checkpoint
+    assert done.values["final"]["loss"] > 0
+    again = run(tmp_path / "late", *changes, f"training.start_from={trained}", resume=True)
+    assert again.values["final"] == done.values["final"]
+    with pytest.raises(InputError, match="is no folder"):
+        run(tmp_path / "early", *changes, f"training.start_from={trained}", resume=True)
+    whole = run(tmp_path / "early", *changes, f"training.start_from={moved}", resume=True)  # the same weights, moved
+    assert whole.values["final"]["loss"] == done.values["final"]["loss"]
+    start_other = tmp_path / "other"
+    run(start_other, "model.attention_type=softmax", "training.seed=9")
+    trained = moved
+    start("third", 2)
+    with pytest.raises(InputError, match=r"third began from other weights than training\.start_from holds now"):
+        run(tmp_path / "third", *changes, f"training.start_from={start_other}", resume=True)
+
+
 def test_weights_are_held_in_fp32_whatever_the_folder_holds(settings, trained, text_tokenizer, tmp_path):
     from transformers import AutoTokenizer
 
@@ -60,7 +93,11 @@ def test_weights_are_held_in_fp32_whatever_the_folder_holds(settings, trained, t
         (["model.attention_type=differential"], "attention_type is softmax, this run's is differential"),
         (["model.attention_type=softmax", "model.num_hidden_layers=3"], "num_hidden_layers is 2, this run's is 3"),
         (["model.attention_type=softmax", "model.rope_theta=7.0"], "rope_parameters is"),
+        (["model.attention_type=softmax", "model.rms_norm_eps=0.1"], "rms_norm_eps is 1e-06, this run's is 0.1"),
+        (["model.attention_type=softmax", "model.num_key_value_heads=2"], "num_key_value_heads is 4, this run's is 2"),
+        (["model.attention_type=softmax", "model.head_dim=8"], "head_dim is 4, this run's is 8"),
         (["model.attention_type=softmax", "data.keys=8"], "vocab_size is"),
+        (["model.attention_type=softmax", "data.keys=8", "data.numbers=8"], "its tokenizer has other words"),
     ],
 )
 def test_other_sizes_are_refused_and_nothing_is_left(run, trained, tmp_path, changes, words):
@@ -86,6 +123,13 @@ def test_what_is_no_model_of_this_package_is_refused(run, trained, tmp_path):
         LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     ).save_pretrained(tmp_path / "llama")
     assert "use antiphase convert first" in refused(tmp_path / "llama")
+    (tmp_path / "by another name").mkdir()
+    for file in trained.glob("*"):
+        if file.is_file():
+            name = "weights.safetensors" if file.name == "model.safetensors" else file.name
+            (tmp_path / "by another name" / name).write_bytes(file.read_bytes())
+    changes = ("model.attention_type=softmax", f"training.start_from={tmp_path / 'by another name'}")
+    assert run(tmp_path / "shard", *changes).values["final"]["loss"] > 0
     weights = trained / "model.safetensors"
     tensors = load_file(weights)
     del tensors["model.layers.1.self_attn.o_proj.weight"]
