@@ -152,15 +152,15 @@ def one_call_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tenso
     return both[:, ::2] - lam * both[:, 1::2]
 
 
-OURS = Scheme("differential_attention", ours, forward=4, backward=10)
-SOFTMAX = Scheme("softmax of equal size", softmax, forward=4, backward=10)
-DIFFLLAMA = Scheme("DiffLlama's scheme", diffllama, forward=8, backward=20)
-FOUR_CALLS = Scheme("four ordinary calls", four_calls, forward=8, backward=20)
-TWO_CALLS = Scheme("two ordinary calls", two_calls, forward=6, backward=14, holds_maps=True)
-OURS_V2 = Scheme("differential_attention, V2", ours_v2, forward=3, backward=8, shares_keys=True)
-ONE_CALL_V2 = Scheme("V2 by one ordinary call", one_call_v2, forward=4, backward=10, shares_keys=True)
-DECODING = Scheme("differential_attention", ours_decoding, forward=4, backward=0)
-DECODING_V2 = Scheme("differential_attention, V2", ours_v2_decoding, forward=3, backward=0, shares_keys=True)
+OURS = Scheme("V1", ours, forward=4, backward=10)
+SOFTMAX = Scheme("softmax", softmax, forward=4, backward=10)
+DIFFLLAMA = Scheme("DiffLlama", diffllama, forward=8, backward=20)
+FOUR_CALLS = Scheme("four calls", four_calls, forward=8, backward=20)
+TWO_CALLS = Scheme("two calls", two_calls, forward=6, backward=14, holds_maps=True)
+OURS_V2 = Scheme("V2", ours_v2, forward=3, backward=8, shares_keys=True)
+ONE_CALL_V2 = Scheme("one call for V2", one_call_v2, forward=4, backward=10, shares_keys=True)
+DECODING = Scheme("V1", ours_decoding, forward=4, backward=0)
+DECODING_V2 = Scheme("V2", ours_v2_decoding, forward=3, backward=0, shares_keys=True)
 
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],

@@ -10,6 +10,22 @@ from antiphase.report.tables import Column, Row, Table
 SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
+def ratios(record: Record) -> Table | None:
+    """One row for what was timed, one column for each pair: the median paired ratio."""
+    pairs = list(dict.fromkeys(_pair(row) for row in _rows(record)))
+    cells: dict[str, dict[str, float]] = {}
+    for row in _rows(record):
+        cells.setdefault(_what(record, row), {})[_pair(row)] = row["ratio"]
+    if not cells:
+        return None
+    return Table(
+        title="Time ratio",
+        columns=[Column("What"), *(Column(pair) for pair in pairs)],
+        rows=[[what, *(_two_digits(found.get(pair)) for pair in pairs)] for what, found in cells.items()],
+        note="Medians over paired rounds; below 1 the first of the two is faster.",
+    )
+
+
 def timing(record: Record) -> Table | None:
     """Each comparison: what was timed, the paired ratio, and what the formulas ask for."""
     rows = [
@@ -31,7 +47,7 @@ def timing(record: Record) -> Table | None:
     if not rows:
         return None
     return Table(
-        title="Time", columns=[columns[index] for index in shown],
+        title="Time in full", columns=[columns[index] for index in shown],
         rows=[[row[index] for index in shown] for row in rows], note=note if 4 in shown else note.split(" Op")[0],
     )  # fmt: skip
 
@@ -58,6 +74,14 @@ def memory(record: Record) -> Table | None:
     )  # fmt: skip
 
 
+def _pair(row: Row) -> str:
+    return f"{row['subject']} / {row['baseline']}"
+
+
+def _two_digits(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.2f}"
+
+
 def ratio_text(row: Row) -> str:
     """``0.95 [0.93–0.98]``."""
     low, high = row["quartiles"]
@@ -77,7 +101,7 @@ def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str
 
 def is_ordinary(name: str) -> bool:
     """Whether this is softmax attention or its model, which the others are measured against."""
-    return name in ("softmax of equal size", "antiphase softmax")
+    return name in ("softmax", "antiphase softmax")
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:

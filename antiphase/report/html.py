@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import figures, plots, summary, tables
+from antiphase.report import benchmarks, figures, plots, summary, tables
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
@@ -128,6 +128,7 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     lambda record: tables.allocation(record, by_layer=True),
     _lambda_table,
     _gradient_table,
+    benchmarks.timing,
     tables.settings,
     tables.environment,
 )

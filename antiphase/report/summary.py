@@ -14,8 +14,8 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-needles": lambda record: [tables.needle_summary(record)],
     "evaluate-perplexity": lambda record: [tables.perplexity(record)],
     "evaluate-allocation": lambda record: [tables.allocation(record)],
-    "benchmark-attention": lambda record: [benchmarks.timing(record), benchmarks.memory(record)],
-    "benchmark-model": lambda record: [benchmarks.timing(record)],
+    "benchmark-attention": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
+    "benchmark-model": lambda record: [benchmarks.ratios(record)],
 }
 """The tables to read first, by kind of record; any other kind shows its lists and single values."""
 

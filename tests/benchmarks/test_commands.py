@@ -5,7 +5,7 @@ import torch
 
 from antiphase.benchmarks import attention, model
 from antiphase.benchmarks.schemes import COMPARED, Case
-from antiphase.report import figures, summary
+from antiphase.report import benchmarks, figures, summary
 
 pytestmark = pytest.mark.slow
 
@@ -25,19 +25,21 @@ def test_attention(monkeypatch):
         names = [(row["subject"], row["baseline"]) for row in rows
                  if (row["task"], row["dtype"], row["length"], row["width"])
                  == (case.task, attention._name(case.dtype), case.length, 64)]  # fmt: skip
-        skipped = [("differential_attention", "two ordinary calls")] if case.dtype == torch.bfloat16 else []
+        skipped = [("V1", "two calls")] if case.dtype == torch.bfloat16 else []
         assert names == [pair for pair in compared[case.task] if pair not in skipped]
     for row in rows:
         assert row["quartiles"][0] <= row["ratio"] <= row["quartiles"][1]
         assert 0 < row["share_of_product_rate"] < 1.5
         assert ("cache_bytes" in row) == (row["task"] == "decode")
     (step,) = [row for row in rows if (row["task"], row["dtype"], row["length"], row["baseline"])
-               == ("decode", "bfloat16", 70, "softmax of equal size")]  # fmt: skip
+               == ("decode", "bfloat16", 70, "softmax")]  # fmt: skip
     assert step["cache_bytes"] == 2 * (4 * 70 * 64) * 2  # keys and values, bf16
-    assert [row["scheme"] for row in record.values["memory"]][:2] == ["differential_attention", "softmax of equal size"]
+    assert [row["scheme"] for row in record.values["memory"]][:2] == ["V1", "softmax"]
     time, memory = summary.main_tables(record)
-    assert len(time.rows) == len(rows)
-    assert any("d = 8" in row[0] for row in time.text())
+    assert len(time.rows) == len(small) + 1
+    whole = benchmarks.timing(record)
+    assert len(whole.rows) == len(rows)
+    assert any("d = 8" in row[0] for row in whole.text())
     assert len(memory.rows) == 4
     figure = figures.FIGURES["benchmark"](record)
     titles = [axes.get_title() for axes in figure.axes]
@@ -57,7 +59,7 @@ def test_model(monkeypatch):
     parameters = record.values["parameters"]
     assert parameters["Llama"] == parameters["antiphase softmax"]
     (table,) = summary.main_tables(record)
-    assert len(table.rows) == 6 * len(model.PAIRS)
+    assert (len(table.rows), len(table.columns)) == (6, 1 + len(model.PAIRS))
     assert [axes.get_title() for axes in figures.FIGURES["benchmark"](record).axes] == [f"{t}, fp32" for t in tasks]
 
 
