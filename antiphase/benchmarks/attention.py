@@ -22,7 +22,7 @@ LONGEST_WITH_MAPS = 4096
 """Ways that hold N × N weights are left out beyond this length: 16 maps of 16,384² take 17 GB."""
 LONGEST_OF_ALL = 4096
 """Beyond this length only one of two ways with equally many operations is timed."""
-QUICK_SECONDS, CELL_SECONDS = 3.0, 40.0
+QUICK_SECONDS, CELL_SECONDS = 3.0, 20.0
 """No further round of a comparison begins after this time."""
 
 
