@@ -222,8 +222,7 @@ def _shaped(buffer: Tensor, *shape: int) -> Tensor:
 class _Rooms(threading.local):
     """Buffers that a thread keeps from call to call.
 
-    Memory that the system has only just given costs a page fault for every 4 KiB: for a call of 1,024 tokens a third
-    of its time.
+    Memory that the system has only just given costs a page fault for every 4 KiB, which a short call feels most.
     """
 
     def __init__(self) -> None:
