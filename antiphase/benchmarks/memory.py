@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +48,8 @@ def _held(*, reset: bool = False) -> int:
     Linux carries ``ru_maxrss`` over from the process that started this one, so it is no use there.
     """
     if sys.platform != "linux":
+        import resource  # which Windows has not
+
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size if sys.platform == "darwin" else 1024 * size
     if reset:

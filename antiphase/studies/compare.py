@@ -32,8 +32,10 @@ from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free
 SETTINGS = "compare.yaml"
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
 """Settings that a resumed study may change: they change no result."""
-START = ".training.start_from"
-"""End of the name under which each arm says where its weights come from; the runs themselves check what they are."""
+START_SETTING = ".training.start_from"
+"""End of the name under which a run or arm says where its weights come from. They may have moved since the study
+began; the runs themselves check that they are the same.
+"""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
 
@@ -141,7 +143,10 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
             )
         before, now = dotted(_settings_of(path)), dotted(yaml.safe_load(_settings_text(settings)))
         names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        changed = [name for name in names if name not in MAY_CHANGE and not name.endswith(START)]
+        moved = {name for name in names if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
+        changed = [
+            name for name in names if name not in moved and (name not in MAY_CHANGE or name.endswith(START_SETTING))
+        ]
         if changed:
             raise InputError(
                 f"--output {output} holds a study with other settings ({', '.join(changed)}); choose another folder"

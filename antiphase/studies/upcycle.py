@@ -26,8 +26,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "differential_v2": {"attention_type": "differential_v2"},
 }
 """Name of each arm, and how ``convert`` makes what it starts from. The control has the heads of V2, but no λ."""
-
-
 KEPT = (
     "source", "paths", "validation", "validation_share", "text_field", "vocabulary_size", "keys", "numbers", "fillers",
 )  # fmt: skip
@@ -90,8 +88,8 @@ def upcycle(
 ) -> Record:
     """Train the three forms on the same tokens and measure them as ``compare`` does.
 
-    What the arms start from stays in ``output/start``, so that a resumed study does not need the model any more; all
-    arms compute the same function there.
+    What the arms start from stays in ``output/start``, so that a later change of the model's weights does not reach a
+    study that goes on; all arms compute the same function there.
 
     Args:
         model: folder of a softmax model trained here.

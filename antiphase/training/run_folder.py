@@ -21,7 +21,8 @@ LOCK = ".lock"
 CONTENT = "text.sha256"
 START = "start.sha256"
 WITHOUT_EFFECT = ("training.threads", "training.start_from", "data.cache", "data.tokenizer", "description")
-"""Settings that a resumed run may change: how many cores there are, where things lie, and words.
+"""Settings that a resumed run may change: how many cores there are, where things lie, and words. Whether a run starts
+from another's weights stays.
 
 What text, tokenizer and first weights are is kept beside the settings, in ``text.sha256`` and ``start.sha256``.
 """
@@ -51,7 +52,10 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
         raise InputError(
             f"--output {folder} holds a run already; add --resume to go on with it, or choose another folder"
         )
-    names = [name for name in differing(load_preset(str(path)).run, settings) if name not in WITHOUT_EFFECT]
+    before = load_preset(str(path)).run
+    names = [name for name in differing(before, settings) if name not in WITHOUT_EFFECT]
+    if (before.training.start_from is None) != (settings.training.start_from is None):
+        names.append("training.start_from")
     if names:
         raise InputError(
             f"--output {folder} holds a run with other settings ({', '.join(names)}); choose another folder"

@@ -325,33 +325,6 @@ def test_the_implementation_can_be_chosen_while_loading(tiny_model, tmp_path, im
     assert AutoModelForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "antiphase"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@every_kind
-def test_loading_in_half_precision_keeps_lambda_vectors_in_fp32(tiny_model, tmp_path, kind, dtype):
-    model, ids = tiny_model(kind), ids_of(1, 9)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
-    for name, parameter in loaded.named_parameters():
-        is_vector = ".lambda_q" in name or ".lambda_k" in name
-        assert parameter.dtype == (torch.float32 if is_vector else dtype), name
-        if is_vector:
-            assert torch.equal(parameter, model.get_parameter(name)), name
-    out = loaded(ids).logits
-    assert out.dtype == dtype
-    loaded.save_pretrained(tmp_path / "half")
-    exact = AutoModelForCausalLM.from_pretrained(tmp_path / "half", dtype=torch.float64).eval()(ids).logits
-    eager = AutoModelForCausalLM.from_pretrained(tmp_path / "half", attn_implementation="eager").eval()(ids).logits
-    allowed = (eager - exact).abs().max() + torch.finfo(dtype).eps * exact.abs().max()
-    assert (out - exact).abs().max() <= 2 * allowed
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "half")
-    assert again.dtype == dtype
-    for name, parameter in again.named_parameters():
-        assert torch.equal(parameter, loaded.get_parameter(name)), name
-        assert parameter.dtype == loaded.get_parameter(name).dtype, name
-    fresh = AutoModelForCausalLM.from_config(model.config, dtype=dtype)
-    assert {n: p.dtype for n, p in fresh.named_parameters()} == {n: p.dtype for n, p in loaded.named_parameters()}
-
-
 @every_kind
 def test_saving_writes_a_model_card_and_replaces_nobodys_own(tiny_model, tmp_path: Path, kind):
     model = tiny_model(kind).double()

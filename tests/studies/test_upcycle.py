@@ -94,7 +94,7 @@ def test_text_that_has_changed_is_refused(tiny_preset, tmp_path, generated_text)
 
 
 @pytest.mark.slow
-def test_on_text_and_resumed_from_another_folder_without_the_model(tiny_preset, tmp_path, generated_text, monkeypatch):
+def test_on_text_and_resumed_from_another_folder(tiny_preset, tmp_path, generated_text, monkeypatch):
     text = tmp_path / "text.txt"
     text.write_text(generated_text)
     changes = [f"data.paths=[{text}]", "data.source=text", "data.sequence_length=200", "model.num_attention_heads=2"]

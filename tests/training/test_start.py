@@ -73,6 +73,12 @@ def test_the_start_is_needed_until_the_first_checkpoint_and_must_stay_what_it_wa
     run(start_other, "model.attention_type=softmax", "training.seed=9")
     trained = moved
     start("third", 2)
+    for folder, change in (
+        ("late", ("training.checkpoint_every=4",)),
+        ("other", ("training.seed=9", f"training.start_from={trained}")),
+    ):
+        with pytest.raises(InputError, match=r"holds a run with other settings \(training\.start_from\)"):
+            run(tmp_path / folder, "model.attention_type=softmax", *change, resume=True)
     with pytest.raises(InputError, match=r"third began from other weights than training\.start_from holds now"):
         run(tmp_path / "third", *changes, f"training.start_from={start_other}", resume=True)
 
