@@ -1,8 +1,9 @@
 """What the benchmark times: the operator, softmax attention of equal size, and other ways to the same difference.
 
 Equal size: H differential heads of 2H maps of width d with values of width 2d, against 2H softmax heads of width d.
-Both have the same projections. All take queries, keys and values as a layer has them, (1, 2H, N, d) with values in
-halves (1, 2H, N, d); the second version's keys and values are (1, H, N, d).
+Both have the same projections. All take queries, keys and values as a layer has them: (1, 2H, N, d) with values in
+halves (1, 2H, N, d), stored token by token as projections give them, or head by head as a cache holds them; the second
+version's keys and values are (1, H, N, d).
 """
 
 from __future__ import annotations
@@ -62,9 +63,12 @@ def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     queries = 1 if case.task == "decode" else case.length
     maps, key_maps = 2 * case.heads, case.heads if shares_keys else 2 * case.heads
-    shapes = [(1, maps, queries, case.width), *[(1, key_maps, case.length, case.width)] * 2]
-    tensors = [torch.randn(shape, generator=generator).to(case.dtype) for shape in shapes]
-    return [*tensors, torch.tensor(LAM)]
+    sizes = [(queries, maps), (case.length, key_maps), (case.length, key_maps)]
+    by_token = [torch.randn(1, *size, case.width, generator=generator).to(case.dtype) for size in sizes]
+    by_head = [tensor.transpose(1, 2) for tensor in by_token]
+    if case.task == "decode":
+        by_head = [tensor.contiguous() for tensor in by_head]
+    return [*by_head, torch.tensor(LAM)]
 
 
 def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:

@@ -103,8 +103,8 @@ class _LambdaAndNorm(nn.Module):
     def lam(self) -> Tensor:
         """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
         with torch.autocast(self.lambda_q1.device.type, enabled=False):
-            first = torch.exp((self.lambda_q1.float() * self.lambda_k1.float()).sum())
-            second = torch.exp((self.lambda_q2.float() * self.lambda_k2.float()).sum())
+            first = torch.exp(torch.dot(self.lambda_q1.float(), self.lambda_k1.float()))
+            second = torch.exp(torch.dot(self.lambda_q2.float(), self.lambda_k2.float()))
             return first - second + self.lambda_init
 
     def finish(self, out: Tensor) -> Tensor:

@@ -50,26 +50,42 @@ def attend_few(
         (B, H, N, dv) in the query's dtype.
     """
     batch, maps, queries, width = query.shape
+    if queries == 1 and (is_causal or sliding_window):  # the last key's query: it sees all but what left the window
+        if sliding_window is not None and sliding_window < key.shape[2]:
+            key, value = key[:, :, -sliding_window:], value[:, :, -sliding_window:]
+            mask = None if mask is None else mask[..., -sliding_window:]
+        is_causal, sliding_window = False, None
     keys = key.shape[2]
     key_maps, parts = key.shape[1] // groups, value.shape[1] // groups
     repeats = maps // 2 // groups
-    grouped = query.reshape(batch, groups, repeats, 2, queries, width)
-    rows = grouped.movedim(3, 2)  # (B, G, 2, R, N, d): V1 multiplies each map with a key of its own, V2 both with one
-    scores = rows.reshape(batch * groups * key_maps, -1, width) @ key.reshape(-1, keys, width).transpose(1, 2)
-    scores = scores.view(batch, groups, 2, repeats, queries, keys).to(statistics_dtype(query.dtype)) * scale
+    rows = query
+    if repeats > 1:  # (B, G, 2, R, N, d): V1 multiplies each map with a key of its own, V2 both with one
+        rows = query.view(batch, groups, repeats, 2, queries, width).transpose(2, 3)
+    rows = rows.reshape(batch * groups * key_maps, -1, width)
+    scores = torch.bmm(rows, key.reshape(-1, keys, width).transpose(1, 2))
+    scores = scores.view(batch, groups, 2, repeats * queries, keys).to(statistics_dtype(query.dtype)) * scale
     visible = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)
     if mask is not None:
         visible = mask if visible is None else mask & visible
     empty = None
     if visible is not None:
-        visible = visible.view((1,) * (4 - visible.dim()) + tuple(visible.shape))[:, :, None, None]  # (1|B, 1, .., M)
+        visible = visible.expand(*visible.shape[:-2], queries, keys)
         empty = ~visible.any(dim=-1, keepdim=True)
-        scores = scores.masked_fill(~(visible | empty), float("-inf"))
-    first, second = torch.softmax(scores, dim=-1).unbind(2)  # (B, G, R, N, M) each
-    full_lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, maps // 2, queries)
-    weights = first - full_lam.reshape(batch, groups, repeats, queries, 1) * second
+        hidden = ~(visible | empty)
+        by_head = scores.view(batch, groups, 2, repeats, queries, keys)
+        hidden, empty = (t.view(-1, 1, 1, 1, *t.shape[-2:]) for t in (hidden, empty))  # (1|B, 1, 1, 1, N, M|1)
+        scores = by_head.masked_fill(hidden, float("-inf")).flatten(3, 4)
+    first, second = torch.softmax(scores, dim=-1).unbind(2)  # (B, G, R N, M) each
+    if lam.numel() > 1:
+        full_lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, maps // 2, queries)
+        lam = full_lam.reshape(batch, groups, -1, 1)
+    weights = torch.addcmul(first, lam, second, value=-1)
     if empty is not None:
-        weights = weights.masked_fill(empty[:, :, 0], 0.0)
-    weights = weights.to(value.dtype).reshape(batch, groups, 1, repeats * queries, keys)
-    out = weights @ value.reshape(batch, groups, parts, keys, -1)  # (B, G, parts, R N, dv / parts)
-    return out.movedim(2, 3).reshape(batch, maps // 2, queries, -1)
+        by_head = weights.view(batch, groups, repeats, queries, keys)
+        weights = by_head.masked_fill(empty[:, :, 0], 0.0).flatten(2, 3)
+    weights = weights.to(value.dtype)
+    if parts == 1:
+        out = torch.matmul(weights, value)  # (B, G, R N, dv)
+    else:  # (B, G, parts, R N, dv / parts)
+        out = torch.matmul(weights.unsqueeze(2), value.view(batch, groups, parts, keys, -1)).transpose(2, 3)
+    return out.reshape(batch, maps // 2, queries, -1)
