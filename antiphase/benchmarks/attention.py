@@ -18,11 +18,11 @@ from antiphase.records import Record
 
 HEADS, WIDTH = 8, 64
 GATE_LENGTH = 257
-LONGEST_WITH_MAPS = 4096
-"""Ways that hold N × N weights are left out beyond this length: 16 maps of 16,384² take 17 GB."""
+LONGEST_WITH_MAPS = 1024
+"""Ways that hold N × N weights are left out beyond this length: they take eight times as long there, and gigabytes."""
 LONGEST_OF_ALL = 4096
-"""Beyond this length only one of two ways with equally many operations is timed."""
-QUICK_SECONDS, CELL_SECONDS = 3.0, 20.0
+"""Beyond this length a round takes a minute: of two ways with equally many operations one is timed, and in fp32."""
+QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
 """No further round of a comparison begins after this time."""
 
 
@@ -74,7 +74,10 @@ def benchmark_attention(
             # A decoding step takes microseconds to milliseconds: many make one round.
             repeats = 50 if case.task == "decode" else 1
             timed = {scheme.name: _repeated(work(scheme, case, seed), repeats) for scheme in (subject, *compared)}
-            times = paired_times(timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds)
+            is_long = case.length > LONGEST_OF_ALL and repeats == 1  # tens of seconds: nothing there is still cold
+            times = paired_times(
+                timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds, warm_up=0 if is_long else 1
+            )
             rate = rates[_name(case.dtype)]
             for baseline in compared:
                 row = ratios(times, subject.name, baseline.name)
@@ -107,7 +110,11 @@ def benchmark_attention(
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     if scheme.holds_maps:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
-    return scheme is not FOUR_CALLS or (case.length <= LONGEST_OF_ALL and not quick)
+    if scheme is FOUR_CALLS:
+        return not quick and case.length <= LONGEST_OF_ALL
+    if scheme is DIFFLLAMA and case.task != "decode":
+        return case.dtype == torch.float32 or case.length <= LONGEST_OF_ALL
+    return True
 
 
 def _repeated(run: Callable[[], object], count: int) -> Callable[[], object]:

@@ -65,7 +65,7 @@ def memory(record: Record) -> Table | None:
         ]
         for row in found
     ]
-    columns = [Column("What"), Column("Scheme"), Column("Peak, MiB", "number"), Column("Against softmax", "number")]
+    columns = [Column("For"), Column("Scheme"), Column("Peak, MiB", "number"), Column("Against softmax", "number")]
     if not rows:
         return None
     return Table(

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase import differential_attention
-from antiphase.ops import blockwise
+from antiphase.ops import blocks, blockwise
 from antiphase.ops.shapes import positions_mask, product_dtype
 
 
@@ -46,8 +46,8 @@ def assert_equal_to_reference(query, key, value, lam, **options):
 def cuts(request, monkeypatch):
     """Force both extremes: everything in one block, and blocks of four rows with one unit at a time."""
     if request.param == "many blocks":
-        monkeypatch.setattr(blockwise, "QUERY_ROWS", 4)
-        monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 30)
+        monkeypatch.setattr(blocks, "QUERY_ROWS", 4)
+        monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 30)
 
 
 @pytest.mark.usefixtures("cuts")
@@ -163,7 +163,7 @@ def test_any_shape_in_bf16(data):
 @pytest.mark.parametrize("key_maps", [1, 2])
 @pytest.mark.parametrize("lam_shape", [(), (2, 1), (1, 2, 5)])
 def test_gradcheck(key_maps, lam_shape, monkeypatch):
-    monkeypatch.setattr(blockwise, "QUERY_ROWS", 2)
+    monkeypatch.setattr(blocks, "QUERY_ROWS", 2)
     query, key, value = inputs(1, 2, 1, 5, 5, 2, 3, key_maps)
     lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
 
@@ -199,8 +199,8 @@ def test_uninitialised_memory_never_shows(monkeypatch):
         return made.fill_(float("nan")) if made.is_floating_point() else made
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-    monkeypatch.setattr(blockwise, "QUERY_ROWS", 4)
-    monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 64)
+    monkeypatch.setattr(blocks, "QUERY_ROWS", 4)
+    monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 64)
     query, key, value = inputs(2, 4, 2, 11, 9, 4, 5, 2)
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
     assert_equal_to_reference(query, key, value, lam, is_causal=True)
@@ -255,12 +255,12 @@ def largest_tensor(batch, heads, length):
 def test_only_as_much_memory_as_a_block_of_queries_needs():
     """The largest tensor made grows with the keys, not with queries times keys."""
     sizes = {length: largest_tensor(1, 1, length) for length in (4096, 8192)}
-    assert sizes[4096] >= blockwise.QUERY_ROWS * 4096  # the mode sees the buffer of one map's scores
+    assert sizes[4096] >= blocks.QUERY_ROWS * 4096  # the mode sees the buffer of one map's scores
     assert sizes[8192] <= 2 * sizes[4096]
 
 
 def test_heads_go_together_only_as_far_as_their_scores_stay_in_cache(monkeypatch):
-    monkeypatch.setattr(blockwise, "SCORES_IN_CACHE", 1 << 18)
+    monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 1 << 18)
     assert (1 << 17) <= largest_tensor(2, 16, 256) <= 1 << 18
 
 
@@ -278,7 +278,7 @@ def work_of(monkeypatch):
 
         query, key, value = (t.detach() for t in inputs(1, 2, 2, 256, 256, 8, 16, 2))
         with monkeypatch.context() as patch:
-            patch.setattr(blockwise, "QUERY_ROWS", 16)
+            patch.setattr(blocks, "QUERY_ROWS", 16)
             patch.setattr(torch, "bmm", counting)
             differential_attention(query, key, value, 0.5, impl="blockwise", **options)
         return sum(formed)
@@ -400,7 +400,7 @@ def test_buffers_kept_from_call_to_call_never_reach_a_result():
     others = [call(333), call(40), call(200, torch.bfloat16), call(150, torch.float64)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(call, [200, 40, 333, 200] * 3))
-    for room in blockwise._ROOMS.kept.values():
+    for room in blocks.ROOMS.kept.values():
         room.fill_(float("nan"))
     again = call(200)
     for one, other, before in zip(first, again, kept, strict=True):
@@ -414,15 +414,15 @@ def test_buffers_kept_from_call_to_call_never_reach_a_result():
 
 
 def test_a_very_large_buffer_is_not_kept(monkeypatch):
-    monkeypatch.setattr(blockwise, "_ROOMS", blockwise._Rooms())
-    monkeypatch.setattr(blockwise, "KEPT_BYTES", 4 * 2 * 100 * 128)
+    monkeypatch.setattr(blocks, "ROOMS", blocks.Rooms())
+    monkeypatch.setattr(blocks, "KEPT_BYTES", 4 * 2 * 100 * 128)
     query, key, value = (t.detach().float() for t in inputs(1, 2, 2, 300, 100, 4, 4, 2))
     differential_attention(query, key, value, 0.4, impl="blockwise")
-    kept = {name: len(room) for (name, _), room in blockwise._ROOMS.kept.items()}
+    kept = {name: len(room) for (name, _), room in blocks.ROOMS.kept.items()}
     assert kept["scores 0"] == 2 * 128 * 100
     query, key, value = (t.detach().float() for t in inputs(1, 2, 2, 300, 101, 4, 4, 2))
     differential_attention(query, key, value, 0.4, impl="blockwise")
-    assert {name: len(room) for (name, _), room in blockwise._ROOMS.kept.items()}["scores 0"] == 2 * 128 * 100
+    assert {name: len(room) for (name, _), room in blocks.ROOMS.kept.items()}["scores 0"] == 2 * 128 * 100
 
 
 @pytest.mark.parametrize("has_instructions", [True, False])

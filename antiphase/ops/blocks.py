@@ -1,0 +1,269 @@
+"""Softmax maps block by block: some queries against all the keys they see, in buffers that the next block overwrites.
+
+What attention needs from whole rows (two maps to be subtracted, sums over columns) is done while a block is at hand, so
+that memory stays linear in the number of keys.
+
+Several heads go through each call together, one map at a time: PyTorch then hands every thread the same heads in the
+batched product, the softmax and what follows, so that scores stay in the cache of the core that made them.
+
+Legend: B batch, G key groups (heads of the values), R query heads of a group, S maps of a head (2 in differential
+attention, else 1), K keys of a group (S, or 1 where all maps share one), N queries, M keys, d, dv widths; U units
+(pairs of batch row and group) that are worked on together, n queries of a block, m keys that a block sees.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.shapes import product_dtype, statistics_dtype
+
+QUERY_ROWS = 128
+"""Rows of scores (queries times heads that share a key) in one block; twice as many beyond ``FEW_KEYS`` keys."""
+FEW_KEYS = 2048
+"""With more keys, what a larger block wastes above the diagonal is less than it saves in sums over blocks."""
+SCORES_IN_CACHE = 1 << 21
+"""Scores of one map that a block may hold: 8 MiB in fp32, so that both maps stay in the last-level cache."""
+KEPT_BYTES = 32 << 20
+"""Largest buffer that a thread keeps for its next call."""
+
+
+def shaped(buffer: Tensor, *shape: int) -> Tensor:
+    """The first numbers of a flat buffer, in this shape."""
+    return buffer[: math.prod(shape)].view(shape)
+
+
+class Rooms(threading.local):
+    """Buffers that a thread keeps from call to call.
+
+    Memory that the system has only just given costs a page fault for every 4 KiB, which a short call feels most.
+    """
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def take(self, name: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """``count`` numbers, whatever stands there; the same memory as the last one of this name."""
+        if device.type != "cpu" or count * dtype.itemsize > KEPT_BYTES:
+            return torch.empty(count, dtype=dtype, device=device)  # other devices have an allocator that keeps
+        kept = self.kept.get((name, dtype))
+        if kept is None or len(kept) < count:
+            with torch.inference_mode(False):  # a tensor of inference mode could not be written outside of it
+                kept = self.kept[name, dtype] = torch.empty(count, dtype=dtype)
+        return kept[:count]
+
+
+ROOMS = Rooms()
+
+
+class Plan:
+    """Cuts one call into units (which keys and values) and blocks (which queries), and owns the buffers."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        mask: Tensor | None,
+        *,
+        is_causal: bool,
+        sliding_window: int,
+        scale: float,
+        products: torch.dtype | None = None,
+    ) -> None:
+        """Query (B, G, R, S, N, d), key (B, G, K, M, d), value (B, G, M, dv), mask (1|B, 1|G R, 1|N, M).
+
+        ``value`` None where only the maps are wanted. ``sliding_window`` 0 means none; with one, attention is causal.
+        ``products``: dtype of products and maps, None: the fastest for the query's.
+        """
+        self.batch, self.all_groups, self.repeats, self.streams, queries, _ = query.shape
+        self.key_maps, self.keys_length = key.shape[2:4]
+        self.value_width = 0 if value is None else value.shape[-1]
+        self.scale = scale
+        self.dtype = statistics_dtype(query.dtype)
+        self.products = products or product_dtype(query)
+        self.device = query.device
+        self.query, self.key, self.value = query, key, value
+        # (1|B, 1|G, 1|R, 1|N, M)
+        self.mask = mask if mask is None else self.group(mask) if mask.shape[1] > 1 else mask.unsqueeze(1)
+
+        rows = QUERY_ROWS if self.keys_length <= FEW_KEYS else 2 * QUERY_ROWS
+        length = max(1, min(queries, rows // self.repeats))
+        self.most_rows = length * self.repeats
+        fitting = SCORES_IN_CACHE // max(1, self.most_rows * self.keys_length)
+        self.most_units = min(max(1, fitting), self.batch * self.all_groups)
+        offset = self.keys_length - queries  # the last query stands at the last key
+        is_causal = is_causal or sliding_window > 0
+        self.edges: dict[tuple[int, int, int, bool], Edge] = {}
+        self.blocks = [
+            self._block(start, min(start + length, queries), offset, is_causal, sliding_window)
+            for start in range(0, queries, length)
+        ]
+        # Only a mask, or queries before the first key, can leave a row without any key.
+        self.may_be_empty = mask is not None or (offset < 0 and is_causal)
+        self.scores = [self.block_room(f"scores {index}", self.keys_length) for index in range(self.streams)]
+
+    def group(self, tensor: Tensor) -> Tensor:
+        """(B, G R, ...) as (B, G, R, ...)."""
+        return tensor.unflatten(1, (self.all_groups, self.repeats))
+
+    def block_room(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Room for ``width`` numbers for each row of the largest block; None: the dtype of products."""
+        return ROOMS.take(name, self.most_units * self.most_rows * width, dtype or self.products, self.device)
+
+    def unit_room(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
+        """Room for ``width`` numbers for each key of the largest unit."""
+        return ROOMS.take(name, self.most_units * self.keys_length * width, dtype, self.device)
+
+    def rows_together(self, name: str, tensor: Tensor) -> Tensor:
+        """(b, g, M, w) as (U, M, w), copied only where dtype or order differ from what products want."""
+        together = tensor.flatten(0, 1)
+        if together.dtype == self.products and together.stride(1) == together.shape[2] and tensor.stride(3) == 1:
+            return together
+        room = self.unit_room(name, tensor.shape[3], self.products)
+        return shaped(room, *together.shape).copy_(together)
+
+    def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> Block:
+        position = start + offset  # of the first query among the keys
+        last = min(self.keys_length, stop + offset) if is_causal else self.keys_length
+        first = max(0, position - window + 1) if window else 0
+        if last <= first:
+            return Block(slice(start, stop), slice(first, first), None, None)
+        after = before = None
+        edge = max(first, position + 1)
+        if is_causal and edge < last:
+            after = self._edge(stop - start, last - edge, position + 1 - edge, hides_after=True)
+        edge = min(last, stop + offset - window)
+        if window and edge > first:
+            before = self._edge(stop - start, edge - first, position - window + 1 - first, hides_after=False)
+        return Block(slice(start, stop), slice(first, last), after, before)
+
+    def _edge(self, rows: int, columns: int, first: int, *, hides_after: bool) -> Edge:
+        """What is hidden of (rows, columns): column ≥ ``first`` + row, or column < ``first`` + row."""
+        name = (rows, columns, first, hides_after)
+        if name not in self.edges:
+            ones = torch.ones(rows, columns, dtype=torch.bool, device=self.device)
+            hidden = ones.triu_(first) if hides_after else ones.tril_(first - 1)
+            bound = torch.full(hidden.shape, float("inf"), dtype=self.products, device=self.device)
+            bound.masked_fill_(hidden, float("-inf"))
+            self.edges[name] = Edge(bound, first, hides_after)
+        return self.edges[name]
+
+    def units(self) -> Iterator[Unit]:
+        """As many pairs of batch row and value head at a time as keep the scores of a block in cache."""
+        together, groups = self.most_units, self.all_groups
+        if together >= groups:
+            step = together // groups
+            spans = [(slice(b, min(b + step, self.batch)), slice(0, groups)) for b in range(0, self.batch, step)]
+        else:
+            spans = [
+                (slice(b, b + 1), slice(g, min(g + together, groups)))
+                for b in range(self.batch)
+                for g in range(0, groups, together)
+            ]
+        for batches, groups_here in spans:
+            yield Unit(self, batches, groups_here)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where causality or a window cuts through the scores of a block."""
+
+    bound: Tensor  # the largest score allowed there: -inf where hidden, else inf
+    first: int
+    hides_after: bool
+
+    def hide(self, scores: Tensor) -> None:
+        """Write -inf into the hidden part of scores (..., rows, columns), whatever stands there.
+
+        Two passes over few columns: the first puts zeros in the place of NaN and infinities, which a minimum would
+        keep. Both run vectorised, which ``masked_fill_`` with a broadcast mask does not.
+        """
+        for matrix in scores.view(
+            -1, *scores.shape[-2:]
+        ):  # one at a time they are changed in place, several would be copied
+            if self.hides_after:
+                matrix.tril_(self.first - 1)
+            else:
+                matrix.triu_(self.first)
+        torch.minimum(scores, self.bound, out=scores)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Which queries, the keys that any of them can see, and what the edges hide from some of them."""
+
+    queries: slice
+    keys: slice
+    after: Edge | None  # the last keys, hidden from the first queries
+    before: Edge | None  # the first keys, left behind by the window of the last queries
+
+    @property
+    def is_blind(self) -> bool:
+        return self.keys.stop == self.keys.start
+
+
+class Unit:
+    """Some batch rows and key groups, whose queries, keys and values stay while the blocks pass by."""
+
+    def __init__(self, plan: Plan, batches: slice, groups: slice) -> None:
+        self.plan, self.batches, self.groups = plan, batches, groups
+        self.queries = plan.query[batches, groups]  # (b, g, R, S, N, d)
+        keys = plan.key[batches, groups]  # (b, g, K, M, d)
+        self.keys = [plan.rows_together(f"key {index}", keys[:, :, index]) for index in range(plan.key_maps)]
+        self.count = self.queries.shape[0] * self.queries.shape[1]  # U
+        if plan.value is not None:
+            self.values = plan.rows_together("value", plan.value[batches, groups])  # (U, M, dv); each key (U, M, d)
+        mask = plan.mask
+        if mask is not None:
+            mask = mask[batches] if mask.shape[0] > 1 else mask
+            mask = mask[:, groups] if mask.shape[1] > 1 else mask
+        self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
+
+    def rows(self, index: int, block: Block) -> Tensor:
+        """The block's queries of one map, (U, R n, d)."""
+        rows = self.queries[:, :, :, index, block.queries]  # (b, g, R, n, d)
+        return rows.reshape(self.count, -1, rows.shape[-1]).to(self.plan.products)
+
+    def per_query(self, values: Tensor, block: Block) -> Tensor:
+        """Values of each query (b, N) as a row for each head of the block's queries, (U R, 1, n)."""
+        batches, groups, repeats = self.queries.shape[:3]
+        part = values[:, None, None, block.queries].expand(-1, groups, repeats, -1)
+        return part.reshape(batches * groups * repeats, 1, -1)
+
+    def scores(self, index: int, block: Block) -> Tensor:
+        """Scaled scores (U, R n, m) of one map, -inf where a query may not look, in the plan's buffer."""
+        rows = self.rows(index, block)
+        keys = self.keys[index % self.plan.key_maps][:, block.keys]
+        scores = shaped(self.plan.scores[index], *rows.shape[:2], keys.shape[1])
+        scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.plan.scale)
+        self._hide(scores, block)
+        return scores
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """The map (U, R n, m) in the place of its scores; a row that sees no key becomes zeros."""
+        empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if self.plan.may_be_empty else None
+        torch.softmax(scores, dim=-1, out=scores)
+        return scores if empty is None else scores.masked_fill_(empty, 0.0)
+
+    def maps(self, block: Block) -> list[Tensor]:
+        """All maps (U, R n, m) of the block's queries, in buffers that the next block overwrites."""
+        return [self.softmax(self.scores(index, block)) for index in range(self.plan.streams)]
+
+    def _hide(self, scores: Tensor, block: Block) -> None:
+        """Write -inf where a query may not look: above the diagonal, before the window, outside the mask."""
+        units, rows, keys = scores.shape
+        by_query = scores.view(units, self.plan.repeats, rows // self.plan.repeats, keys)  # (U, R, n, m)
+        if block.after is not None:
+            block.after.hide(by_query[..., -block.after.bound.shape[1] :])
+        if block.before is not None:
+            block.before.hide(by_query[..., : block.before.bound.shape[1]])
+        if self.mask is not None:
+            mask = self.mask[:, :, :, block.queries] if self.mask.shape[3] > 1 else self.mask
+            by_head = by_query.unflatten(0, self.queries.shape[:2])  # (b, g, R, n, m)
+            by_head.masked_fill_(~mask[..., block.keys], float("-inf"))

@@ -1,0 +1,286 @@
+"""What attention does, reduced block by block: memory is linear in length, the map is never held.
+
+Legend as in ``blocks``: B batch, G key groups, R query heads of a group, S maps of a head, N queries, M keys; and
+T named spans of keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.blocks import Block, Plan, Unit, shaped
+from antiphase.ops.shapes import statistics_dtype
+
+PAIRS_AT_ONCE = 1 << 22
+"""Pairs of query and key whose visibility is looked at in one step."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the maps of one layer, or of its signed differences. Only real queries count, padding is none."""
+
+    received: Tensor
+    """(B, G, R, S, M): mean weight that a key has from the queries that see it; NaN where none does."""
+    mass: Tensor
+    """(B, G, R, S, M): sum of a key's weights over the queries, divided by the number of queries."""
+    entropy: Tensor
+    """(B, G, R, S): of a query's weights, in nats, mean over queries."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of signed maps A1 - λ A2, one a head."""
+
+    signed_mass: Tensor
+    """(B, G, R, M): sum of a key's signed weights over the queries, divided by the number of queries."""
+    absolute_mass: Tensor
+    """(B, G, R, M): the same of |A| / Σ|A|; the signed figure alone flatters maps that learned nothing."""
+    entropy: Tensor
+    """(B, G, R): of |A| / Σ|A|, in nats, mean over queries."""
+    negative_share: Tensor
+    """(B, G, R): what negative weights make up of Σ|A|, mean over queries."""
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What ``layer_statistics`` finds."""
+
+    maps: Statistics
+    differences: Differences | None
+    """Where λ was given."""
+    queries: Tensor
+    """(B, M) int64: real queries that see each key."""
+    top_logits: Tensor
+    """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, falling; 0 beyond the number of pairs."""
+
+
+def layer_statistics(
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    real: Tensor | None = None,
+    lam: Tensor | None = None,
+    top: int = 0,
+) -> LayerStatistics:
+    """Statistics of every map of a layer, the last query aligned with the last key.
+
+    Args:
+        query: (B, G, R, S, N, d).
+        key: (B, G, K, M, d), K = S, or 1 where all maps share a key.
+        mask: boolean (1|B, 1, 1|N, M), True = may attend; or None.
+        real: (B, N) bool, the queries that count; None: all.
+        lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
+        top: how many of the largest logits to keep.
+
+    Statistics are fp32 (fp64 for fp64 input).
+    """
+    batch, groups, repeats, streams, length, _ = query.shape
+    keys = key.shape[3]
+    dtype = statistics_dtype(query.dtype)
+    plan = Plan(
+        query, key, None, mask,
+        is_causal=is_causal, sliding_window=sliding_window or 0, scale=scale, products=dtype,
+    )  # fmt: skip
+    if real is None:
+        real = query.new_ones(batch, length, dtype=torch.bool)
+    queries = visible_queries(real, keys, mask=mask, is_causal=is_causal, sliding_window=sliding_window)
+    sums = query.new_zeros(batch, groups, repeats, streams, keys, dtype=dtype)
+    entropy = sums.new_zeros(batch, groups, repeats, streams)
+    top_logits = sums.new_zeros(batch, groups, repeats, streams, top)
+    signs = None if lam is None else _Signs(plan, lam.to(dtype).expand(batch, groups, repeats, length))
+    for unit in plan.units():
+        here = unit.batches, unit.groups
+        counted = real[unit.batches].to(dtype)  # (b, N)
+        for block in plan.blocks:
+            if block.is_blind:
+                continue
+            weight = unit.per_query(counted, block)  # (U R, 1, n)
+            maps = []
+            for index in range(streams):
+                scores = unit.scores(index, block)
+                if top:
+                    keep_largest(top_logits[here][:, :, :, index], scores, weight)
+                weights = unit.softmax(scores)
+                by_head = weights.view(-1, weight.shape[-1], weights.shape[-1])  # (U R, n, m)
+                _add(sums[here][:, :, :, index, block.keys], torch.bmm(weight, by_head))
+                _add(entropy[here][:, :, :, index], torch.bmm(weight, _entropy(plan, by_head)))
+                maps.append(by_head)
+            if signs is not None:
+                signs.add(unit, block, maps, weight)
+    count = real.sum(1).clamp(min=1)
+    return LayerStatistics(
+        maps=Statistics(
+            received=sums / _keys_last(queries.to(dtype).where(queries > 0, torch.nan)),
+            mass=sums / count.view(-1, 1, 1, 1, 1),
+            entropy=entropy / count.view(-1, 1, 1, 1),
+        ),
+        differences=None if signs is None else signs.found(count),
+        queries=queries,
+        top_logits=top_logits,
+    )
+
+
+class _Signs:
+    """Sums over the signed maps A1 - λ A2."""
+
+    def __init__(self, plan: Plan, lam: Tensor) -> None:
+        self.plan, self.lam = plan, lam  # (B, G, R, N)
+        shape = lam.shape[:3]
+        self.signed = lam.new_zeros(*shape, plan.keys_length)
+        self.absolute = torch.zeros_like(self.signed)
+        self.entropy = lam.new_zeros(shape)
+        self.negative = lam.new_zeros(shape)
+
+    def add(self, unit: Unit, block: Block, maps: list[Tensor], weight: Tensor) -> None:
+        """Count the block's rows: two maps (U R, n, m), of queries that weigh (U R, 1, n)."""
+        here = unit.batches, unit.groups
+        lam = self.lam[here][..., block.queries].reshape(len(weight), -1, 1)
+        first, second = maps
+        difference = first.addcmul_(lam, second, value=-1)
+        _add(self.signed[here][..., block.keys], torch.bmm(weight, difference))
+        signed_total = difference.sum(-1, keepdim=True)  # (U R, n, 1)
+        shares = difference.abs_()
+        total = shares.sum(-1, keepdim=True)
+        shares.div_(total.where(total > 0, 1.0))
+        _add(self.absolute[here][..., block.keys], torch.bmm(weight, shares))
+        _add(self.entropy[here], torch.bmm(weight, _entropy(self.plan, shares)))
+        negative = 0.5 * (1 - signed_total / total.where(total > 0, 1.0))
+        _add(self.negative[here], torch.bmm(weight, negative))
+
+    def found(self, count: Tensor) -> Differences:
+        by_head = count.view(-1, 1, 1)
+        return Differences(
+            signed_mass=self.signed / by_head.unsqueeze(-1),
+            absolute_mass=self.absolute / by_head.unsqueeze(-1),
+            entropy=self.entropy / by_head,
+            negative_share=self.negative / by_head,
+        )
+
+
+def _entropy(plan: Plan, weights: Tensor) -> Tensor:
+    """Entropy of each row of weights (U R, n, m): (U R, n, 1)."""
+    room = shaped(plan.block_room("entropy", plan.keys_length), *weights.shape)
+    return torch.special.entr(weights, out=room).sum(-1, keepdim=True)
+
+
+def _add(total: Tensor, found: Tensor) -> None:
+    """Add found (U R, 1, m) to total (b, g, R, m), or (U R, 1, 1) to (b, g, R)."""
+    total += found.view(total.shape)
+
+
+def _keys_last(tensor: Tensor) -> Tensor:
+    """(B, M) as (B, 1, 1, 1, M)."""
+    return tensor[:, None, None, None]
+
+
+def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
+    """Merge the largest sizes of scores (U, R n, m; -inf: hidden) into kept (b, g, R, k), falling.
+
+    Only rows with an entry above the smallest one kept are looked through; ``weight`` (U R, 1, n) is 0 for rows that
+    do not count.
+    """
+    sizes = scores.nan_to_num(neginf=0.0).abs_().view(len(weight), -1, scores.shape[-1])  # (U R, n, m)
+    largest = sizes.amax(-1) * weight[:, 0]  # (U R, n)
+    heads = [head for row in kept for group in row for head in group]  # (k,) each, parts of ``kept``
+    for index, head in enumerate(heads):
+        rows = largest[index] > head[-1]
+        if bool(rows.any()):
+            candidates = torch.cat([head, sizes[index, rows].flatten()])
+            head.copy_(candidates.topk(len(head)).values)
+
+
+def visible_queries(
+    real: Tensor, keys: int, *, mask: Tensor | None, is_causal: bool, sliding_window: int | None
+) -> Tensor:
+    """How many real queries (B, N) see each of the keys: (B, M) int64. Causal: N - j for key j of N, 0-based."""
+    batch, length = real.shape
+    start = torch.arange(keys, device=real.device) - (keys - length)  # the first query that sees a key, by position
+    if mask is None or mask.shape[2] == 1:
+        before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (B, N + 1): real queries before each
+        if not is_causal and sliding_window is None:
+            found = before[:, -1:].expand(-1, keys)
+        else:
+            stop = start + sliding_window if sliding_window else torch.full_like(start, length)
+            found = before[:, stop.clamp(0, length)] - before[:, start.clamp(0, length)]
+        return found if mask is None else found * mask[:, 0, 0]
+    found = real.new_zeros(batch, keys, dtype=torch.float64)
+    rows = max(1, PAIRS_AT_ONCE // keys)
+    for first in range(0, length, rows):
+        position = torch.arange(first, min(first + rows, length), device=real.device)[:, None]  # (n, 1)
+        visible = mask[:, 0, first : first + rows].expand(batch, -1, -1)  # (B, n, M)
+        if is_causal or sliding_window:
+            visible = visible & (position >= start)
+        if sliding_window:
+            visible = visible & (position < start + sliding_window)
+        found += torch.einsum("bn,bnm->bm", real[:, first : first + rows].double(), visible.double())
+    return found.long()
+
+
+def keys_of_last_query(
+    real: Tensor, keys: int, *, mask: Tensor | None, is_causal: bool, sliding_window: int | None
+) -> Tensor:
+    """How many keys the last real query of each row (B, N) sees: (B,) int64, at least 1."""
+    length = real.shape[1]
+    last = length - 1 - real.flip(1).long().argmax(1)  # (B,)
+    position = last[:, None] + keys - length  # (B, 1)
+    distance = position - torch.arange(keys, device=real.device)  # (B, M)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if is_causal or sliding_window:
+        visible = distance >= 0
+    if sliding_window:
+        visible &= distance < sliding_window
+    if mask is not None:
+        by_query = mask[:, 0].expand(len(real), -1, -1)  # (B, 1|N, M)
+        visible &= by_query[torch.arange(len(real)), last.clamp(max=by_query.shape[1] - 1)]
+    return visible.sum(1).clamp(min=1)
+
+
+def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
+    """Keys that receive more than α / N on average (Yu et al., 2406.15765), the first token apart.
+
+    Args:
+        received: (B, ..., M), NaN where no query sees a key.
+        first: (B,) index of the first real token, which is never one of them.
+        visible: (B,) keys that the last query sees: N.
+
+    Returns:
+        bool, in the shape of ``received``.
+    """
+    shape = (-1, *[1] * (received.dim() - 1))
+    position = torch.arange(received.shape[-1], device=received.device)
+    return (received > alpha / visible.view(shape)) & (position != first.view(shape))
+
+
+def enough_queries(queries: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
+    """Keys (B, M) seen by at least N / α queries (B, M): no single query can make them a sink."""
+    return queries >= visible[:, None] / alpha
+
+
+@dataclass(frozen=True)
+class NullLines:
+    """Share of keys over the threshold by arithmetic alone, causal, N keys, the first token apart."""
+
+    local: float
+    """Where each query looks at itself: the last N / α keys."""
+    uniform: float
+    """Where each query looks at all keys alike: the first ones."""
+
+
+def null_lines(length: int, *, alpha: float) -> NullLines:
+    """What a count of sinks is to be compared with."""
+    seen_by = torch.arange(length, 0, -1, dtype=torch.float64)  # N - j
+    inverse = 1 / torch.arange(1, length + 1, dtype=torch.float64)  # a row's weight on each of its keys
+    uniform = inverse.flip(0).cumsum(0).flip(0) / seen_by
+    threshold = alpha / length
+    local = 1 / seen_by
+    return NullLines(
+        local=(local > threshold)[1:].double().sum().item() / length,
+        uniform=(uniform > threshold)[1:].double().sum().item() / length,
+    )

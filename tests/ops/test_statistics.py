@@ -1,0 +1,142 @@
+"""Reductions of attention against whole maps, formed from their definition."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from antiphase.ops import blocks
+from antiphase.ops.statistics import (
+    enough_queries,
+    keys_of_last_query,
+    layer_statistics,
+    null_lines,
+    sinks,
+    visible_queries,
+)  # fmt: skip
+
+B, G, R, N, D = 2, 2, 3, 29, 8
+
+
+def visibility(length, keys, *, is_causal, window, mask):
+    distance = torch.arange(length)[:, None] + keys - length - torch.arange(keys)
+    visible = torch.ones_like(distance, dtype=torch.bool)
+    if is_causal or window:
+        visible = distance >= 0
+    if window:
+        visible = visible & (distance < window)
+    visible = visible.expand(B, 1, length, keys)
+    return visible if mask is None else visible & mask
+
+
+def whole_maps(query, key, visible):
+    """(B, G, R, S, N, M) from the definition."""
+    keys = key.expand(-1, -1, query.shape[3], -1, -1)[:, :, None]  # (B, G, 1, S, M, d)
+    scores = query @ keys.transpose(-1, -2) / math.sqrt(D)
+    visible = visible[:, :, None, None]  # (B, 1, 1, 1, N, M)
+    weights = torch.softmax(scores.masked_fill(~visible, float("-inf")), -1)
+    return scores.masked_fill(~visible, 0.0), weights.nan_to_num(0.0)
+
+
+def masks(kind, length):
+    """The mask of a call and the real tokens: padding on the left, on the right, or as a mask by query."""
+    real = torch.ones(B, length, dtype=torch.bool)
+    if kind == "none":
+        return None, real
+    if kind == "left":
+        real[1, :7] = False
+    else:
+        real[1, -7:] = False
+    mask = real[:, None, None]
+    if kind == "by query":
+        mask = mask & torch.ones(length, length, dtype=torch.bool).tril()
+    return mask, real
+
+
+@pytest.mark.parametrize("kind", ["none", "left", "right", "by query"])
+@pytest.mark.parametrize(("is_causal", "window"), [(True, None), (True, 5), (False, None)])
+@pytest.mark.parametrize(("streams", "key_maps"), [(1, 1), (2, 2), (2, 1)])
+def test_statistics_are_those_of_the_whole_maps(kind, is_causal, window, streams, key_maps, monkeypatch):
+    monkeypatch.setattr(blocks, "QUERY_ROWS", 12)  # several blocks, several units
+    monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 2 * 12 * N)
+    generator = torch.Generator().manual_seed(3)
+    query = torch.randn(B, G, R, streams, N, D, generator=generator, dtype=torch.float64)
+    key = torch.randn(B, G, key_maps, N, D, generator=generator, dtype=torch.float64)
+    lam = torch.rand(B, G, R, N, generator=generator, dtype=torch.float64) if streams == 2 else None
+    mask, real = masks(kind, N)
+    found = layer_statistics(
+        query, key, mask=mask, is_causal=is_causal, sliding_window=window, scale=D**-0.5, real=real, lam=lam, top=7
+    )
+
+    visible = visibility(N, N, is_causal=is_causal, window=window, mask=mask)
+    scores, weights = whole_maps(query, key, visible)
+    counted = weights * real[:, None, None, None, :, None]
+    queries = (visible[:, 0] & real[:, :, None]).sum(1)  # (B, M)
+    torch.testing.assert_close(found.queries, queries)
+    received = counted.sum(-2) / queries[:, None, None, None]
+    torch.testing.assert_close(found.maps.received, received.where(queries[:, None, None, None] > 0, torch.nan),
+                               equal_nan=True)  # fmt: skip
+    count = real.sum(1).view(-1, 1, 1, 1)
+    torch.testing.assert_close(found.maps.mass, counted.sum(-2) / count.unsqueeze(-1))
+    torch.testing.assert_close(found.maps.entropy, torch.special.entr(counted).sum((-1, -2)) / count)
+    sizes = (scores * real[:, None, None, None, :, None]).abs().flatten(-2)
+    torch.testing.assert_close(found.top_logits, sizes.topk(7).values)
+    if lam is None:
+        assert found.differences is None
+        return
+    difference = counted[:, :, :, 0] - lam.unsqueeze(-1) * counted[:, :, :, 1]
+    total = difference.abs().sum(-1, keepdim=True)
+    shares = difference.abs() / total.where(total > 0, 1.0)
+    negative = (-difference).clamp(min=0) / total.where(total > 0, 1.0)
+    by_head = count[..., 0]
+    torch.testing.assert_close(found.differences.signed_mass, difference.sum(-2) / by_head.unsqueeze(-1))
+    torch.testing.assert_close(found.differences.absolute_mass, shares.sum(-2) / by_head.unsqueeze(-1))
+    torch.testing.assert_close(found.differences.entropy, torch.special.entr(shares).sum((-1, -2)) / by_head)
+    torch.testing.assert_close(found.differences.negative_share, negative.sum((-1, -2)) / by_head)
+
+
+@pytest.mark.parametrize("kind", ["none", "left", "right", "by query"])
+@pytest.mark.parametrize(("is_causal", "window"), [(True, None), (True, 5), (False, None)])
+@pytest.mark.parametrize("earlier", [0, 6])
+def test_visible_queries_and_keys_of_the_last_one(kind, is_causal, window, earlier):
+    keys = N + earlier
+    mask, real = masks(kind, keys)
+    if mask is not None and mask.shape[2] > 1:
+        mask = mask[:, :, earlier:]
+    real = real[:, earlier:]
+    visible = visibility(N, keys, is_causal=is_causal, window=window, mask=mask)[:, 0]
+    arguments = {"mask": mask, "is_causal": is_causal, "sliding_window": window}
+    torch.testing.assert_close(visible_queries(real, keys, **arguments), (visible & real[:, :, None]).sum(1))
+    last = [int(row.nonzero()[-1]) for row in real]
+    expected = torch.stack([visible[b, i].sum() for b, i in enumerate(last)])
+    torch.testing.assert_close(keys_of_last_query(real, keys, **arguments), expected)
+
+
+def test_sinks_are_above_the_threshold_and_never_the_first_token():
+    received = torch.tensor([[0.9, 0.5, 0.49, float("nan")], [float("nan"), 0.9, 0.6, 0.5]])
+    found = sinks(received, torch.tensor([0, 1]), torch.tensor([4, 4]), alpha=1.96)
+    assert found.tolist() == [[False, True, False, False], [False, False, True, True]]
+
+
+def test_enough_queries_means_that_no_single_one_makes_a_sink():
+    queries = torch.arange(40, 0, -1)[None]
+    found = enough_queries(queries, torch.tensor([40]), alpha=5.0)
+    assert found.sum() == 40 - 7  # seen by 8 or more
+    assert not (1 / queries[found] > 5.0 / 40).any()
+
+
+@pytest.mark.parametrize("length", [51, 1001])
+def test_null_lines_are_counts_of_maps_with_no_sink_at_all(length):
+    lines = null_lines(length, alpha=5.0)
+    local = torch.eye(length, dtype=torch.float64)
+    uniform = torch.ones(length, length, dtype=torch.float64).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    seen_by = torch.arange(length, 0, -1)
+    for weights, expected in ((local, lines.local), (uniform, lines.uniform)):
+        found = sinks((weights.sum(0) / seen_by)[None], torch.tensor([0]), torch.tensor([length]), alpha=5.0)
+        assert found.sum().item() / length == pytest.approx(expected)
+    assert lines.local == pytest.approx(0.2, abs=1.5 / length)
+    if length == 1001:
+        assert lines.uniform == pytest.approx(0.006, abs=0.001)
