@@ -127,10 +127,7 @@ def attend_backward(
             if block.is_blind:
                 grouped_queries[here][..., block.queries, :] = 0
                 continue
-            if is_rounded:
-                maps, unrounded = _maps_and_unrounded(plan, unit, block)
-            else:
-                maps = unit.maps(block)
+            maps, unrounded = _maps_and_unrounded(plan, unit, block) if is_rounded else (unit.maps(block), None)
             third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = lambdas.column(unit, block)
             cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
@@ -139,7 +136,7 @@ def attend_backward(
             torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
             for index, scores in enumerate(maps):
                 if index == 1:
-                    if is_rounded:
+                    if unrounded is not None:
                         room = plan.block_room("third in full", plan.keys_length, plan.dtype)
                         dots = shaped(room, *third.shape).copy_(third).mul_(unrounded)
                     else:  # the first map is done with: room for P2∘dP
