@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from wrapt import register_post_import_hook
 
 if TYPE_CHECKING:
+    from antiphase.calibration.apply import calibrated as calibrated
+    from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
+    from antiphase.calibration.search import search_calibration as search_calibration
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
     from antiphase.models.differential_configs import differential_config as differential_config
     from antiphase.models.layer import DifferentialAttention as DifferentialAttention
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
     from antiphase.ops.api import differential_attention as differential_attention
+    from antiphase.probing.statistics import AttentionStatistics as AttentionStatistics
+    from antiphase.probing.statistics import attention_statistics as attention_statistics
 
 __version__ = "0.1.0"
 
@@ -30,12 +35,21 @@ _HOME = {
     "AntiphaseForSequenceClassification": "antiphase.models.transformer",
     "DifferentialAttention": "antiphase.models.layer",
     "differential_config": "antiphase.models.differential_configs",
+    "attention_statistics": "antiphase.probing.statistics",
+    "AttentionStatistics": "antiphase.probing.statistics",
+    "CalibrationPlan": "antiphase.calibration.plan",
+    "calibrated": "antiphase.calibration.apply",
+    "search_calibration": "antiphase.calibration.search",
 }
+_PACKAGES = frozenset({"calibration"})
+"""Parts that stand under their own name without an import: ``antiphase.calibration.calibrate_map``."""
 
 __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"antiphase.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'antiphase' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

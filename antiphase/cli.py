@@ -205,6 +205,33 @@ def evaluate(
     _finish(console, record, output)
 
 
+@app.command()
+def probe(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a model.")],
+    output: OutputOption,
+    data: Annotated[list[str], typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.")],
+    text_field: Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")] = None,
+    length: Annotated[int, typer.Option("--length", help="Tokens in a sequence.")] = 512,
+    samples: Annotated[int, typer.Option("--samples", help="Sequences.")] = 32,
+    alpha: Annotated[float, typer.Option("--alpha", help="A sink receives more than alpha / N.")] = 5.0,
+    device: DeviceOption = "auto",
+) -> None:
+    """Look at what attention does in a model: sinks by layer, head, position and token.
+
+    Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
+    """
+    from antiphase.studies.probe import ProbeRequest
+    from antiphase.studies.probe import probe as run_probe
+
+    console = _console()
+    request = ProbeRequest(
+        name=model, paths=data, text_field=text_field, length=length, samples=samples, alpha=alpha, device=device
+    )
+    with _count_progress(console, "sequences") as report:
+        record = run_probe(request, output, say=_say(console), report=report)
+    _finish(console, record, output)
+
+
 class Target(StrEnum):
     """Formats that ``antiphase convert`` writes."""
 
@@ -444,6 +471,22 @@ def _run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappi
             )
             text = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
             progress.update(bar, completed=step, description=text)
+
+        yield show
+
+
+@contextmanager
+def _count_progress(console: Console, words: str) -> Iterator[Callable[[int, int], None]]:
+    """One bar over things that are done one after the other."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+
+        def show(done: int, count: int) -> None:
+            if not progress.tasks:  # what cannot be begun shows no bar
+                progress.add_task(words, total=count)
+            progress.update(progress.tasks[0].id, completed=done, total=count)
 
         yield show
 

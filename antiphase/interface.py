@@ -345,14 +345,16 @@ AttentionMaskInterface.register(NAME, antiphase_mask)
 
 
 @contextmanager
-def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction]) -> Iterator[None]:
+def swapped(
+    model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction], *, must_be_called: bool = True
+) -> Iterator[None]:
     """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
 
     The kind of mask stays that of the implementation replaced. Models whose attention does not go through the
     interface are refused.
 
     Raises:
-        ValueError: the model cannot change its attention function, or never called it.
+        ValueError: the model cannot change its attention function, or (``must_be_called``) never called it.
     """
     original = model.config._attn_implementation
     called = [False]
@@ -376,7 +378,7 @@ def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], Attentio
         if model.config._attn_implementation != name:
             raise ValueError(f"{type(model).__name__} did not accept another attention function")
         yield
-        if not called[0]:
+        if must_be_called and not called[0]:
             raise ValueError(f"{type(model).__name__} never called the attention function of the interface")
     finally:
         model.set_attn_implementation(original)

@@ -39,6 +39,18 @@ def shared() -> Path:
 
 
 @pytest.fixture
+def golden(shared: Path) -> Callable[[str], tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """A reader of golden files: tensors and metadata by name."""
+    from safetensors import safe_open
+
+    def read(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        with safe_open(shared / "golden" / f"{name}.safetensors", "pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
+
+    return read
+
+
+@pytest.fixture
 def tiny_config() -> Callable[..., Any]:
     """A factory of small configurations: ``tiny_config("softmax", num_hidden_layers=1)``."""
 

@@ -19,6 +19,17 @@ PAIRS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
+class Visibility:
+    """Which keys a query sees. The last query stands at the last key."""
+
+    mask: Tensor | None = None
+    """Boolean (1|B, 1, 1|N, M), True = may attend."""
+    is_causal: bool = True
+    sliding_window: int | None = None
+    """Causal too: key j is seen by query i if 0 <= i - j < w."""
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Of the maps of one layer, or of its signed differences. Only real queries count, padding is none."""
 
@@ -60,21 +71,18 @@ class LayerStatistics:
 def layer_statistics(
     query: Tensor,
     key: Tensor,
+    visibility: Visibility,
     *,
-    mask: Tensor | None,
-    is_causal: bool,
-    sliding_window: int | None,
     scale: float,
     real: Tensor | None = None,
     lam: Tensor | None = None,
     top: int = 0,
 ) -> LayerStatistics:
-    """Statistics of every map of a layer, the last query aligned with the last key.
+    """Statistics of every map of a layer.
 
     Args:
         query: (B, G, R, S, N, d).
         key: (B, G, K, M, d), K = S, or 1 where all maps share a key.
-        mask: boolean (1|B, 1, 1|N, M), True = may attend; or None.
         real: (B, N) bool, the queries that count; None: all.
         lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
         top: how many of the largest logits to keep.
@@ -85,12 +93,12 @@ def layer_statistics(
     keys = key.shape[3]
     dtype = statistics_dtype(query.dtype)
     plan = Plan(
-        query, key, None, mask,
-        is_causal=is_causal, sliding_window=sliding_window or 0, scale=scale, products=dtype,
+        query, key, None, visibility.mask, is_causal=visibility.is_causal,
+        sliding_window=visibility.sliding_window or 0, scale=scale, products=dtype,
     )  # fmt: skip
     if real is None:
         real = query.new_ones(batch, length, dtype=torch.bool)
-    queries = visible_queries(real, keys, mask=mask, is_causal=is_causal, sliding_window=sliding_window)
+    queries = visible_queries(real, keys, visibility)
     sums = query.new_zeros(batch, groups, repeats, streams, keys, dtype=dtype)
     entropy = sums.new_zeros(batch, groups, repeats, streams)
     top_logits = sums.new_zeros(batch, groups, repeats, streams, top)
@@ -196,11 +204,10 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
             head.copy_(candidates.topk(len(head)).values)
 
 
-def visible_queries(
-    real: Tensor, keys: int, *, mask: Tensor | None, is_causal: bool, sliding_window: int | None
-) -> Tensor:
+def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
     """How many real queries (B, N) see each of the keys: (B, M) int64. Causal: N - j for key j of N, 0-based."""
     batch, length = real.shape
+    mask, is_causal, sliding_window = visibility.mask, visibility.is_causal, visibility.sliding_window
     start = torch.arange(keys, device=real.device) - (keys - length)  # the first query that sees a key, by position
     if mask is None or mask.shape[2] == 1:
         before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (B, N + 1): real queries before each
@@ -223,21 +230,19 @@ def visible_queries(
     return found.long()
 
 
-def keys_of_last_query(
-    real: Tensor, keys: int, *, mask: Tensor | None, is_causal: bool, sliding_window: int | None
-) -> Tensor:
+def keys_of_last_query(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
     """How many keys the last real query of each row (B, N) sees: (B,) int64, at least 1."""
     length = real.shape[1]
     last = length - 1 - real.flip(1).long().argmax(1)  # (B,)
     position = last[:, None] + keys - length  # (B, 1)
     distance = position - torch.arange(keys, device=real.device)  # (B, M)
     visible = torch.ones_like(distance, dtype=torch.bool)
-    if is_causal or sliding_window:
+    if visibility.is_causal or visibility.sliding_window:
         visible = distance >= 0
-    if sliding_window:
-        visible &= distance < sliding_window
-    if mask is not None:
-        by_query = mask[:, 0].expand(len(real), -1, -1)  # (B, 1|N, M)
+    if visibility.sliding_window:
+        visible &= distance < visibility.sliding_window
+    if visibility.mask is not None:
+        by_query = visibility.mask[:, 0].expand(len(real), -1, -1)  # (B, 1|N, M)
         visible &= by_query[torch.arange(len(real)), last.clamp(max=by_query.shape[1] - 1)]
     return visible.sum(1).clamp(min=1)
 

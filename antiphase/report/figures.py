@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import plots
+from antiphase.report import plots, sink_plots
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "benchmark": plots.relative_times,
@@ -21,6 +21,9 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "allocation": plots.allocation_bars,
     "attention-map": plots.attention_maps,
     "lambda": plots.lambdas,
+    "sink-map": sink_plots.sink_map,
+    "sink-heads": sink_plots.sink_heads,
+    "sink-tokens": sink_plots.sink_tokens,
 }
 """Every figure by the name of its file, in the order of the page; None where the record has nothing for it."""
 

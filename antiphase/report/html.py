@@ -18,7 +18,7 @@ from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map",)
+RASTER = ("attention-map", "sink-map", "sink-heads")
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -186,6 +186,9 @@ def _paragraphs(record: Record) -> list[str]:
         "evaluate-needles": "Share of hidden facts that the model found, by their depth in the context. The "
         "guess rate is what naming any value of the context would reach.",
         "evaluate-perplexity": "How well the model predicts held-out text; lower is better.",
+        "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
+        "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
+        "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
         "benchmark-attention": "Differential attention beside softmax attention of equal size and beside other ways to "
@@ -291,6 +294,38 @@ def _benchmark_words(record: Record) -> tuple[str, str, str]:
     return "Time against the ordinary way", caption, "Bars. " + "; ".join(parts) + "."
 
 
+def _sink_map_words(record: Record) -> tuple[str, str, str]:
+    persistence, chance = (record.values.get(key) for key in ("persistence", "persistence_chance"))
+    stays = (
+        f" Of the positions that are sinks in a layer, {100 * persistence:.0f} % are in the next one too "
+        f"({100 * chance:.0f} % if layers had nothing to do with each other)."
+        if persistence is not None and chance is not None
+        else ""
+    )
+    return (
+        "Sinks by layer and position",
+        f"A position is a sink of a map if it receives more than {record.config.get('alpha', 5):g} / N of the "
+        f"attention on average, from queries enough that no single one decides.{stays}",
+        "Heatmap of layers and positions: in how many maps and sequences a position is a sink.",
+    )
+
+
+def _sink_heads_words(record: Record) -> tuple[str, str, str]:
+    return (
+        "Attention on sinks by head",
+        "What a query gives on average to the first token, and to sinks beside it.",
+        "Two heatmaps of layers and heads: attention on the first token and on other sinks.",
+    )
+
+
+def _sink_tokens_words(record: Record) -> tuple[str, str, str]:
+    return (
+        "Tokens that are sinks",
+        "How often an occurrence of a token is a sink, over all maps. Sinks are mostly tokens of little meaning.",
+        "Bars: tokens by how often they are sinks.",
+    )
+
+
 WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "benchmark": _benchmark_words,
     "learning-curves": _curve_words,
@@ -298,5 +333,8 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "allocation": _allocation_words,
     "attention-map": _map_words,
     "lambda": _lambda_words,
+    "sink-map": _sink_map_words,
+    "sink-heads": _sink_heads_words,
+    "sink-tokens": _sink_tokens_words,
 }
 """Title, caption and text alternative of each figure."""

@@ -9,6 +9,7 @@ import torch
 
 from antiphase.ops import blocks
 from antiphase.ops.statistics import (
+    Visibility,
     enough_queries,
     keys_of_last_query,
     layer_statistics,
@@ -66,9 +67,7 @@ def test_statistics_are_those_of_the_whole_maps(kind, is_causal, window, streams
     key = torch.randn(B, G, key_maps, N, D, generator=generator, dtype=torch.float64)
     lam = torch.rand(B, G, R, N, generator=generator, dtype=torch.float64) if streams == 2 else None
     mask, real = masks(kind, N)
-    found = layer_statistics(
-        query, key, mask=mask, is_causal=is_causal, sliding_window=window, scale=D**-0.5, real=real, lam=lam, top=7
-    )
+    found = layer_statistics(query, key, Visibility(mask, is_causal, window), scale=D**-0.5, real=real, lam=lam, top=7)
 
     visible = visibility(N, N, is_causal=is_causal, window=window, mask=mask)
     scores, weights = whole_maps(query, key, visible)
@@ -107,11 +106,11 @@ def test_visible_queries_and_keys_of_the_last_one(kind, is_causal, window, earli
         mask = mask[:, :, earlier:]
     real = real[:, earlier:]
     visible = visibility(N, keys, is_causal=is_causal, window=window, mask=mask)[:, 0]
-    arguments = {"mask": mask, "is_causal": is_causal, "sliding_window": window}
-    torch.testing.assert_close(visible_queries(real, keys, **arguments), (visible & real[:, :, None]).sum(1))
+    rule = Visibility(mask, is_causal, window)
+    torch.testing.assert_close(visible_queries(real, keys, rule), (visible & real[:, :, None]).sum(1))
     last = [int(row.nonzero()[-1]) for row in real]
     expected = torch.stack([visible[b, i].sum() for b, i in enumerate(last)])
-    torch.testing.assert_close(keys_of_last_query(real, keys, **arguments), expected)
+    torch.testing.assert_close(keys_of_last_query(real, keys, rule), expected)
 
 
 def test_sinks_are_above_the_threshold_and_never_the_first_token():

@@ -155,14 +155,14 @@ def test_any_part_may_be_missing_or_null(comparison: Record, tmp_path: Path, par
     [
         ("train", {"final": {"loss": 2.5, "accuracy": 0.25}, "curve": [{"step": 1, "loss": 2.5}]}, "2.500"),
         ("evaluate-perplexity", {"rows": [{"perplexity": 12.18, "tokens": 51200}]}, "12.18"),
-        ("probe", {"sinks": {"count": 17}, "list": [1]}, "17"),
-        ("probe", {}, "have no layout of their own"),
+        ("unheard-of", {"sinks": {"count": 17}, "list": [1]}, "17"),
+        ("unheard-of", {}, "have no layout of their own"),
     ],
 )
 def test_other_kinds(tmp_path: Path, kind: str, values: dict[str, Any], expected: str) -> None:
     page = write(tmp_path, Record(kind=kind, values=values))
     assert expected in page.text
-    if kind == "probe":
+    if kind == "unheard-of":
         assert "have no layout of their own" in page.text
 
 

@@ -1,0 +1,268 @@
+"""Calibrated softmax attention, without the map where that can be.
+
+With s_i the weight of a row on sinks and c_i = 1 + (1 - β) s_i / (1 - s_i), the calibrated output is
+``c_i O_i + (β - c_i) (A_S V_S)_i``: ordinary attention and a thin product over the sinks (2406.15765, section 4,
+rewritten). It cancels where s_i is near 1, so rows with s_i > 1/2 are formed directly.
+
+Legend: B batch, G key groups, R query heads of a group, N queries, M keys, d, dv widths.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from antiphase.calibration.oracle import redistribute
+from antiphase.ops.blocks import Plan, shaped
+from antiphase.ops.decoding import FEW_ROWS
+from antiphase.ops.shapes import statistics_dtype
+
+DIRECT_SHARE = 0.5
+"""Rows with more of their weight on sinks are formed directly."""
+ROWS_AT_ONCE = 512
+"""Rows that the thin product and the direct form take in one step."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an attention function: tensors, what is visible, and which tokens are real."""
+
+    query: Tensor
+    """(B, G, R, N, d)."""
+    key: Tensor
+    """(B, G, M, d)."""
+    value: Tensor
+    """(B, G, M, dv)."""
+    mask: Tensor | None
+    """Boolean (1|B, 1, 1|N, M), True = may attend."""
+    is_causal: bool
+    """Besides the mask; the last query stands at the last key."""
+    sliding_window: int | None
+    scale: float
+    real: Tensor
+    """(B, M) bool: keys that are tokens, not padding."""
+    places: Tensor
+    """(N,) which key each query is."""
+    before: Tensor
+    """(B,) tokens that a sliding cache has dropped."""
+    chosen: Tensor
+    """(G, R, 1) bool: maps that are calibrated."""
+
+    @property
+    def first(self) -> Tensor:
+        """(B,) key of the first token, which is no sink; -1 where it was dropped."""
+        return torch.where(self.before > 0, -1, self.real.long().argmax(1))
+
+    @property
+    def few(self) -> bool:
+        """So few queries that their maps are small beside keys and values: a decoding step."""
+        return self.query.shape[2] * self.query.shape[3] <= FEW_ROWS
+
+    @property
+    def real_queries(self) -> Tensor:
+        """(B, N) bool."""
+        return self.real[:, self.places]
+
+    def visible(self, sequence: int, rows: Tensor, keys: Tensor) -> Tensor:
+        """(n, m) bool: which of some keys (m,) some queries (n,) of one sequence see."""
+        distance = self.places[rows, None] - keys
+        found = torch.ones_like(distance, dtype=torch.bool)
+        if self.is_causal or self.sliding_window:
+            found = distance >= 0
+        if self.sliding_window:
+            found &= distance < self.sliding_window
+        if self.mask is not None:
+            mask = self.mask[sequence if len(self.mask) > 1 else 0, 0]  # (1|N, M)
+            found &= (mask[rows] if len(mask) > 1 else mask)[:, keys]
+        return found
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Ordinary attention, and what calibration needs to know of its maps."""
+
+    out: Tensor
+    """(B, G, R, N, dv)."""
+    log_sum_exp: Tensor
+    """(B, G, R, N), -inf for a row that sees no key."""
+    mass: Tensor
+    """(B, G, R, M): weight that each key receives from real queries, summed."""
+
+
+def attend(call: Call) -> Attended:
+    """Ordinary attention block by block; the sums over columns ride along."""
+    batch, groups, repeats, length, _ = call.query.shape
+    keys, width = call.value.shape[2:]
+    plan = Plan(
+        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
+        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
+    )  # fmt: skip
+    out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
+    log_sum_exp = out.new_full((batch, groups, repeats, length), float("-inf"), dtype=plan.dtype)
+    mass = out.new_zeros(batch, groups, repeats, keys, dtype=plan.dtype)
+    room = plan.block_room("result", width)
+    real = call.real_queries.to(plan.products)
+    for unit in plan.units():
+        here = unit.batches, unit.groups
+        for block in plan.blocks:
+            rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
+            if block.is_blind:
+                rows.zero_()
+                continue
+            scores = unit.scores(0, block)
+            largest = scores.amax(-1)  # (U, R n)
+            weights = unit.softmax(scores)
+            # exp(largest - lse) is the row's largest weight, at least 1 / M
+            lse = largest.to(plan.dtype) - weights.amax(-1).to(plan.dtype).log()
+            log_sum_exp[here][..., block.queries] = lse.view(rows.shape[:-1])
+            weight = unit.per_query(real[unit.batches], block)  # (U R, 1, n)
+            by_head = weights.view(len(weight), -1, weights.shape[-1])
+            part = mass[here][..., block.keys]
+            part += torch.bmm(weight, by_head).view(part.shape)
+            product = shaped(room, *weights.shape[:2], width)
+            rows.copy_(torch.bmm(weights, unit.values[:, block.keys], out=product).view(rows.shape))
+    return Attended(out, log_sum_exp.nan_to_num_(nan=float("-inf")), mass)
+
+
+def correct(call: Call, attended: Attended, sinks: Tensor, *, beta: float) -> Tensor:
+    """The calibrated output (B, G, R, N, dv), in the place of the ordinary one, for sinks (B, G, R, M)."""
+    batch, groups, repeats = sinks.shape[:3]
+    for b in range(batch):
+        for g in range(groups):
+            for r in range(repeats):
+                chosen = sinks[b, g, r].nonzero()[:, 0]
+                if len(chosen):
+                    _correct_head(call, attended, (b, g, r), chosen, beta)
+    return attended.out
+
+
+def _correct_head(call: Call, attended: Attended, head: tuple[int, int, int], chosen: Tensor, beta: float) -> None:
+    b, g, r = head
+    dtype = statistics_dtype(call.query.dtype)
+    key, value = call.key[b, g, chosen], call.value[b, g, chosen]  # (|S|, d), (|S|, dv)
+    out, lse = attended.out[b, g, r], attended.log_sum_exp[b, g, r]
+    is_ordered = call.is_causal or bool(call.sliding_window)
+    for rows in torch.arange(len(call.places), device=out.device).split(ROWS_AT_ONCE):
+        # sinks after the last of these queries are seen by none of them
+        count = int(torch.searchsorted(chosen, call.places[rows[-1]], right=True)) if is_ordered else len(chosen)
+        if count == 0:
+            continue
+        here = slice(int(rows[0]), int(rows[-1]) + 1)
+        scores = (call.query[b, g, r, here] @ key[:count].T).to(dtype) * call.scale
+        weights = torch.exp(scores - lse[here, None]).masked_fill_(~call.visible(b, rows, chosen[:count]), 0.0)
+        share = weights.sum(-1, keepdim=True)  # (n, 1)
+        raised = 1 + (1 - beta) * share / (1 - share.clamp(max=DIRECT_SHARE))
+        thin = (weights.to(value.dtype) @ value[:count]).to(dtype)
+        out[here] = (raised * out[here].to(dtype) + (beta - raised) * thin).to(out.dtype)
+        direct = rows[share[:, 0] > DIRECT_SHARE]
+        if len(direct):
+            out[direct] = _direct(call, head, direct, chosen, beta)
+
+
+def _direct(call: Call, head: tuple[int, int, int], rows: Tensor, chosen: Tensor, beta: float) -> Tensor:
+    """Calibrated rows (n, dv) of one head, their weights formed."""
+    b, g, r = head
+    key, value = call.key[b, g], call.value[b, g]
+    scores = (call.query[b, g, r, rows] @ key.T).to(statistics_dtype(key.dtype)) * call.scale  # (n, M)
+    visible = call.visible(b, rows, torch.arange(len(key), device=key.device))
+    weights = torch.softmax(scores.masked_fill_(~visible, float("-inf")), dim=-1)
+    sinks = torch.zeros(1, len(key), dtype=torch.bool, device=key.device).index_fill_(1, chosen, True)
+    return redistribute(weights, sinks, beta=beta).to(value.dtype) @ value
+
+
+def weights_of(call: Call) -> Tensor:
+    """The maps (B, G, R, N, M) of few queries; a row that sees no key is zero."""
+    keys = torch.arange(call.key.shape[2], device=call.key.device)
+    rows = torch.arange(len(call.places), device=keys.device)
+    batch, groups, repeats, length, width = call.query.shape
+    scores = call.query.reshape(batch, groups, -1, width) @ call.key.transpose(-1, -2)
+    scores = scores.view(batch, groups, repeats, length, -1).to(statistics_dtype(call.query.dtype)) * call.scale
+    visible = torch.stack([call.visible(b, rows, keys) for b in range(batch)])[:, None, None]  # (B, 1, 1, N, M)
+    empty = ~visible.any(-1, keepdim=True)
+    scores = scores.masked_fill(~(visible | empty), float("-inf"))
+    return torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
+
+
+def multiply(call: Call, weights: Tensor) -> Tensor:
+    """Outputs (B, G, R, N, dv) of weights (B, G, R, N, M)."""
+    flat = weights.to(call.value.dtype).flatten(2, 3)
+    return (flat @ call.value).view(*weights.shape[:-1], -1)
+
+
+def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+    """Causal calibration: a query's sinks are the keys that it and the queries before it look at too much.
+
+    Key j is a sink of query i if the mean weight from the queries j..i is above α / Nᵢ and there are at least Nᵢ / α
+    of them, where Nᵢ is the number of keys that query i sees. Positions count real tokens only. So a cache gives what
+    one forward pass gives, and later tokens change nothing.
+
+    Args:
+        mass: (B, G, R, ≤ M) weight that keys have received before this call; None: no earlier call.
+
+    Returns:
+        (B, G, R, N, dv), and ``mass`` (B, G, R, M) for the next call.
+    """
+    batch, groups, repeats, length, _ = call.query.shape
+    keys, width = call.value.shape[2:]
+    running = _Running(call, alpha, beta)
+    total = call.query.new_zeros(batch, groups, repeats, keys, dtype=statistics_dtype(call.query.dtype))
+    if mass is not None:
+        total[..., : mass.shape[-1]] = mass
+    if call.few:
+        weights = running.calibrate(weights_of(call), total, *[slice(None)] * 4)
+        return multiply(call, weights), total
+    plan = Plan(
+        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
+        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
+    )  # fmt: skip
+    out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
+    for unit in plan.units():
+        here = unit.batches, unit.groups
+        for block in plan.blocks:
+            rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
+            if block.is_blind:
+                rows.zero_()
+                continue
+            weights = unit.maps(block)[0].view(*rows.shape[:-1], -1).to(plan.dtype)
+            sums = total[here][..., block.keys]
+            weights = running.calibrate(weights, sums, unit.batches, unit.groups, block.queries, block.keys)
+            flat = weights.to(plan.products).view(unit.count, -1, weights.shape[-1])
+            rows.copy_(torch.bmm(flat, unit.values[:, block.keys]).view(rows.shape))
+    return out, total
+
+
+class _Running:
+    """Which keys are sinks of each query, and the weights without their surplus."""
+
+    def __init__(self, call: Call, alpha: float, beta: float) -> None:
+        self.alpha, self.beta = alpha, beta
+        self.order = call.real.long().cumsum(1) + call.before[:, None]  # (B, M): a real token's number, from 1
+        self.is_first = (self.order == 1) & call.real
+        self.chosen = call.chosen
+        self.query_order = self.order[:, call.places]  # (B, N)
+        self.real = call.real_queries
+        if call.mask is not None and call.mask.shape[2] == len(call.places):
+            visible = call.mask[:, 0].sum(-1).expand(len(self.real), -1)
+        else:
+            visible = (
+                self.query_order if call.sliding_window is None else self.query_order.clamp(max=call.sliding_window)
+            )
+        self.visible = visible.clamp(min=1)  # (B, N): keys that each query sees
+
+    def calibrate(
+        self, weights: Tensor, mass: Tensor, batches: slice, groups: slice, queries: slice, keys: slice
+    ) -> Tensor:
+        """Weights (b, g, R, n, m) calibrated; their sums are added to mass (b, g, R, m)."""
+        own = self.query_order[batches, queries, None]  # (b, n, 1)
+        count = own - self.order[batches, None, keys] + 1  # (b, n, m): queries that have seen each key
+        visible = self.visible[batches, queries, None]  # Nᵢ
+        limit = (self.alpha * count / visible).to(weights.dtype)
+        eligible = (count >= visible / self.alpha) & ~self.is_first[batches, None, keys]
+        counted = weights * self.real[batches, None, None, queries, None]
+        received = counted.cumsum(-2).add_(mass.unsqueeze(-2))  # (b, g, R, n, m)
+        mass.copy_(received[..., -1, :])
+        sinks = (received > limit[:, None, None]) & eligible[:, None, None]
+        sinks &= self.chosen[groups].unsqueeze(-1)
+        return redistribute(weights, sinks, beta=self.beta)

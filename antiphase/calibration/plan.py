@@ -1,0 +1,122 @@
+"""A calibration plan: which heads of which model are calibrated, and how. A small JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from antiphase.errors import InputError, nearest
+from antiphase.records import write_atomically
+
+FORMAT = 1
+MODES = ("paper", "prompt", "running")
+DESCRIBING = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Fields of a configuration by which a plan knows its model again."""
+DIGESTED = 16
+"""Numbers of each weight that are part of a fingerprint."""
+
+
+@dataclass(frozen=True)
+class CalibrationPlan:
+    """Heads to calibrate and the rule (2406.15765, section 4).
+
+    Args:
+        heads: 0-based layer to 0-based softmax maps.
+        alpha: a key is a sink if it receives more than α / N on average.
+        beta: what is left of a weight on a sink, in (0, 1].
+        mode: which queries choose the sinks. "paper": those of the call; "prompt": those of the prompt, for the steps
+            after it too; "running": those up to each query.
+        fingerprint: of the model that it was made for; None fits any model that has these layers and maps.
+        scores: what the search found, by "layer.head"; not used when a plan is applied.
+
+    Raises:
+        InputError: a value outside its range.
+    """
+
+    heads: Mapping[int, Sequence[int]]
+    alpha: float = 5.0
+    beta: float = 0.4
+    mode: str = "prompt"
+    fingerprint: Mapping[str, Any] | None = None
+    scores: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise InputError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}{nearest(self.mode, MODES)}")
+        if not self.alpha > 0:
+            raise InputError(f"alpha must be above 0, got {self.alpha}")
+        if not 0 < self.beta <= 1:
+            raise InputError(f"beta must be above 0 and at most 1, got {self.beta}")
+        found = {}
+        for layer, maps in self.heads.items():
+            numbers = [int(layer), *map(int, maps)]
+            if min(numbers) < 0:
+                raise InputError(f"heads: layers and heads are numbered from 0, got {layer}: {list(maps)}")
+            if maps:
+                found[numbers[0]] = sorted(set(numbers[1:]))
+        object.__setattr__(self, "heads", dict(sorted(found.items())))
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON: beside, then renamed."""
+        tree = {"format": FORMAT, **asdict(self)}
+        write_atomically(Path(path), (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan.
+
+        Raises:
+            InputError: there is none, or it holds something else.
+        """
+        try:
+            tree = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise InputError(f"--plan {path}: no plan could be read ({error})") from error
+        if not isinstance(tree, dict) or "heads" not in tree or tree.pop("format", None) != FORMAT:
+            raise InputError(f"--plan {path}: this is not a calibration plan of format {FORMAT}")
+        fields = set(cls.__dataclass_fields__)
+        for name in tree:
+            if name not in fields:
+                raise InputError(f"--plan {path}: unknown field '{name}'{nearest(name, fields)}")
+        try:
+            return cls(**{**tree, "heads": {int(layer): maps for layer, maps in tree["heads"].items()}})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InputError(f"--plan {path}: {error}") from error
+
+    def check(self, model: PreTrainedModel) -> None:
+        """Raise an InputError where the plan does not fit a model."""
+        text = model.config.get_text_config()
+        if self.fingerprint is not None:
+            own = fingerprint(model)
+            for name, value in self.fingerprint.items():
+                if own.get(name) != value:
+                    raise InputError(
+                        f"the plan was made for another model: its {name} is {value}, this one's {own.get(name)}"
+                    )
+        layers, maps = text.num_hidden_layers, text.num_attention_heads
+        for layer, heads in self.heads.items():
+            if layer >= layers:
+                raise InputError(f"the plan names layer {layer}, but the model's layers are 0 to {layers - 1}")
+            if heads[-1] >= maps:
+                raise InputError(f"the plan names head {heads[-1]} of layer {layer}, but heads are 0 to {maps - 1}")
+
+
+def fingerprint(model: PreTrainedModel) -> dict[str, Any]:
+    """By what a plan knows its model again: sizes, and a digest of some numbers of every weight.
+
+    The numbers are taken in bf16, so that a model loaded in half precision is still the same one.
+    """
+    text = model.config.get_text_config()
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        numbers = weight.detach().reshape(-1)[:DIGESTED].to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(f"{name}{tuple(weight.shape)}{numbers.tolist()}".encode())
+    sizes = {name: getattr(text, name) for name in DESCRIBING if hasattr(text, name)}
+    return {**sizes, "weights": digest.hexdigest()}

@@ -1,0 +1,223 @@
+"""Which heads to calibrate: one at a time, judged by a score; the choice is then judged on samples it has not seen."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.gate import screen
+from antiphase.calibration.lower import LowerLayers
+from antiphase.calibration.plan import CalibrationPlan, fingerprint
+from antiphase.errors import InputError
+
+Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
+"""Model and samples to one number for each sample, the higher the better."""
+METHODS = ("exhaustive", "cached", "screen")
+SCREENED_SHARE = 0.2
+"""Of the exhaustive search's evaluations, what the screen may use."""
+SLOPE_COST = 3
+"""Evaluations that the slopes cost: a forward pass with and without every head calibrated, and the way back."""
+
+SCREENED_AT_ONCE = 8
+"""Samples whose forward passes are held in memory for the way back."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples of each data set, for the search and for the judgement."""
+
+    search: dict[str, list[Any]]
+    held_out: dict[str, list[Any]]
+
+
+def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed: int) -> Split:
+    """Part each data set at random, the same for the same seed.
+
+    Raises:
+        InputError: a data set with fewer than two samples.
+    """
+    found = Split({}, {})
+    for index, (name, given) in enumerate(samples.items()):
+        if len(given) < 2:
+            raise InputError(f"data set {name} has {len(given)} samples; a search needs two at least")
+        generator = torch.Generator().manual_seed(seed + index)
+        order = torch.randperm(len(given), generator=generator).tolist()
+        count = min(len(given) - 1, max(1, round(held_out * len(given))))
+        found.held_out[name] = [given[i] for i in order[:count]]
+        found.search[name] = [given[i] for i in order[count:]]
+    return found
+
+
+def scores_of(model: PreTrainedModel, score: Score, samples: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
+    """Scores by data set, float64.
+
+    Raises:
+        ValueError: a score is not finite; it names the sample.
+    """
+    found = {}
+    for name, given in samples.items():
+        with torch.no_grad():
+            values = score(model, given).detach().double().cpu()
+        if values.shape != (len(given),):
+            raise ValueError(f"the score must give one number a sample, {len(given)}, got shape {tuple(values.shape)}")
+        bad = (~values.isfinite()).nonzero()[:, 0]
+        if len(bad):
+            raise ValueError(f"the score of sample {int(bad[0])} of {name} is {values[bad[0]].item()}")
+        found[name] = values
+    return found
+
+
+def mean_of(values: Mapping[str, Tensor]) -> float:
+    """Mean over data sets of their means: each counts alike."""
+    return math.fsum(v.mean().item() for v in values.values()) / len(values)
+
+
+def gain_interval(
+    after: Mapping[str, Tensor], before: Mapping[str, Tensor], *, seed: int, resamples: int = 4000
+) -> tuple[float, float]:
+    """95 % interval of the gain in the mean over data sets: a paired bootstrap over the samples of each of them."""
+    generator = torch.Generator().manual_seed(seed)
+    totals = torch.zeros(resamples, dtype=torch.float64)
+    for name, values in after.items():
+        change = values - before[name]
+        chosen = torch.randint(len(change), (resamples, len(change)), generator=generator)
+        totals += change[chosen].mean(1) / len(after)
+    low, high = totals.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What calibrating one head alone did to the score of the search's samples."""
+
+    layer: int
+    head: int
+    change: float
+    """In the mean over data sets."""
+    improved: int
+    """Samples whose score rose; the rest did not change or ..."""
+    worsened: int
+    """... fell."""
+
+
+def search_calibration(
+    model: PreTrainedModel,
+    score: Score,
+    samples: Mapping[str, Sequence[Any]] | Sequence[Any],
+    *,
+    alpha: float = 5.0,
+    beta: float = 0.4,
+    mode: str = "prompt",
+    method: str = "exhaustive",
+    layers: Sequence[int] | None = None,
+    surrogate: Score | None = None,
+    held_out: float = 0.5,
+    seed: int = 0,
+    known: Sequence[HeadResult] = (),
+    report: Callable[[HeadResult, int], None] = lambda result, count: None,
+) -> CalibrationPlan:
+    """Find the heads whose calibration alone raises the score, and judge them together on samples kept apart.
+
+    Args:
+        score: (model, samples) to (len(samples),), the higher the better.
+        samples: what ``score`` takes; of several data sets by name, each counts alike.
+        method: "exhaustive" tries every head; "cached" does the same and runs the layers below a head only once;
+            "screen" takes the derivative of the score with respect to a gate on each head and tries the most
+            promising ones, at no more than a fifth of the evaluations.
+        layers: 0-based layers to search; None: all (2406.15765: 2 to L - 2).
+        surrogate: a score that can be differentiated, for the screen; None: ``score`` itself.
+        held_out: share of each data set that judges the choice.
+        known: results of an earlier, interrupted search with the same arguments, which are not measured again.
+        report: called with each new result and how many there will be.
+
+    Returns:
+        A plan with the kept heads. Its ``scores`` hold the results by head, the held-out score before and after and
+        the interval of the gain.
+
+    Raises:
+        InputError: an unknown method or layer, too few samples.
+        ValueError: a score that is not finite, or that the method cannot work with.
+    """
+    if method not in METHODS:
+        raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
+    text = model.config.get_text_config()
+    searched = list(range(text.num_hidden_layers)) if layers is None else sorted(set(layers))
+    rule: dict[str, Any] = {"alpha": alpha, "beta": beta, "mode": mode}
+    every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in searched}, **rule)
+    every.check(model)
+    named = dict(samples) if isinstance(samples, Mapping) else {"samples": samples}
+    split = split_samples(named, held_out=held_out, seed=seed)
+
+    heads = [(layer, head) for layer, maps in every.heads.items() for head in maps]
+    slopes: dict[tuple[int, int], float] = {}
+    if method == "screen":
+        slopes = _slopes(model, every, surrogate or score, split.search)
+        count = max(1, int(SCREENED_SHARE * len(heads)) - SLOPE_COST)
+        heads = sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
+    base = scores_of(model, score, split.search)
+    lower = LowerLayers(model) if method == "cached" else None
+    results = {(result.layer, result.head): result for result in known}
+    for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
+        waiting = [head for _, head in of_layer if (layer, head) not in results]
+        if lower is not None and waiting:
+            with lower.record(layer):
+                scores_of(model, score, split.search)
+        for head in waiting:
+            skipped = nullcontext() if lower is None else lower.skipped()
+            with skipped, calibrated(model, CalibrationPlan({layer: [head]}, **rule)):
+                found = scores_of(model, score, split.search)
+            change = {name: found[name] - base[name] for name in found}
+            flat = torch.cat(list(change.values()))
+            results[layer, head] = HeadResult(
+                layer, head, mean_of(change), int((flat > 0).sum()), int((flat < 0).sum())
+            )  # fmt: skip
+            report(results[layer, head], len(heads))
+    kept: dict[int, list[int]] = {}
+    for layer, head in heads:
+        if results[layer, head].change > 0:
+            kept.setdefault(layer, []).append(head)
+
+    plan = CalibrationPlan(kept, **rule)
+    before = scores_of(model, score, split.held_out)
+    with calibrated(model, plan):
+        after = scores_of(model, score, split.held_out)
+    low, high = gain_interval(after, before, seed=seed)
+    return CalibrationPlan(
+        kept, **rule, fingerprint=fingerprint(model),
+        scores={
+            "method": method, "seed": seed, "samples": {name: len(given) for name, given in named.items()},
+            "search_before": mean_of(base),
+            "held_out_before": mean_of(before), "held_out_after": mean_of(after),
+            "held_out_gain": mean_of(after) - mean_of(before), "held_out_gain_interval": [low, high],
+            "heads": {
+                f"{layer}.{head}": {
+                    "change": found.change, "improved": found.improved, "worsened": found.worsened,
+                    **({"slope": slopes[layer, head]} if slopes else {}),
+                }
+                for (layer, head), found in sorted(results.items()) if (layer, head) in set(heads)
+            },
+            **({"slopes": {f"{layer}.{head}": slope for (layer, head), slope in slopes.items()}} if slopes else {}),
+        },
+    )  # fmt: skip
+
+
+def _slopes(
+    model: PreTrainedModel, every: CalibrationPlan, score: Score, samples: Mapping[str, Sequence[Any]]
+) -> dict[tuple[int, int], float]:
+    """Mean over data sets of the derivative of each one's mean score."""
+    total: dict[tuple[int, int], float] = {}
+    for given in samples.values():
+        for start in range(0, len(given), SCREENED_AT_ONCE):
+            some = given[start : start + SCREENED_AT_ONCE]
+            for head, slope in screen(model, every, score, some).items():
+                total[head] = total.get(head, 0.0) + slope * len(some) / len(given) / len(samples)
+    return total

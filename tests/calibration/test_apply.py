@@ -1,0 +1,433 @@
+"""Calibrated models against an eager procedure that holds whole maps and walks through sequences one by one."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    DiffLlamaConfig,
+    DynamicCache,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)  # fmt: skip
+
+import antiphase
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration.oracle import redistribute
+from antiphase.errors import InputError
+from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves, swapped
+
+LAYERS, MAPS, N = 2, 4, 40
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": MAPS,
+    "intermediate_size": 48, "max_position_embeddings": 128,
+}  # fmt: skip
+ALPHA, BETA = 2.0, 0.3
+
+
+def build(name):
+    torch.manual_seed(5)
+    configs = {
+        "llama": lambda: LlamaConfig(**SIZES, num_key_value_heads=2),
+        "mistral": lambda: MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16),
+        "qwen2": lambda: Qwen2Config(**SIZES, num_key_value_heads=4),
+        "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128),
+        "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
+        "diffllama": lambda: DiffLlamaConfig(**SIZES, num_key_value_heads=4),
+        "softmax": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="softmax", num_key_value_heads=2),
+        "differential": lambda: antiphase.AntiphaseConfig(
+            **SIZES, attention_type="differential", num_key_value_heads=2
+        ),
+        "differential_v2": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="differential_v2"),
+    }  # fmt: skip
+    config = BertConfig(**SIZES) if name == "bert" else configs[name]()
+    kind = AutoModel if name == "bert" else AutoModelForCausalLM
+    model = kind.from_config(config).double().eval()
+    with torch.no_grad():  # attention that is far from uniform
+        for field, weight in model.named_parameters():
+            is_sharp = field.endswith(("query.weight", "key.weight"))  # norms before them make up for the others
+            weight *= 1 if weight.dim() == 1 else 16 if is_sharp else 4
+    return model
+
+
+class Eager:
+    """The rule on whole maps; what a prompt decided is kept by layer."""
+
+    def __init__(self, plan, real):
+        self.plan, self.real = plan, real  # (B, all tokens)
+        self.past, self.sinks, self.mass, self.query = 0, {}, {}, None
+
+    def wrap(self, function):
+        def attend(module, query, key, value, attention_mask, **kwargs):
+            maps = query.shape[1]
+            values, keys = value, key
+            if is_differential(module):
+                group = torch.arange(maps) // (maps // (value.shape[1] // (2 if has_two_keys(module) else 1)))
+                values = (join_halves(value) if has_two_keys(module) else value)[:, group]
+                keys = key[:, 2 * group + torch.arange(maps) % 2] if has_two_keys(module) else key[:, group]
+            else:
+                keys, values = (t.repeat_interleave(maps // t.shape[1], dim=1) for t in (key, value))
+            scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+            weights = torch.zeros(*query.shape[:3], key.shape[2], dtype=query.dtype)
+            again, self.query = query is self.query, query
+            for b in range(len(query)):
+                for m in range(maps):
+                    weights[b, m] = self.rows(module, query, keys, attention_mask, kwargs, scale, b, m, again)
+            out = (weights @ values).transpose(1, 2)
+            if "lam" in kwargs:
+                lam = kwargs["lam"].reshape((1,) * (3 - kwargs["lam"].dim()) + tuple(kwargs["lam"].shape))
+                out = out[:, :, ::2] - lam.transpose(1, 2).unsqueeze(-1) * out[:, :, 1::2]
+            return out, None
+
+        return attend
+
+    def rows(self, module, query, keys, mask, kwargs, scale, b, m, again):
+        """Calibrated weights (N, M) of one map."""
+        length, count = query.shape[2], keys.shape[2]
+        position = torch.arange(length) + count - length
+        visible = torch.ones(length, count, dtype=torch.bool)
+        if getattr(module, "is_causal", True):
+            visible = position[:, None] >= torch.arange(count)
+            if kwargs.get("sliding_window"):
+                visible &= position[:, None] - torch.arange(count) < kwargs["sliding_window"]
+        if mask is not None:
+            visible = visible & boolean_mask(mask)[b if len(mask) > 1 else 0, 0].expand(length, -1)
+        scores = (query[b, m] @ keys[b, m].T * scale).masked_fill(~visible, -math.inf)
+        weights = torch.softmax(scores, -1).nan_to_num(0.0)
+        if m not in self.plan.heads.get(module.layer_idx, ()):
+            return weights
+        total = self.past + length
+        real = self.real[b, :total][total - count :]
+        first = int(self.real[b].nonzero()[0]) - (total - count)
+        name = module.layer_idx, b, m
+        if self.plan.mode == "running":
+            if not again:
+                self.before = {**getattr(self, "before", {}), name: self.mass.get(name, torch.zeros(0))}
+            sums = torch.zeros(total, dtype=weights.dtype)
+            sums[: len(self.before[name])] = self.before[name]
+            sums = sums.clone()
+            order = self.real[b].long().cumsum(0)
+            result = weights.clone()
+            for i in range(length):
+                if not real[position[i]]:
+                    continue
+                sums[total - count :] += weights[i]
+                seen = int(visible[i].sum())
+                sinks = torch.zeros(count, dtype=torch.bool)
+                for j in visible[i].nonzero()[:, 0].tolist():
+                    queries = int(order[position[i] + total - count] - order[j + total - count]) + 1
+                    enough = queries >= seen / self.plan.alpha
+                    sinks[j] = j != first and enough and sums[j + total - count] / queries > self.plan.alpha / seen
+                result[i] = redistribute(weights[i], sinks, beta=self.plan.beta)
+            self.mass[name] = sums
+            return result
+        if self.plan.mode == "prompt" and self.past:
+            sinks = torch.zeros(total, dtype=torch.bool)
+            sinks[: len(self.sinks[name])] = self.sinks[name]
+            sinks = sinks[total - count :]
+        else:
+            queries = real[position]
+            received = weights[queries].sum(0) / visible[queries].sum(0)
+            last = int(queries.nonzero()[-1])
+            sinks = received > self.plan.alpha / int(visible[last].sum())
+            if first >= 0:
+                sinks[first] = False
+            self.sinks[name] = sinks
+        return redistribute(weights, sinks.unsqueeze(0), beta=self.plan.beta)
+
+
+def padded(side, length=N):
+    ids = torch.randint(1, 61, (2, length), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    if side == "left":
+        mask[1, :9] = 0
+    if side == "right":
+        mask[1, -9:] = 0
+    return ids, mask
+
+
+def inputs_of(side):
+    ids, mask = padded(side)
+    return {"input_ids": ids} if side == "none" else {"input_ids": ids, "attention_mask": mask}, mask.bool()
+
+
+def hidden(model, **inputs):
+    return model.base_model(**inputs).last_hidden_state
+
+
+NAMES = ["llama", "mistral", "qwen2", "gpt2", "gpt_neox", "diffllama", "softmax", "differential", "differential_v2"]
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", [*NAMES, "bert"])
+@torch.no_grad()
+def test_one_forward_equals_the_eager_procedure(name, mode, side):
+    if name == "bert" and mode == "running":
+        pytest.skip("an encoder has no earlier and later queries")
+    model = build(name)
+    inputs, real = inputs_of(side)
+    for heads in ({0: [1], 1: [0, 3]}, {layer: list(range(MAPS)) for layer in range(LAYERS)}):
+        plan = CalibrationPlan(heads=heads, alpha=ALPHA, beta=BETA, mode=mode)
+        plain = hidden(model, **inputs, use_cache=False)
+        with calibrated(model, plan):
+            found = hidden(model, **inputs, use_cache=False)
+        with swapped(model, Eager(plan, real).wrap):
+            expected = hidden(model, **inputs, use_cache=False)
+        torch.testing.assert_close(found[real], expected[real], rtol=1e-9, atol=1e-9)
+        assert (found[real] - plain[real]).abs().max() > 1e-3  # something was calibrated
+        torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is not any more
+
+
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_steps_with_a_cache_equal_the_eager_procedure_step_by_step(name, mode, side):
+    model = build(name)
+    ids, mask = padded(side)
+    real = mask.bool()
+    plan = CalibrationPlan(heads={0: [1], 1: [0, 3]}, alpha=ALPHA, beta=BETA, mode=mode)
+    pieces = [slice(0, 21), slice(21, 22), slice(22, 23), slice(23, 31), slice(31, 32)]
+
+    def steps(advance):
+        cache, found = DynamicCache(config=model.config), []
+        for piece in pieces:
+            inputs = {} if side == "none" else {"attention_mask": mask[:, : piece.stop]}
+            out = model.base_model(input_ids=ids[:, piece], past_key_values=cache, use_cache=True, **inputs)
+            found.append(out.last_hidden_state)
+            advance(piece.stop)
+        return torch.cat(found, dim=1)
+
+    with calibrated(model, plan):
+        found = steps(lambda stop: None)
+    eager = Eager(plan, real)
+    with swapped(model, eager.wrap):
+        expected = steps(lambda stop: setattr(eager, "past", stop))
+    kept = real[:, : pieces[-1].stop]
+    torch.testing.assert_close(found[kept], expected[kept], rtol=1e-9, atol=1e-9)
+    if mode == "running":  # a cache changes nothing, and later tokens change nothing
+        whole = {} if side == "none" else {"attention_mask": mask}
+        with calibrated(model, plan):
+            full = hidden(model, input_ids=ids, use_cache=False, **whole)[:, : pieces[-1].stop]
+        torch.testing.assert_close(found[kept], full[kept], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", ["llama", "differential", "softmax"])
+@torch.no_grad()
+def test_padding_changes_nothing(name, mode):
+    """The short sequence alone gives what it gives in a padded batch."""
+    model = build(name)
+    ids, mask = padded("left")
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA, mode=mode)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    with calibrated(model, plan):
+        together = hidden(model, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        alone = hidden(model, input_ids=ids[1:, 9:], use_cache=False)
+    torch.testing.assert_close(together[1:, 9:], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["prompt", "running"])
+@torch.no_grad()
+def test_beams_take_their_sinks_along(mode):
+    """Beam search with a cache equals beam search that starts anew at each step, where that is the same thing."""
+    model = build("llama")
+    ids, mask = padded("left", 17)
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA, mode=mode)
+    cache = DynamicCache(config=model.config)
+    beams = torch.tensor([1, 1])
+    with calibrated(model, plan):
+        model(input_ids=ids, attention_mask=mask, past_key_values=cache)
+        cache.reorder_cache(beams)
+        longer = torch.cat([mask[beams], torch.ones(2, 1, dtype=mask.dtype)], 1)
+        found = model(input_ids=ids[beams, -1:], attention_mask=longer, past_key_values=cache).logits
+        fresh = DynamicCache(config=model.config)
+        model(input_ids=ids[beams], attention_mask=mask[beams], past_key_values=fresh)
+        expected = model(input_ids=ids[beams, -1:], attention_mask=longer, past_key_values=fresh).logits
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_generation_with_a_cache_is_generation_without_in_mode_running():
+    model = build("llama")
+    ids, mask = padded("left", 23)
+    plan = CalibrationPlan(heads={0: [0, 1, 2, 3], 1: [1]}, alpha=ALPHA, beta=BETA, mode="running")
+    arguments = {"attention_mask": mask, "max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False,
+                 "pad_token_id": 0}  # fmt: skip
+    with calibrated(model, plan):
+        cached = model.generate(ids, **arguments)
+        full = model.generate(ids, use_cache=False, **arguments)
+        beams = model.generate(ids, num_beams=3, **arguments)
+        full_beams = model.generate(ids, num_beams=3, use_cache=False, **arguments)
+        static = model.generate(ids, cache_implementation="static", disable_compile=True, **arguments)
+    assert torch.equal(cached, full)
+    assert torch.equal(beams, full_beams)
+    assert torch.equal(static, full)
+    assert not torch.equal(model.generate(ids, **arguments), full)
+
+
+@torch.no_grad()
+def test_a_copied_cache_has_sinks_of_its_own():
+    model = build("llama")
+    ids, _ = padded("none", 20)
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA)
+    with calibrated(model, plan):
+        cache = DynamicCache(config=model.config)
+        model(input_ids=ids, past_key_values=cache)
+        twin = copy.deepcopy(cache)
+        expected = model(input_ids=ids[:, :1], past_key_values=twin).logits
+        cache.reorder_cache(torch.tensor([1, 0]))
+        other = copy.deepcopy(cache)
+        found = model(input_ids=ids[:, :1].flip(0), past_key_values=cache).logits
+        again = model(input_ids=ids[:, :1].flip(0), past_key_values=other).logits
+    torch.testing.assert_close(found.flip(0), expected)
+    torch.testing.assert_close(found, again)
+
+
+@torch.no_grad()
+def test_a_new_prompt_has_new_sinks():
+    """Without earlier keys a call is a new prefill, whatever was run before within the block."""
+    model = build("llama")
+    ids, _ = padded("none")
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA)
+    with calibrated(model, plan):
+        first = hidden(model, input_ids=ids[:1])
+        hidden(model, input_ids=ids[1:])
+        again = hidden(model, input_ids=ids[:1])
+    torch.testing.assert_close(first, again)
+
+
+@pytest.mark.parametrize("mode", ["prompt", "running"])
+@torch.no_grad()
+def test_a_cache_filled_outside_of_the_block_is_refused(mode):
+    model = build("llama")
+    ids, _ = padded("none")
+    cache = model(input_ids=ids, use_cache=True).past_key_values
+    with (
+        pytest.raises(ValueError, match="filled outside"),
+        calibrated(model, CalibrationPlan(heads={0: [0]}, mode=mode)),
+    ):
+        model(input_ids=ids[:, :1], past_key_values=cache)
+
+
+@torch.no_grad()
+def test_blocks_nest():
+    model = build("llama")
+    ids, _ = padded("none")
+    rule = {"alpha": ALPHA, "beta": BETA}
+    with calibrated(model, CalibrationPlan(heads={0: [1], 1: [2]}, **rule)):
+        both = hidden(model, input_ids=ids)
+    with calibrated(model, CalibrationPlan(heads={0: [1]}, **rule)):
+        one = hidden(model, input_ids=ids)
+        with calibrated(model, CalibrationPlan(heads={1: [2]}, **rule)):
+            nested = hidden(model, input_ids=ids)
+        again = hidden(model, input_ids=ids)
+    torch.testing.assert_close(nested, both)
+    torch.testing.assert_close(again, one)
+    assert not torch.allclose(one, both)
+
+
+def test_the_model_is_restored_after_an_error():
+    model = build("llama")
+    ids, _ = padded("none")
+    hooks = len(model.base_model._forward_pre_hooks), len(model.base_model._forward_hooks)
+    before = model.config._attn_implementation
+
+    def stop():
+        with calibrated(model, CalibrationPlan(heads={0: [0]})):
+            hidden(model, input_ids=ids)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        stop()
+    assert model.config._attn_implementation == before
+    assert (len(model.base_model._forward_pre_hooks), len(model.base_model._forward_hooks)) == hooks
+
+
+@torch.no_grad()
+def test_layers_without_a_calibrated_head_call_the_models_own_function(monkeypatch):
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model = build("llama")
+    called = []
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def spy(module, *args, **kwargs):
+        called.append(module.layer_idx)
+        return own(module, *args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", spy)
+    model.set_attn_implementation("sdpa")
+    ids, _ = padded("none")
+    with calibrated(model, CalibrationPlan(heads={1: list(range(MAPS))})):
+        hidden(model, input_ids=ids)
+    assert called == [0]
+
+
+@pytest.mark.parametrize(("heads", "message"), [({2: [0]}, "layer 2"), ({0: [4]}, "head 4")])
+def test_heads_that_the_model_has_not_are_refused(heads, message):
+    with pytest.raises(InputError, match=message), calibrated(build("llama"), CalibrationPlan(heads=heads)):
+        pass
+
+
+def test_a_plan_for_another_model_is_refused():
+    from antiphase.calibration.plan import fingerprint
+
+    model, other = build("llama"), build("llama")
+    plan = CalibrationPlan(heads={0: [0]}, fingerprint=fingerprint(model))
+    with calibrated(copy.deepcopy(model).bfloat16(), plan):
+        pass
+    with torch.no_grad():
+        other.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
+    with pytest.raises(InputError, match="another model: its weights"), calibrated(other, plan):
+        pass
+    with (
+        pytest.raises(InputError, match=r"another model: its model_type"),
+        calibrated(build("gpt2"), plan),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_error_is_that_of_eager_attention_at_the_same_dtype(dtype):
+    """Error ≤ 2 × (eager's + one rounding), both against fp64, all heads, in the root of mean squares."""
+    from antiphase.calibration import apply
+
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(1, 4, 300, 64, dtype=torch.float64) for _ in range(3))
+    key[:, :, 7] *= 3  # a key that many queries look at
+    query, key, value = (t.to(dtype) for t in (query, key, value))
+
+    class Layer(torch.nn.Module):
+        layer_idx, is_causal = 0, True
+        config = antiphase.AntiphaseConfig(**SIZES, attention_type="softmax")
+
+    plan = CalibrationPlan(heads={0: [0, 1, 2, 3]}, alpha=3.0, beta=0.4)
+
+    def fast(*tensors):
+        run = apply.Calibration(plan)
+        run.forward = apply._Forward(None, 0, apply._State())
+        return run.wrap(lambda *a, **k: None)(Layer(), *tensors, None, scaling=0.125)[0]
+
+    def eager(q, k, v):
+        scores = (q @ k.mT).to(torch.float64 if q.dtype == torch.float64 else torch.float32) * 0.125
+        weights = torch.softmax(scores.masked_fill(~torch.ones(300, 300).tril().bool(), -math.inf), -1)
+        new = antiphase.calibration.calibrate_map(weights, alpha=3.0, beta=0.4)
+        assert (weights.sum(-2)[..., 1:] / torch.arange(299, 0, -1) > 3.0 / 300).any()
+        return (new.to(v.dtype) @ v).transpose(1, 2)
+
+    true = eager(*(t.double() for t in (query, key, value)))
+    rounding = (true.to(dtype).double() - true).square().mean().sqrt()
+    error, usual = ((f(query, key, value).double() - true).square().mean().sqrt() for f in (fast, eager))
+    assert error <= 2 * (usual + rounding)

@@ -1,0 +1,70 @@
+"""Calibration plans: files, ranges, and what a damaged one says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from antiphase.calibration import CalibrationPlan
+from antiphase.errors import InputError
+
+
+def test_a_plan_comes_back_as_it_was_with_whole_numbers(tmp_path):
+    plan = CalibrationPlan(
+        heads={3: [5, 0], 1: [2], 0: []}, alpha=4.0, beta=0.3, mode="running", fingerprint={"hidden_size": 8},
+        scores={"held_out_gain": 0.1},
+    )  # fmt: skip
+    plan.save(tmp_path / "plan.json")
+    again = CalibrationPlan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert again.heads == {1: [2], 3: [0, 5]}
+    assert all(isinstance(number, int) for layer, maps in again.heads.items() for number in (layer, *maps))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mode": "promt"}, "mode must be one of.*did you mean 'prompt'"),
+        ({"alpha": 0.0}, "alpha must be above 0"),
+        ({"alpha": float("nan")}, "alpha must be above 0"),
+        ({"beta": 0.0}, "beta must be above 0"),
+        ({"beta": 1.2}, "beta must be above 0"),
+        ({"heads": {0: [-1]}}, "numbered from 0"),
+        ({"heads": {-1: [0]}}, "numbered from 0"),
+    ],
+)
+def test_values_out_of_range(fields, message):
+    with pytest.raises(InputError, match=message):
+        CalibrationPlan(**{"heads": {0: [0]}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "no plan could be read"),
+        ("[]", "not a calibration plan"),
+        ('{"heads": {}}', "not a calibration plan"),
+        ('{"format": 1, "heads": {}, "modes": "paper"}', "unknown field 'modes'; did you mean 'mode'"),
+        ('{"format": 1, "heads": {"a": [0]}}', "invalid literal"),
+        ('{"format": 1, "heads": {"0": 3}}', "not iterable"),
+        ('{"format": 1, "heads": {"0": [0]}, "beta": 2}', "beta must be above 0"),
+    ],
+)
+def test_a_damaged_file(tmp_path, text, message):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        CalibrationPlan.load(path)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(InputError, match="no plan could be read"):
+        CalibrationPlan.load(tmp_path / "plan.json")
+
+
+def test_the_file_is_small_and_plain(tmp_path):
+    CalibrationPlan(heads={0: [1]}).save(tmp_path / "plan.json")
+    tree = json.loads((tmp_path / "plan.json").read_text())
+    assert tree["format"] == 1
+    assert tree["heads"] == {"0": [1]}

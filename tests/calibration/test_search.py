@@ -1,0 +1,245 @@
+"""The search finds heads in which sinks were planted, by every method, and judges its choice on samples kept apart."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig
+
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration.gate import screen
+from antiphase.calibration.lower import LowerLayers
+from antiphase.calibration.search import (
+    gain_interval,
+    scores_of,
+    search_calibration,
+    split_samples,
+)  # fmt: skip
+from antiphase.errors import InputError
+
+LAYERS, MAPS, WIDTH, N = 3, 4, 8, 32
+PLANTED = {(0, 1), (2, 3)}
+SINK = 7
+
+
+def build():
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=MAPS * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=MAPS,
+        num_key_value_heads=MAPS, intermediate_size=40, max_position_embeddings=64, initializer_range=0.15,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config).double().eval()
+
+
+def samples(count=16):
+    ids = torch.randint(8, 50, (count, N), generator=torch.Generator().manual_seed(2))
+    ids[:, 4::9] = SINK  # a meaningless token, here and there
+    return list(ids)
+
+
+def plant(model, strength=2.5):
+    """Queries of the planted heads look at the sink token: its keys and all queries share a direction."""
+    model = copy.deepcopy(model)
+    seen = {}
+    model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.update(ids=args[0]))
+    for layer, head in PLANTED:
+        last = (head + 1) * WIDTH - 1  # a channel that the rotation hardly turns
+        attention = model.model.layers[layer].self_attn
+
+        def add_to_keys(module, args, out, last=last):
+            out = out.clone()
+            out[..., last] += strength * 2.0 * (seen["ids"] == SINK)
+            return out
+
+        def add_to_queries(module, args, out, last=last):
+            out = out.clone()
+            out[..., last] += strength * 2.0
+            return out
+
+        attention.k_proj.register_forward_hook(add_to_keys)
+        attention.q_proj.register_forward_hook(add_to_queries)
+    return model
+
+
+@pytest.fixture(scope="module")
+def model_and_score():
+    clean = build()
+
+    def score(model, given):
+        """Minus the distance from what the clean model says: a score whose best value is known."""
+        ids = torch.stack(list(given))
+        with torch.no_grad():
+            wanted = clean(ids).logits
+        return -(model(ids).logits - wanted).square().mean((1, 2))
+
+    return plant(clean), score
+
+
+@pytest.mark.parametrize("method", ["exhaustive", "cached"])
+def test_planted_heads_are_found_and_the_gain_holds_on_other_samples(model_and_score, method):
+    model, score = model_and_score
+    plan = search_calibration(model, score, samples(48), alpha=3.0, beta=0.05, mode="prompt", method=method)
+    changes = {name: found["change"] for name, found in plan.scores["heads"].items()}
+    best = sorted(changes, key=lambda name: -changes[name])[: len(PLANTED)]
+    assert {tuple(map(int, name.split("."))) for name in best} == PLANTED
+    assert len(changes) == LAYERS * MAPS
+    assert plan.heads.keys() >= {layer for layer, _ in PLANTED}
+    low, high = plan.scores["held_out_gain_interval"]
+    assert 0 < low < plan.scores["held_out_gain"] < high
+    with calibrated(model, plan):  # the fingerprint fits
+        pass
+
+
+def test_methods_agree(model_and_score):
+    model, score = model_and_score
+    plans = {
+        method: search_calibration(model, score, samples(), alpha=3.0, beta=0.05, method=method)
+        for method in ("exhaustive", "cached")
+    }
+    one, other = (plan.scores["heads"] for plan in plans.values())
+    assert one.keys() == other.keys()
+    for name in one:
+        assert one[name]["change"] == pytest.approx(other[name]["change"], rel=1e-6, abs=1e-12)
+
+
+def test_slopes_are_derivatives_of_the_gated_score(model_and_score):
+    """Against the score with a head calibrated with β near 1, where Â - A is proportional to 1 - β."""
+    model, score = model_and_score
+    every = CalibrationPlan({layer: range(MAPS) for layer in range(LAYERS)}, alpha=3.0, beta=0.05)
+    given = samples(6)
+    slopes = screen(model, every, score, given)
+    step = 1e-3  # smaller ones drown in the fp32 of the model's norms
+    base = scores_of(model, score, {"s": given})["s"].mean()
+    for (layer, head), slope in slopes.items():
+        little = CalibrationPlan({layer: [head]}, alpha=3.0, beta=1 - step * (1 - 0.05))
+        with calibrated(model, little):
+            moved = scores_of(model, score, {"s": given})["s"].mean()
+        assert slope == pytest.approx(float(moved - base) / step, rel=0.02, abs=2e-4)
+    assert set(sorted(slopes, key=lambda head: -slopes[head])[:2]) == PLANTED
+
+
+def test_the_screen_tries_no_more_than_a_fifth(model_and_score):
+    model, score = model_and_score
+    tried = []
+    plan = search_calibration(
+        model,
+        score,
+        samples(),
+        alpha=3.0,
+        beta=0.05,
+        method="screen",
+        report=lambda result, count: tried.append(result),
+    )
+    assert len(tried) <= max(1, LAYERS * MAPS // 5)
+    assert {(found.layer, found.head) for found in tried} <= PLANTED
+    assert len(plan.scores["slopes"]) == LAYERS * MAPS
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_lower_layers_are_kept_with_a_cache_too(kind):
+    model = build() if kind == "llama" else AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=50, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=64)
+    ).double().eval()  # fmt: skip
+    ids = torch.stack(samples(3))
+
+    def work():
+        cache = DynamicCache(config=model.config)
+        first = model(ids[:, :20], past_key_values=cache).logits
+        return torch.cat([first, model(ids[:, 20:], past_key_values=cache).logits], 1)
+
+    expected = work()
+    ran = []
+    for index, layer in enumerate(LowerLayers(model).layers):
+        part = layer.self_attn if kind == "llama" else layer.attn
+        part.register_forward_hook(lambda *args, index=index: ran.append(index))
+    lower = LowerLayers(model)
+    for start in range(LAYERS):
+        with lower.record(start):
+            torch.testing.assert_close(work(), expected)
+        ran.clear()
+        with lower.skipped():
+            torch.testing.assert_close(work(), expected)
+        assert sorted(set(ran)) == list(range(start, LAYERS))
+    torch.testing.assert_close(work(), expected)
+
+
+@torch.no_grad()
+def test_lower_layers_refuse_work_that_changes():
+    model = build()
+    ids = torch.stack(samples(2))
+    lower = LowerLayers(model)
+    with lower.record(1):
+        model(ids)
+    with pytest.raises(ValueError, match="depends on its answers"), lower.skipped():
+        model(ids - 1)
+    assert "forward" not in model.model.layers[0].__dict__
+
+
+def test_known_results_are_not_measured_again(model_and_score):
+    model, score = model_and_score
+    seen = []
+    full = search_calibration(model, score, samples(), alpha=3.0, beta=0.05, report=lambda r, count: seen.append(r))
+    later = []
+    again = search_calibration(
+        model, score, samples(), alpha=3.0, beta=0.05, known=seen[:7], report=lambda r, count: later.append(r)
+    )
+    assert later == seen[7:]
+    assert again.heads == full.heads
+    assert again.scores["heads"] == full.scores["heads"]
+
+
+def test_layers_can_be_chosen(model_and_score):
+    model, score = model_and_score
+    seen = []
+    search_calibration(model, score, samples(4), layers=[1], report=lambda r, count: seen.append((r.layer, count)))
+    assert seen == [(1, MAPS)] * MAPS
+    with pytest.raises(InputError, match="layer 3"):
+        search_calibration(model, score, samples(4), layers=[3])
+
+
+def test_a_score_that_is_not_a_number_stops_with_its_sample(model_and_score):
+    model, _ = model_and_score
+
+    def score(model, given):
+        return torch.tensor([float("nan") if index == 2 else 0.0 for index in range(len(given))])
+
+    with pytest.raises(ValueError, match="sample 2 of trec is nan"):
+        search_calibration(model, score, {"trec": samples(8)})
+    with pytest.raises(ValueError, match="one number a sample"):
+        search_calibration(model, lambda model, given: torch.zeros(1), samples(8))
+
+
+def test_a_score_without_gradient_cannot_be_screened(model_and_score):
+    model, score = model_and_score
+    with pytest.raises(ValueError, match="differentiated"):
+        search_calibration(model, lambda m, given: score(m, given).detach(), samples(8), method="screen")
+    plan = search_calibration(
+        model, lambda m, given: score(m, given).detach(), samples(8), method="screen", surrogate=score, alpha=3.0
+    )
+    assert plan.scores["method"] == "screen"
+
+
+def test_parts_do_not_overlap_and_depend_on_the_seed():
+    given = {"a": list(range(20)), "b": list(range(100, 109))}
+    one, other = (split_samples(given, held_out=0.5, seed=seed) for seed in (0, 1))
+    for part in (one, other):
+        for name, whole in given.items():
+            assert sorted(part.search[name] + part.held_out[name]) == whole
+    assert one.search != other.search
+    assert one == split_samples(given, held_out=0.5, seed=0)
+    with pytest.raises(InputError, match="two at least"):
+        split_samples({"a": [1]}, held_out=0.5, seed=0)
+
+
+def test_the_interval_covers_the_true_gain_as_often_as_it_says():
+    covered = 0
+    for trial in range(200):
+        generator = torch.Generator().manual_seed(trial)
+        before = torch.randn(60, generator=generator, dtype=torch.float64)
+        after = before + 0.3 + 0.5 * torch.randn(60, generator=generator, dtype=torch.float64)
+        low, high = gain_interval({"a": after}, {"a": before}, seed=trial, resamples=800)
+        covered += low < 0.3 < high
+    assert 0.89 <= covered / 200 <= 0.99

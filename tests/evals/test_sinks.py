@@ -1,0 +1,93 @@
+"""Sinks on text: sums over batches are those of one batch, and a planted sink leads the ranking."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphase.evals import sinks as module
+from antiphase.evals.sinks import sinks_on_text
+from antiphase.probing.statistics import attention_statistics
+
+N, SINK = 40, 7
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=64, initializer_range=0.1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval()
+    seen = {}
+    model.model.embed_tokens.register_forward_pre_hook(lambda module, args: seen.update(ids=args[0]))
+
+    def add_to_keys(module, args, out):  # in head 1 of layer 1 every query looks at the token, where there is one
+        out = out.clone()
+        out[..., 15] += 6.0 * (seen["ids"] == SINK)
+        return out
+
+    def add_to_queries(module, args, out):
+        out = out.clone()
+        out[..., 15] += 6.0
+        return out
+
+    model.model.layers[1].self_attn.k_proj.register_forward_hook(add_to_keys)
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(add_to_queries)
+    return model
+
+
+@pytest.fixture(scope="module")
+def ids():
+    ids = torch.randint(8, 30, (5, N), generator=torch.Generator().manual_seed(0))
+    ids[:, 3] = SINK
+    return ids
+
+
+def test_the_planted_sink_is_found(model, ids):
+    found = sinks_on_text(model, ids, str, alpha=5.0)
+    assert found["tokens"][0]["token"] == str(SINK)
+    assert found["tokens"][0]["occurrences"] == 5
+    assert found["tokens"][0]["sink_rate"] >= 1 / 6  # one of six maps
+    assert found["tokens"][1]["sink_rate"] < found["tokens"][0]["sink_rate"]
+    heads = {(row["layer"], row["head"]): row for row in found["heads"]}
+    assert max(heads, key=lambda head: heads[head]["sink_share"]) == (1, 1)
+    rates = torch.tensor(found["positions"]["sink_rate"])
+    assert rates.shape == (3, N)
+    assert rates[1, 3] == pytest.approx(0.5)  # one of two maps of the layer
+    assert rates[1].argmax() == 3
+
+
+def test_batches_change_nothing(model, ids, monkeypatch):
+    whole = sinks_on_text(model, ids, str)
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", 2 * N)
+    seen = []
+    parts = sinks_on_text(model, ids, str, report=lambda done, count: seen.append((done, count)))
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+    for key in ("persistence", "persistence_chance"):
+        assert parts[key] == pytest.approx(whole[key])
+    for one, other in zip(parts["heads"], whole["heads"], strict=True):
+        assert one == pytest.approx(other)
+    assert parts["tokens"] == whole["tokens"]
+
+
+def test_means_are_those_of_the_statistics(model, ids):
+    found = sinks_on_text(model, ids, str, alpha=3.0)
+    direct = attention_statistics(model, alpha=3.0, input_ids=ids)
+    for row in found["heads"]:
+        layer, head = row["layer"], row["head"]
+        assert row["first_share"] == pytest.approx(direct.first_share[layer, :, head].mean().item())
+        assert row["entropy"] == pytest.approx(direct.entropy[layer, :, head].mean().item())
+        assert row["top_logit"] == pytest.approx(direct.top_logits[layer, :, head, 0].mean().item())
+        assert row["sinks"] == pytest.approx(direct.sinks[layer, :, head].double().mean().item())
+    assert found["layers"][1]["sinks"] == pytest.approx(direct.sinks[1].double().mean().item())
+
+
+def test_long_sequences_share_columns(model, ids, monkeypatch):
+    fine = torch.tensor(sinks_on_text(model, ids, str)["positions"]["sink_rate"])
+    monkeypatch.setattr(module, "BINS", 8)
+    found = sinks_on_text(model, ids, str)["positions"]
+    assert found["first"] == [0, 5, 10, 15, 20, 25, 30, 35]
+    torch.testing.assert_close(torch.tensor(found["sink_rate"]), fine.view(3, 8, 5).mean(-1))

@@ -1,0 +1,215 @@
+"""Statistics of whole models against the maps that their own eager attention returns."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    DiffLlamaConfig,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    RobertaConfig,
+    T5Config,
+)  # fmt: skip
+
+import antiphase
+from antiphase.probing.rows import attention_rows
+from antiphase.probing.statistics import attention_statistics
+
+LAYERS, MAPS, N = 3, 4, 33
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": MAPS,
+    "intermediate_size": 48, "max_position_embeddings": 128,
+}  # fmt: skip
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SIZES, num_key_value_heads=2),
+    "mistral": lambda: MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=11),
+    "qwen2": lambda: Qwen2Config(**SIZES, num_key_value_heads=4),
+    "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128),
+    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
+    "gemma": lambda: GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    "bert": lambda: BertConfig(**SIZES),
+    "roberta": lambda: RobertaConfig(**SIZES),
+    "diffllama": lambda: DiffLlamaConfig(**SIZES, num_key_value_heads=2),
+    "softmax": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="softmax", num_key_value_heads=2),
+}
+
+
+def build(config):
+    torch.manual_seed(4)
+    model = AutoModel.from_config(config).double().eval()
+    with torch.no_grad():  # attention that is far from uniform
+        for field, weight in model.named_parameters():
+            is_sharp = field.endswith(("query.weight", "key.weight"))  # norms before them make up for the others
+            weight *= 1 if weight.dim() == 1 else 16 if is_sharp else 4
+    return model
+
+
+def inputs_of(side):
+    ids = torch.randint(3, 61, (2, N), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    if side == "left":
+        mask[1, :9] = 0
+    if side == "right":
+        mask[1, -9:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.parametrize("name", list(CONFIGS))
+@torch.no_grad()
+def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
+    model = build(CONFIGS[name]())
+    inputs = inputs_of(side)
+    real = inputs["attention_mask"].bool()
+    span = torch.zeros_like(real)
+    span[:, 12:20] = True
+    found = attention_statistics(model, spans={"middle": span}, alpha=2.0, **inputs)
+
+    eager = copy.deepcopy(model).float()  # its softmax is fp32, where the mask of fp64 would be -inf
+    eager.set_attn_implementation("eager")
+    maps = torch.stack(
+        eager(**inputs, use_cache=False, output_attentions=True).attentions
+    ).double()  # (layers, B, maps, N, N)
+    counted = maps.where(real[None, :, None, :, None], 0.0)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    positions = torch.ones(N, N, dtype=torch.bool) if name in ("bert", "roberta") else distance >= 0
+    positions = positions & (distance < 11) if name == "mistral" else positions
+    visible = positions & real[:, :, None] & real[:, None]  # (B, N, N)
+    queries = visible.sum(1)
+    received = counted.sum(-2) / queries[None, :, None]
+    seen = (queries > 0)[None, :, None].expand_as(received)
+    torch.testing.assert_close(found.received[seen], received[seen], rtol=1e-3, atol=1e-5)
+    assert found.received[~seen].isnan().all()
+    assert bool((~seen).any()) == (side != "none")
+    last = visible.sum(-1)[torch.arange(2), N - 1 - real.flip(1).long().argmax(1)]
+    expected = received > 2.0 / last[None, :, None, None]
+    first = real.long().argmax(1)
+    expected[:, torch.arange(2), :, first] = False
+    assert torch.equal(found.sinks, expected & seen)
+    assert expected.any()
+    count = real.sum(1)[None, :, None]
+    mass = counted.sum(-2) / count.unsqueeze(-1)
+    torch.testing.assert_close(found.sink_share, (mass * found.sinks).sum(-1), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found.span_share["middle"], (mass * span[None, :, None]).sum(-1), rtol=1e-3, atol=1e-5)
+    on_first = torch.stack([mass[:, b, :, first[b]] for b in range(2)], dim=1)
+    torch.testing.assert_close(found.first_share, on_first, rtol=1e-3, atol=1e-5)
+    entropy = torch.special.entr(counted).sum((-1, -2)) / count
+    torch.testing.assert_close(found.entropy, entropy, rtol=1e-3, atol=1e-5)
+    assert torch.equal(found.enough_queries[0], queries >= last[:, None] / 2.0)
+    assert found.layers == list(range(LAYERS))
+
+
+@pytest.mark.parametrize("name", ["differential", "differential_v2", "diffllama"])
+@torch.no_grad()
+def test_differences_join_the_right_maps(name):
+    config = (
+        DiffLlamaConfig(**SIZES, num_key_value_heads=2)
+        if name == "diffllama"
+        else antiphase.AntiphaseConfig(
+            **SIZES, attention_type=name, num_key_value_heads=4 if name == "differential" else 2
+        )
+    )
+    model = build(config)
+    ids = inputs_of("none")["input_ids"]
+    span = torch.zeros_like(ids, dtype=torch.bool)
+    span[:, 5:15] = True
+    found = attention_statistics(model, spans={"some": span}, input_ids=ids)
+    rows = attention_rows(model, ids, torch.arange(N).expand(2, -1))
+    for layer, of_layer in enumerate(rows):
+        maps = of_layer.maps.flatten(1, 2)  # (B, maps, N, N)
+        if name == "diffllama":
+            module = model.layers[layer].self_attn
+            lam = (
+                torch.exp((module.lambda_q1 * module.lambda_k1).sum())
+                - torch.exp((module.lambda_q2 * module.lambda_k2).sum())
+                + module.lambda_init
+            )
+            signed = maps[:, : MAPS // 2] - lam * maps[:, MAPS // 2 :]
+        else:
+            signed = of_layer.weights()
+        shares = signed.abs() / signed.abs().sum(-1, keepdim=True)
+        negative = (-signed).clamp(min=0).sum(-1) / signed.abs().sum(-1)
+        differences = found.differences
+        close = {"rtol": 1e-5, "atol": 1e-7}
+        torch.testing.assert_close(found.received[layer], maps.sum(-2) / torch.arange(N, 0, -1), **close)
+        torch.testing.assert_close(differences.span_share["some"][layer], signed[..., 5:15].sum(-1).mean(-1), **close)
+        torch.testing.assert_close(
+            differences.span_share_absolute["some"][layer], shares[..., 5:15].sum(-1).mean(-1), **close
+        )
+        torch.testing.assert_close(differences.entropy[layer], torch.special.entr(shares).sum(-1).mean(-1), **close)
+        torch.testing.assert_close(differences.negative_share[layer], negative.mean(-1), **close)
+
+
+@torch.no_grad()
+def test_top_logits_are_the_largest_scores():
+    model = build(CONFIGS["softmax"]())
+    inputs = inputs_of("left")
+    found = attention_statistics(model, top=5, **inputs)
+    seen = {}
+
+    def spy(module, query, key, value, mask, **kwargs):
+        keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        seen[module.layer_idx] = query @ keys.mT * kwargs["scaling"]
+        return original(module, query, key, value, mask, **kwargs)
+
+    from antiphase.interface import antiphase_attention as original
+    from antiphase.interface import swapped
+
+    with swapped(model, lambda function: spy):
+        model(**inputs)
+    real = inputs["attention_mask"].bool()
+    visible = torch.ones(N, N, dtype=torch.bool).tril() & real[:, None] & real[:, :, None]
+    for layer, scores in seen.items():
+        expected = (scores * visible[:, None]).abs().flatten(2).topk(5).values
+        torch.testing.assert_close(found.top_logits[layer], expected)
+
+
+@torch.no_grad()
+def test_the_model_is_as_before_also_after_an_error():
+    model = build(CONFIGS["llama"]())
+    ids = inputs_of("none")["input_ids"]
+    before = model(ids).last_hidden_state
+    attention_statistics(model, input_ids=ids)
+    with pytest.raises(Exception, match="index out of range"):
+        attention_statistics(model, input_ids=ids + 1000)
+    assert model.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).last_hidden_state, before)
+
+
+def test_what_cannot_be_measured_is_refused_by_name():
+    ids = inputs_of("none")["input_ids"]
+    with pytest.raises(ValueError, match="softcap"):
+        attention_statistics(AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)),
+                             input_ids=ids)  # fmt: skip
+    small_t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+    with pytest.raises(ValueError, match="position_bias"):
+        attention_statistics(AutoModel.from_config(small_t5), input_ids=ids, decoder_input_ids=ids)
+    model = build(CONFIGS["llama"]())
+    with pytest.raises(ValueError, match="alpha must be above 0"):
+        attention_statistics(model, alpha=0.0, input_ids=ids)
+    with pytest.raises(ValueError, match="span answer must be bool"):
+        attention_statistics(model, spans={"answer": torch.ones(2, N)}, input_ids=ids)
+
+
+def test_persistence_counts_positions_that_stay():
+    found = attention_statistics(build(CONFIGS["llama"]()), alpha=1.5, **inputs_of("none"))
+    stays, before, chance = found.persistence_counts()
+    by_layer = (found.sinks & found.enough_queries[:, :, None]).any(2)
+    expected = sum(
+        int(by_layer[layer, b, j] and by_layer[layer + 1, b, j])
+        for layer in range(LAYERS - 1) for b in range(2) for j in range(N)
+    )  # fmt: skip
+    assert stays == expected
+    assert before == int(by_layer[:-1].sum())
+    assert 0 < chance < before
