@@ -32,6 +32,8 @@ app = typer.Typer(
 
 PresetOption = Annotated[str, typer.Option("--preset", help="Name of a shipped preset, or a YAML file.")]
 OutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new, or use --resume.")]
+NewOutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new or empty.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of what is drawn at random.")]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.", show_default=False),
@@ -171,7 +173,7 @@ def train(
 def evaluate(
     measurement: Annotated[Measurement, typer.Argument(help="What to measure.")],
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")],
-    output: OutputOption,
+    output: NewOutputOption,
     data: DataOption = None,
     text_field: Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")] = None,
     length: Annotated[int | None, typer.Option("--length", help="Tokens in a sequence.", show_default=False)] = None,
@@ -183,7 +185,7 @@ def evaluate(
     ] = None,
     depths: Annotated[str, typer.Option("--depths", help="Depths of the asked needle, 0 to 1.")] = "0,0.25,0.5,0.75,1",
     samples: Annotated[int, typer.Option("--samples", help="Sequences in each cell.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the generated sequences.")] = 0,
+    seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
     """Measure a model: its held-out loss, its multi-needle retrieval, or where its attention goes.
@@ -208,7 +210,7 @@ def evaluate(
 @app.command()
 def probe(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a model.")],
-    output: OutputOption,
+    output: NewOutputOption,
     data: Annotated[list[str], typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.")],
     text_field: Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")] = None,
     length: Annotated[int, typer.Option("--length", help="Tokens in a sequence.")] = 512,
@@ -275,9 +277,9 @@ class Benchmark(StrEnum):
 @app.command()
 def benchmark(
     subject: Annotated[Benchmark, typer.Argument(help="The attention operator, or whole models.")],
-    output: OutputOption,
+    output: NewOutputOption,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: two minutes.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    seed: SeedOption = 0,
 ) -> None:
     """Time differential attention beside softmax attention of equal size and other people's code, in paired runs.
 

@@ -147,7 +147,7 @@ def differential_output(
 ) -> Tensor:
     """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
     groups = key.shape[1] // halves
-    if halves == 2 and is_few(query, groups, mask):  # halves are read as they lie: joining them would copy them
+    if halves == 2 and is_few(query, key, groups, mask):  # halves are read as they lie: joining them would copy them
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         out = attend_few(
             query, key, value, lam, mask,

@@ -28,6 +28,10 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--output", type=Path, required=True, help="folder for the record")
     chosen = parser.parse_args()
+    if chosen.length < 1:
+        parser.error(f"--length must be at least 1, got {chosen.length}")
+    if chosen.output.exists() and (not chosen.output.is_dir() or any(chosen.output.iterdir())):
+        parser.error(f"--output {chosen.output} exists and is not empty; choose another folder")
     dtype = getattr(torch, chosen.dtype)
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, chosen.length, 2 * HEADS, WIDTH)] * 2 + [(1, chosen.length, HEADS, 2 * WIDTH)]  # as projections give

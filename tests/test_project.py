@@ -136,3 +136,19 @@ def test_no_file_names_a_machine_path_or_a_registry():
 
 def test_ci_entry_point_is_executable():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+RATIO = re.compile(r"\d\.\d\d \[\d\.\d\d–\d\.\d\d\]")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_every_time_ratio_on_a_page_stands_in_a_record(page):
+    """So a table cannot grow older than its record."""
+    from antiphase.records import Record
+    from antiphase.report.benchmarks import ratio_text
+
+    records = [Record.load(ROOT / f"docs/records/benchmark-{name}.json") for name in ("attention", "model")]
+    known = {ratio_text(row) for record in records for row in record.values["rows"]}
+    found = RATIO.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert len(found) > 20
+    assert set(found) <= known

@@ -1,4 +1,7 @@
-"""Whole models: training step, prefill and generation, ours and Hugging Face's Llama and DiffLlama of equal size."""
+"""Whole models: training step, prefill and generation, ours and Hugging Face's Llama and DiffLlama of equal size.
+
+The second version has a smaller output projection, so fewer parameters.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import attend_few, is_few
@@ -70,7 +71,8 @@ def differential_attention(
     """The difference of two softmax attentions: ``(softmax(Q1 K1ᵀ s) - λ softmax(Q2 K2ᵀ s)) V``.
 
     Ye et al., Differential Transformer, arXiv 2410.05258, section 2.1, equation 1; with a shared key, the second
-    version of January 2026. Statistics are fp32 (fp64 for fp64 input); a query that sees no key gives zeros.
+    version of January 2026. Statistics are fp32 (fp64 for fp64 input); on processors
+    that multiply bf16, maps of bf16 input are bf16 between the products. A query that sees no key gives zeros.
 
     Args:
         query: (B, 2H, N, d), floating point; maps 2i and 2i+1 belong to head i.
@@ -104,8 +106,8 @@ def differential_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     shapes = check_tensors(query, key, value)
-    if sliding_window is not None and sliding_window < 1:
-        raise ValueError(f"sliding_window must be at least 1, got {sliding_window}")
+    if sliding_window is not None and not (isinstance(sliding_window, int) and sliding_window >= 1):
+        raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
@@ -123,12 +125,24 @@ def differential_attention(
                 is_causal=is_causal, sliding_window=sliding_window, scale=scale, shapes=shapes,
             )  # fmt: skip
             return (out, weights) if return_weights else out
-        if impl == "auto" and is_few(query, shapes.value_heads, mask):
+        if impl == "auto" and is_few(query, key, shapes.value_heads, mask):
             return attend_few(
                 query, key, value, full_lam, mask,
                 groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
             )  # fmt: skip
+        _refuse_forward_mode(query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
+
+
+def _refuse_forward_mode(*tensors: Tensor) -> None:
+    """A custom operator would drop tangents in silence."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise ValueError(
+            "the blockwise implementation has no forward-mode derivatives; use differential_attention(..., "
+            'impl="reference")'
+        )
 
 
 def _packed_attention(

@@ -28,7 +28,8 @@ QUERY_ROWS = 128
 FEW_KEYS = 2048
 """With more keys, what a larger block wastes above the diagonal is less than it saves in sums over blocks."""
 SCORES_IN_CACHE = 1 << 21
-"""Scores of one map that a block may hold: 8 MiB in fp32, so that both maps stay in the last-level cache."""
+"""Scores of one map up to which several units go together: 8 MiB in fp32, so that both maps stay in the last-level
+cache. One unit alone may hold more."""
 KEPT_BYTES = 32 << 20
 """Largest buffer that a thread keeps for its next call."""
 
@@ -95,8 +96,6 @@ class Plan:
         rows = QUERY_ROWS if self.keys_length <= FEW_KEYS else 2 * QUERY_ROWS
         length = max(1, min(queries, rows // self.repeats))
         self.most_rows = length * self.repeats
-        fitting = SCORES_IN_CACHE // max(1, self.most_rows * self.keys_length)
-        self.most_units = min(max(1, fitting), self.batch * self.all_groups)
         offset = self.keys_length - queries  # the last query stands at the last key
         is_causal = is_causal or sliding_window > 0
         self.edges: dict[tuple[int, int, int, bool], Edge] = {}
@@ -104,9 +103,12 @@ class Plan:
             self._block(start, min(start + length, queries), offset, is_causal, sliding_window)
             for start in range(0, queries, length)
         ]
+        self.widest = max((block.keys.stop - block.keys.start for block in self.blocks), default=0)
+        fitting = SCORES_IN_CACHE // max(1, self.most_rows * self.widest)
+        self.most_units = min(max(1, fitting), self.batch * self.all_groups)
         # Only a mask, or queries before the first key, can leave a row without any key.
         self.may_be_empty = mask is not None or (offset < 0 and is_causal)
-        self.scores = [self.block_room(f"scores {index}", self.keys_length) for index in range(self.streams)]
+        self.scores = [self.block_room(f"scores {index}", self.widest) for index in range(self.streams)]
 
     def group(self, tensor: Tensor) -> Tensor:
         """(B, G R, ...) as (B, G, R, ...)."""
@@ -184,9 +186,7 @@ class Edge:
         Two passes over few columns: the first puts zeros in the place of NaN and infinities, which a minimum would
         keep. Both run vectorised, which ``masked_fill_`` with a broadcast mask does not.
         """
-        for matrix in scores.view(
-            -1, *scores.shape[-2:]
-        ):  # one at a time they are changed in place, several would be copied
+        for matrix in scores.view(-1, *scores.shape[-2:]):  # together they would be copied, not changed in place
             if self.hides_after:
                 matrix.tril_(self.first - 1)
             else:

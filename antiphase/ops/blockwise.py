@@ -45,7 +45,7 @@ def attend(
                 rows.zero_()
                 continue
             first, second = unit.maps(block)
-            difference = first.addcmul_(second, lambdas.column(unit, block).to(plan.products), value=-1)
+            difference = _subtract(first, second, lambdas.column(unit, block), out=first)
             product = shaped(result, *first.shape[:2], plan.value_width)
             rows.copy_(torch.bmm(difference, unit.values[:, block.keys], out=product).view(rows.shape))
     return out
@@ -100,7 +100,7 @@ def attend_backward(
     grouped_queries = grad_query.unflatten(1, (plan.all_groups, plan.repeats, 2))  # (B, G, R, 2, N, d)
     grouped_keys = grad_key.unflatten(1, (plan.all_groups, plan.key_maps))  # (B, G, 2|1, M, d)
     width, value_width = query.shape[-1], value.shape[-1]
-    third_buffer = plan.block_room("third", plan.keys_length)
+    third_buffer = plan.block_room("third", plan.widest)
     step_buffer = plan.unit_room("step", max(width, value_width), plan.products)
     is_rounded = plan.products != plan.dtype
 
@@ -131,13 +131,13 @@ def attend_backward(
             third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = lambdas.column(unit, block)
             cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
-            torch.addcmul(maps[0], maps[1], lam_column.to(plan.products), value=-1, out=third)
+            _subtract(*maps, lam_column, out=third)
             add_product(value_sum, cotangent, third, block.keys)
             torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
             for index, scores in enumerate(maps):
                 if index == 1:
                     if unrounded is not None:
-                        room = plan.block_room("third in full", plan.keys_length, plan.dtype)
+                        room = plan.block_room("third in full", plan.widest, plan.dtype)
                         dots = shaped(room, *third.shape).copy_(third).mul_(unrounded)
                     else:  # the first map is done with: room for P2∘dP
                         dots = torch.mul(scores, third, out=maps[0])
@@ -213,6 +213,19 @@ def _plan(
     )
 
 
+def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Tensor:
+    """P1 - λ P2 in the dtype of the maps, for λ in the statistics dtype.
+
+    In half precision λ is taken in two parts: where both maps agree, as they do in the first row of a causal
+    sequence, all that is left is 1 - λ, and the rounding of λ would be a large part of it.
+    """
+    rounded = lam.to(first.dtype)
+    torch.addcmul(first, second, rounded, value=-1, out=out)
+    if rounded.dtype != lam.dtype:
+        out.addcmul_(second, (lam - rounded).to(first.dtype), value=-1)
+    return out
+
+
 def _maps_and_unrounded(plan: Plan, unit: Unit, block: Block) -> tuple[list[Tensor], Tensor]:
     """Both maps in the dtype of products, and the second one in the statistics dtype too.
 
@@ -220,7 +233,7 @@ def _maps_and_unrounded(plan: Plan, unit: Unit, block: Block) -> tuple[list[Tens
     """
     first = unit.softmax(unit.scores(0, block))
     scores = unit.scores(1, block)
-    room = plan.block_room("unrounded", plan.keys_length, plan.dtype)
+    room = plan.block_room("unrounded", plan.widest, plan.dtype)
     unrounded = unit.softmax(shaped(room, *scores.shape).copy_(scores))
     return [first, scores.copy_(unrounded)], unrounded
 

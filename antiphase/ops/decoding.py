@@ -6,6 +6,8 @@ the two halves of value head i; joining them first would cost as much again as t
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,10 +17,11 @@ FEW_ROWS = 16
 """Queries times heads that share a value: with so few rows the scores are small beside keys and values."""
 
 
-def is_few(query: Tensor, groups: int, mask: Tensor | None) -> bool:
-    """Whether ``attend_few`` is the right way for queries (B, 2H, N, d) and a mask (1|B, 1|H, 1|N, M)."""
+def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None) -> bool:
+    """Whether ``attend_few`` is the right way for query (B, 2H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M)."""
     rows = query.shape[2] * (query.shape[1] // 2 // groups)
-    return rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1)
+    has_all = query.shape[0] > 0 and rows > 0 and key.shape[2] > 0
+    return has_all and rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1)
 
 
 def attend_few(
@@ -62,6 +65,9 @@ def attend_few(
     if repeats > 1:  # (B, G, 2, R, N, d): V1 multiplies each map with a key of its own, V2 both with one
         rows = query.view(batch, groups, repeats, 2, queries, width).transpose(2, 3)
     rows = rows.reshape(batch * groups * key_maps, -1, width)
+    if query.dtype == torch.float16:  # its products overflow above 65,504: a power of two is taken out before, exactly
+        scale, exponent = math.frexp(scale)
+        rows = rows * 2.0**exponent
     scores = torch.bmm(rows, key.reshape(-1, keys, width).transpose(1, 2))
     scores = scores.view(batch, groups, 2, repeats * queries, keys).to(statistics_dtype(query.dtype)) * scale
     visible = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)

@@ -31,7 +31,9 @@ class Shapes:
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Scores, softmax and λ are kept in fp32; in fp64 for fp64 input."""
+    """Sums over rows and blocks, and λ, are kept in fp32; in fp64 for fp64 input. So are scores and maps, but where
+    ``product_dtype`` is a half one.
+    """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -64,6 +66,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
             )
     batch, maps, queries, width = query.shape
     value_heads, keys, value_width = value.shape[1:]
+    if width == 0 or value_width == 0:
+        raise ValueError(f"queries, keys and values must have a width, got {width} and {value_width}")
     if key.shape[0] != batch or value.shape[0] != batch:
         raise ValueError(
             f"query, key and value must share the batch size, got {batch}, {key.shape[0]} and {value.shape[0]}"

@@ -174,7 +174,7 @@ class _Signs:
 
 def _entropy(plan: Plan, weights: Tensor) -> Tensor:
     """Entropy of each row of weights (U R, n, m): (U R, n, 1)."""
-    room = shaped(plan.block_room("entropy", plan.keys_length), *weights.shape)
+    room = shaped(plan.block_room("entropy", plan.widest), *weights.shape)
     return torch.special.entr(weights, out=room).sum(-1, keepdim=True)
 
 

@@ -53,7 +53,7 @@ def timing(record: Record) -> Table | None:
 
 
 def memory(record: Record) -> Table | None:
-    """Peak memory beyond the inputs, and how often softmax attention's."""
+    """Peak memory beyond the inputs, and how many times softmax attention's."""
     found = record.values.get("memory") or []
     baseline = {_what(record, row): row["bytes"] for row in found if row["scheme"].startswith("softmax")}
     rows = [

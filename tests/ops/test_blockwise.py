@@ -122,6 +122,7 @@ def test_any_documents_end_to_end(data):
     """Packed sequences equal one call with a mask that separates them, in values and gradients."""
     documents = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5))
     is_causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
+    impl = data.draw(st.sampled_from(["blockwise", "auto"]))
     key_maps, groups = data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 2))
     edges = [torch.tensor([0, *itertools.accumulate(d[side] for d in documents)]).int() for side in (0, 1)]
     queries, keys = int(edges[0][-1]), int(edges[1][-1])
@@ -135,7 +136,7 @@ def test_any_documents_end_to_end(data):
         mask[rows, columns] = True if seen is None else seen
     expected = run("reference", *tensors, lam, attn_mask=mask)
     found = run(
-        "blockwise", *tensors, lam,
+        impl, *tensors, lam,
         is_causal=is_causal, sliding_window=window, cu_seqlens_q=edges[0], cu_seqlens_k=edges[1],
     )  # fmt: skip
     for one, other in zip(found, expected, strict=True):
@@ -158,6 +159,78 @@ def test_any_shape_in_bf16(data):
     expected = run("reference", *exact, lam.detach().double().requires_grad_(), **options)
     for one, other in zip(run("blockwise", *low, lam, **options), expected, strict=True):
         assert (one.double() - other).abs().max() <= 0.06 * max(1.0, float(other.abs().max()))
+
+
+@pytest.mark.parametrize("impl", ["blockwise", "auto"])
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0), (0, 40, 40), (2, 0, 0)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"sliding_window": 2}])
+def test_nothing_to_do(impl, batch, queries, keys, options):
+    tensors = inputs(batch, 4, 2, queries, keys, 4, 6, 2)
+    lam = torch.tensor(0.4, requires_grad=True)
+    for one, other in zip(run(impl, *tensors, lam, **options), run("reference", *tensors, lam, **options), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("lam", [0.8037, 0.95, 0.9969])
+def test_a_lam_near_one_is_not_rounded_where_the_maps_agree(lam):
+    """The first row of every causal sequence is (1 - λ) V."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, maps, 40, 16).bfloat16() for maps in (4, 4, 2))
+    found, expected = (
+        run(impl, *(t.detach().requires_grad_() for t in (query.to(dtype), key.to(dtype), value.to(dtype))),
+            torch.tensor(lam, dtype=torch.float64).to(kept).requires_grad_(), is_causal=True)
+        for impl, dtype, kept in (("blockwise", torch.bfloat16, torch.float32),
+                                  ("reference", torch.float64, torch.float64))
+    )  # fmt: skip
+    first = found[0][:, :, 0].double(), expected[0][:, :, 0]
+    assert (first[0] - first[1]).abs().max() <= 0.01 * first[1].abs().max()
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value", "lam"])
+def test_sums_of_half_precision_are_kept_in_full(name):
+    """Gradients of bf16 input err no more than eager attention's, though they are sums over many blocks."""
+    torch.manual_seed(0)
+    length, width = 700, 32
+    tensors = [torch.randn(1, maps, length, width).bfloat16() for maps in (2, 2, 1)]
+    tensors.append(torch.rand(1, 1, length))
+    cotangent = torch.randn(1, 1, length, width).bfloat16()
+
+    def gradient(impl, dtype):
+        leaves = [t.to(dtype if index < 3 else max(dtype, torch.float32, key=lambda d: d.itemsize)).requires_grad_()
+                  for index, t in enumerate(tensors)]  # fmt: skip
+        out = differential_attention(*leaves, is_causal=True, impl=impl)
+        index = ["query", "key", "value", "lam"].index(name)
+        return torch.autograd.grad(out, leaves[index], cotangent.to(out.dtype))[0].double()
+
+    true = gradient("reference", torch.float64)
+    error, usual = (
+        (gradient(impl, torch.bfloat16) - true).square().mean().sqrt() for impl in ("blockwise", "reference")
+    )
+    assert error <= (1.02 if name == "lam" else 1.6) * usual
+
+
+def test_forward_mode_is_refused_not_ignored():
+    tensors = inputs(1, 2, 1, 40, 40, 4, 6, 2)
+    tangent = torch.randn_like(tensors[0])
+    with pytest.raises(ValueError, match="forward-mode"):
+        torch.func.jvp(lambda q: differential_attention(q, *tensors[1:], 0.4), (tensors[0],), (tangent,))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(tensors[2], torch.randn_like(tensors[2]))
+        with pytest.raises(ValueError, match="forward-mode"):
+            differential_attention(*tensors[:2], dual, 0.4)
+    _, found = torch.func.jvp(
+        lambda q: differential_attention(q, *tensors[1:], 0.4, impl="reference"), (tensors[0],), (tangent,)
+    )
+    assert found.abs().sum() > 0
+
+
+def test_a_window_takes_room_for_the_keys_that_a_block_sees(monkeypatch):
+    monkeypatch.setattr(blocks, "ROOMS", blocks.Rooms())
+    tensors = inputs(1, 2, 2, 1000, 1000, 4, 4, 2)
+    with torch.no_grad():
+        differential_attention(*tensors, 0.4, sliding_window=10, impl="blockwise")
+    kept = {name: len(room) for (name, _), room in blocks.ROOMS.kept.items()}
+    assert kept["scores 0"] == 2 * 128 * (128 + 9)
 
 
 @pytest.mark.parametrize("key_maps", [1, 2])

@@ -95,3 +95,25 @@ def test_the_operator_takes_this_way_for_few_rows_alone(monkeypatch, halves, hea
     assert calls == ([groups] * 2 if few else [])
     differential_attention(*tensors, 0.4, attn_mask=torch.ones(2, heads, 1, 20).bool())
     assert len(calls) == 2 * few  # a mask by head is not for this way
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+def test_softmax_and_subtraction_of_half_precision_are_fp32(halves):
+    """A step errs no more than eager attention, which keeps both in fp32."""
+    tensors = inputs(halves, heads=4, groups=4, queries=1, keys=400, dtype=torch.bfloat16)
+    lam = torch.full((1, 4, 1), 0.97)
+    with torch.no_grad():
+        true = reference(halves, *(t.double() for t in tensors), lam.double())
+        usual = (reference(halves, *tensors, lam).double() - true).square().mean().sqrt()
+        found = attend_few(
+            *tensors, lam, None, groups=4, is_causal=True, sliding_window=None, scale=6**-0.5
+        )  # fmt: skip
+    assert (found.double() - true).square().mean().sqrt() <= 1.05 * usual
+
+
+def test_products_of_fp16_do_not_overflow():
+    """24 · 24 · 128 is above fp16's largest number; its scaled score is not."""
+    query, key = (torch.full((1, 4, n, 128), 24.0).half() for n in (1, 17))
+    value = torch.randn(1, 2, 17, 128).half()
+    found = differential_attention(query, key, value, 0.4, is_causal=True)
+    torch.testing.assert_close(found.float(), 0.6 * value.float().mean(2, keepdim=True), rtol=1e-2, atol=1e-3)
