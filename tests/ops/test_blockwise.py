@@ -187,8 +187,9 @@ def test_a_lam_near_one_is_not_rounded_where_the_maps_agree(lam):
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value", "lam"])
-def test_sums_of_half_precision_are_kept_in_full(name):
-    """Gradients of bf16 input err no more than eager attention's, though they are sums over many blocks."""
+def test_sums_of_half_precision_are_kept_in_full(name, monkeypatch):
+    """Gradients of bf16 input err little more than eager attention's, though they are sums over many blocks."""
+    monkeypatch.setattr(blocks, "QUERY_ROWS", 8)
     torch.manual_seed(0)
     length, width = 700, 32
     tensors = [torch.randn(1, maps, length, width).bfloat16() for maps in (2, 2, 1)]
