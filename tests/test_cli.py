@@ -430,3 +430,26 @@ def test_env_names_versions(antiphase):
     assert code == 0
     assert torch.__version__.partition("+")[0] in out
     assert str(os.cpu_count()) in out
+
+
+def test_probe_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
+    antiphase("--version")  # takes along what saving the model has printed
+    refused("--length must be at least 2, got 1", "probe llama --data book.txt --length 1 --output new")
+    refused("--alpha must be above 0, got 0.0", "probe llama --data book.txt --alpha 0 --output new")
+    refused("--samples must be at least 1", "probe llama --data book.txt --samples 0 --output new")
+    refused("--length 301 is longer than the 300", "probe llama --data book.txt --length 301 --output new")
+    refused("--data", "probe llama --output new")
+    (tmp_path / "short.txt").write_text("one two three")
+    refused("13 tokens, less than one block of --length=200", "probe llama --data short.txt --length 200 --output new")
+    code, _, err = antiphase("probe llama --data book.txt --length 64 --samples 5 --output new")
+    assert (code, err) == (0, "")
+    record = json.loads((tmp_path / "new" / "record.json").read_text())
+    assert record["kind"] == "probe"
+    assert record["values"]["sequences"] == 5
+    assert record["values"]["null_local"] == pytest.approx(0.2, abs=0.02)
+    layers, heads = record["values"]["layers"], record["values"]["heads"]
+    assert len(heads) == len(layers) * (heads[-1]["head"] + 1)
+    page = (tmp_path / "new" / "report.html").read_text()
+    assert page.count("<img") >= 2  # no token may have been a sink
+    assert "Sinks by layer and position" in page
+    refused("exists and is not empty", "probe llama --data book.txt --length 64 --output new")

@@ -42,7 +42,8 @@ def sinks_on_text(
     count, length = input_ids.shape
     sums: dict[str, Tensor] = {}
     vocabulary = int(input_ids.max()) + 1
-    occurrences = torch.bincount(input_ids.flatten(), minlength=vocabulary)
+    occurrences = torch.zeros(vocabulary, dtype=torch.int64)  # where enough queries follow for a judgement
+    judged = length
     by_token = torch.zeros(vocabulary, dtype=torch.float64)
     layers: list[int] = []
     size = max(1, TOKENS_AT_ONCE // length)
@@ -52,6 +53,9 @@ def sinks_on_text(
         layers = found.layers
         sinks = found.sinks & found.enough_queries[:, :, None]
         rate = sinks.double().mean((0, 2))  # (B, N): over layers and maps
+        enough = found.enough_queries.all(0)  # (B, N)
+        judged = int(enough[0].sum())
+        occurrences += torch.bincount(ids[enough], minlength=vocabulary)
         by_token.index_add_(0, ids.flatten(), rate.flatten())
         for name, values in _sums(found, sinks).items():
             sums[name] = sums.get(name, torch.zeros_like(values)) + values
@@ -69,6 +73,7 @@ def sinks_on_text(
         "persistence_chance": chance / before if before else None,
         "null_local": lines.local,
         "null_uniform": lines.uniform,
+        "judged_positions": judged,
         "layers": [
             {"layer": layer, **{name: values[index] for name, values in by_layer.items()}}
             for index, layer in enumerate(layers)

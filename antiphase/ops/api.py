@@ -106,7 +106,8 @@ def differential_attention(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     shapes = check_tensors(query, key, value)
-    if sliding_window is not None and not (isinstance(sliding_window, int) and sliding_window >= 1):
+    # not every caller checks types
+    if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
         raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:

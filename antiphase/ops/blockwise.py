@@ -131,7 +131,7 @@ def attend_backward(
             third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = lambdas.column(unit, block)
             cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
-            _subtract(*maps, lam_column, out=third)
+            _subtract(maps[0], maps[1], lam_column, out=third)
             add_product(value_sum, cotangent, third, block.keys)
             torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
             for index, scores in enumerate(maps):

@@ -34,6 +34,11 @@ def sink_map(record: Record) -> Figure | None:
         extent=(0, values["length"], len(layers) - 0.5, -0.5),
     )  # fmt: skip
     axes.set(title="Sinks beside the first token", xlabel="position in the sequence", ylabel="layer")
+    axes.axvspan(values["judged_positions"], values["length"], color="#dddddd")
+    axes.text(
+        0.5 * (values["judged_positions"] + values["length"]), 0.5 * (len(layers) - 1), "too few queries\nto judge",
+        ha="center", va="center", fontsize=9.5, color="#444444",
+    )  # fmt: skip
     axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, format=PERCENT, label="of maps and sequences")
@@ -52,12 +57,13 @@ def sink_heads(record: Record) -> Figure | None:
     figure = Figure(figsize=(10.2, max(2.8, 1.5 + 0.26 * len(layers))), layout="constrained")
     both = figure.subplots(1, 2, sharey=True)
     images = []
+    largest = max((row[key] or 0.0 for row in values["heads"] for key in panels), default=1.0)
     for axes, (key, title) in zip(both, panels.items(), strict=True):
         grid = numpy.full((len(layers), heads), numpy.nan)
         for row in values["heads"]:
             if row[key] is not None:
                 grid[layers.index(row["layer"]), row["head"]] = row[key]
-        images.append(axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=1, interpolation="nearest"))
+        images.append(axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=largest, interpolation="nearest"))
         axes.set(title=f"Attention {title}", xlabel="head (softmax map)")
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))

@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from antiphase.data.packing import pack
-from antiphase.errors import InputError
+from antiphase.errors import InputError, naming
 from antiphase.evals.loading import load_model
 from antiphase.evals.sinks import sinks_on_text
 from antiphase.records import Record, finite
+from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, undone_if_refused
 
@@ -51,12 +52,13 @@ def probe(
     """Statistics of every layer and map on text, and which tokens are sinks. Writes ``record.json`` in ``output``.
 
     Raises:
-        InputError: a model or text that cannot be used, or attention that cannot be measured.
+        InputError: a model or text that cannot be used, attention that cannot be measured, a folder that is not empty.
     """
+    check_empty(output)
     request.check()
     started = time.perf_counter()
     tokens = output.parent / f"{output.name}-tokens"
-    with undone_if_refused(output), undone_if_refused(tokens):
+    with undone_if_refused(output), undone_if_refused(tokens), naming({"data.sequence_length": "--length"}):
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
@@ -70,11 +72,6 @@ def probe(
             cache=tokens,
         )  # fmt: skip
         count = min(request.samples, len(packed))
-        if count == 0:
-            raise InputError(
-                f"--data holds {len(packed.tokens)} tokens, fewer than one sequence of {request.length}; give more "
-                "text or a smaller --length"
-            )
         ids = torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
         tokenizer = loaded.tokenizer
         try:

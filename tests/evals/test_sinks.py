@@ -58,6 +58,10 @@ def test_the_planted_sink_is_found(model, ids):
     assert rates.shape == (3, N)
     assert rates[1, 3] == pytest.approx(0.5)  # one of two maps of the layer
     assert rates[1].argmax() == 3
+    assert found["judged_positions"] == N - 7  # seen by N / 5 queries at least
+    judged = ids[:, : N - 7]
+    for row in found["tokens"]:
+        assert row["occurrences"] == int((judged == int(row["token"])).sum())
 
 
 def test_batches_change_nothing(model, ids, monkeypatch):
