@@ -203,6 +203,8 @@ class Calibration:
         kwargs: dict[str, Any],
     ) -> Call:
         refuse_unknown({name: given for name, given in kwargs.items() if name not in _KNOWN})
+        if self.plan.mode == "running" and not getattr(module, "is_causal", True):
+            raise ValueError('mode "running" needs causal attention; use "paper" or "prompt" for an encoder')
         if self.forward is None:
             raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
         grouped = _grouped(module, query, key, value, heads)

@@ -91,14 +91,18 @@ class Attended:
     """(B, G, R, M): weight that each key receives from real queries, summed."""
 
 
+def _plan(call: Call) -> Plan:
+    return Plan(
+        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
+        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
+    )  # fmt: skip
+
+
 def attend(call: Call) -> Attended:
     """Ordinary attention block by block; the sums over columns ride along."""
     batch, groups, repeats, length, _ = call.query.shape
     keys, width = call.value.shape[2:]
-    plan = Plan(
-        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
-        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
-    )  # fmt: skip
+    plan = _plan(call)
     out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
     log_sum_exp = out.new_full((batch, groups, repeats, length), float("-inf"), dtype=plan.dtype)
     mass = out.new_zeros(batch, groups, repeats, keys, dtype=plan.dtype)
@@ -213,10 +217,7 @@ def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float
     if call.few:
         weights = running.calibrate(weights_of(call), total, *[slice(None)] * 4)
         return multiply(call, weights), total
-    plan = Plan(
-        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
-        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
-    )  # fmt: skip
+    plan = _plan(call)
     out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
     for unit in plan.units():
         here = unit.batches, unit.groups
