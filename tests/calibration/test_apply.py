@@ -447,3 +447,18 @@ def test_error_is_that_of_eager_attention_at_the_same_dtype(dtype):
     rounding = (true.to(dtype).double() - true).square().mean().sqrt()
     error, usual = ((f(query, key, value).double() - true).square().mean().sqrt() for f in (fast, eager))
     assert error <= 2 * (usual + rounding)
+
+
+def test_the_first_token_that_a_cache_still_has_is_not_the_first_one():
+    from antiphase.calibration.attention import Call
+
+    def call(before):
+        return Call(
+            query=torch.zeros(2, 1, 1, 1, 4), key=torch.zeros(2, 1, 5, 4), value=torch.zeros(2, 1, 5, 4), mask=None,
+            is_causal=True, sliding_window=None, scale=1.0, places=torch.tensor([4]), before=torch.tensor(before),
+            chosen=torch.ones(1, 1, 1, dtype=torch.bool),
+            real=torch.tensor([[True] * 5, [False, False, True, True, True]]),
+        )  # fmt: skip
+
+    assert call([0, 0]).first.tolist() == [0, 2]
+    assert call([3, 0]).first.tolist() == [-1, 2]
