@@ -152,3 +152,14 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     found = RATIO.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(found) > 20
     assert set(found) <= known
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+def test_tables_of_speed_are_those_of_the_records(page):
+    """``python benchmarks/page_tables.py`` would change nothing."""
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.count("<!-- table ") >= 2
+    assert made["with_tables"](text) == text

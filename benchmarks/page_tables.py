@@ -1,0 +1,228 @@
+"""Write the tables of README.md and docs/performance.md anew from the records in docs/records.
+
+    python benchmarks/page_tables.py
+
+A table stands under a line ``<!-- table NAME -->`` and ends at the next empty line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.records import Record
+from antiphase.report.benchmarks import ratio_text
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("README.md", "docs/performance.md")
+LENGTHS = (1024, 4096, 16384)
+SHORT = {"float32": "fp32", "bfloat16": "bf16"}
+BOTH = "forward + backward"
+FP32_TARGETS = {"forward": "0.90 / 1.00 / 1.10", BOTH: "0.90 / 1.00 / 1.15"}
+RATIO_HEAD = "time ratio, below 1 is faster; quartiles in brackets"
+PROFILED = {
+    "matrix products": ("aten::bmm", "aten::baddbmm_"),
+    "softmax and its derivative": ("aten::_softmax", "aten::_softmax_backward_data"),
+    "copies": ("aten::copy_",),
+    "hiding what lies above the diagonal": ("aten::tril_", "aten::minimum"),
+    "Python between the calls": ("antiphase::blockwise_attention", "antiphase::blockwise_attention_backward"),
+}
+
+
+def main() -> None:
+    """Rewrite the pages in place and say which changed."""
+    for name in PAGES:
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+        Console().print(f"{name}: {'unchanged' if after == before else 'written'}")
+
+
+def with_tables(page: str) -> str:
+    """The page with every marked table made from the records."""
+    return re.sub(
+        r"(?m)^<!-- table (\S+) -->\n(?:\|.*\n)*", lambda found: f"{found[0].splitlines()[0]}\n{table(found[1])}", page
+    )
+
+
+def table(name: str) -> str:
+    """One table as Markdown."""
+    head, *rows = TABLES[name]()
+    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+
+
+@cache
+def record(name: str) -> Record:
+    """A record by the name of its file."""
+    return Record.load(ROOT / f"docs/records/{name}.json")
+
+
+def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
+    """One cell of the operator's benchmark; a dash where it was not timed."""
+    wanted = (task, dtype, length, subject, baseline, width)
+    keys = ("task", "dtype", "length", "subject", "baseline", "width")
+    found = [row for row in record("benchmark-attention").values["rows"] if tuple(row[k] for k in keys) == wanted]
+    return ratio_text(found[0]) if found else "–"
+
+
+def operator(rows: Iterable[tuple[str, str, str, str, str, str]], *, targets: bool) -> list[list[str]]:
+    """Rows of (words, task, dtype, subject, baseline, target) over all lengths."""
+    head = [RATIO_HEAD, *(f"N = {length:,}" for length in LENGTHS), *(["target"] if targets else [])]
+    found = [head]
+    for words, task, dtype, subject, baseline, target in rows:
+        cells = [ratio(task, dtype, length, subject, baseline) for length in LENGTHS]
+        found.append([f"{words}, {task}, {SHORT[dtype]}", *cells, *([target] if targets else [])])
+    return found
+
+
+def whole_operator() -> list[list[str]]:
+    """Everything at the usual width, with targets."""
+    dtypes = tuple(SHORT)
+    one_call = "V2 / one ordinary call and a subtraction"
+    rows = [
+        ("V1 / softmax", task, dtype, "V1", "softmax",
+         FP32_TARGETS[task] if dtype == "float32" else "0.70" if task == BOTH else "")
+        for task in ("forward", BOTH) for dtype in dtypes
+    ]  # fmt: skip
+    rows += [("V1 / DiffLlama's scheme", BOTH, dtype, "V1", "DiffLlama", "0.53 / 0.53 / 0.56" * (dtype == "float32"))
+             for dtype in dtypes]  # fmt: skip
+    rows += [(one_call, BOTH, dtype, "V2", "one call for V2", "0.85" * (dtype == "float32")) for dtype in dtypes]
+    rows += [("V1 / softmax", "decode", dtype, "V1", "softmax", "1.05 at 4,096" * (dtype == "float32"))
+             for dtype in dtypes]  # fmt: skip
+    rows += [("V2 / one ordinary call", "decode", dtype, "V2", "one call for V2", "") for dtype in dtypes]
+    return operator(rows, targets=True)
+
+
+def short_operator() -> list[list[str]]:
+    """What the README shows."""
+    return operator(
+        [
+            ("V1 / softmax", BOTH, "float32", "V1", "softmax", ""),
+            ("V1 / softmax", BOTH, "bfloat16", "V1", "softmax", ""),
+            ("V1 / softmax", "forward", "bfloat16", "V1", "softmax", ""),
+            ("V1 / DiffLlama's scheme", BOTH, "float32", "V1", "DiffLlama", ""),
+            ("V1 / DiffLlama's scheme", BOTH, "bfloat16", "V1", "DiffLlama", ""),
+            ("V1 / softmax", "decode", "float32", "V1", "softmax", ""),
+            ("V1 / softmax", "decode", "bfloat16", "V1", "softmax", ""),
+        ],
+        targets=False,
+    )
+
+
+def further_calls() -> list[list[str]]:
+    """Four and two ordinary calls."""
+    found = [["V1 against", "task", "N = 1,024", "N = 4,096"]]
+    for baseline in ("four calls", "two calls"):
+        for task in ("forward", BOTH):
+            cells = [ratio(task, "float32", length, "V1", baseline) for length in LENGTHS[:2]]
+            found.append([baseline, f"{task}, fp32", *cells])
+    return found
+
+
+def widths() -> list[list[str]]:
+    """Other widths of a map, N = 4,096, fp32."""
+    found = [["width of a map", "V1 / softmax, forward", BOTH]]
+    for width in (32, 64, 128):
+        cells = [ratio(task, "float32", 4096, "V1", "softmax", width) for task in ("forward", BOTH)]
+        found.append([str(width), *cells])
+    return found
+
+
+def memory() -> list[list[str]]:
+    """Peak memory of one call."""
+    rows = record("benchmark-attention").values["memory"]
+    sizes = {(row["task"], row["length"], row["scheme"]): row["bytes"] for row in rows}
+    lengths = LENGTHS[1:]
+    found = [["peak memory beyond the inputs, MiB (against softmax)", *(f"N = {length:,}" for length in lengths)]]
+    for task in ("forward", BOTH):
+        for scheme in ("V1", "softmax", "DiffLlama", "V2"):
+            mine = [sizes[task, length, scheme] for length in lengths]
+            ordinary = [sizes[task, length, "softmax"] for length in lengths]
+            cells = [f"{a / 2**20:.0f} ({a / b:.2f})" for a, b in zip(mine, ordinary, strict=True)]
+            found.append([f"{scheme}, {task}", *cells])
+    return found
+
+
+def shares() -> list[list[str]]:
+    """Share of the machine's matrix-product rate, fp32."""
+    found = [["share of a large product's rate, fp32", *(f"N = {length:,}" for length in LENGTHS)]]
+    for task in ("forward", BOTH):
+        for name, key in (("V1", "share_of_product_rate"), ("softmax", "baseline_share_of_product_rate")):
+            cells = []
+            for length in LENGTHS:
+                wanted = (task, "float32", length, "V1", "softmax", 64)
+                keys = ("task", "dtype", "length", "subject", "baseline", "width")
+                rows = record("benchmark-attention").values["rows"]
+                (row,) = [row for row in rows if tuple(row[k] for k in keys) == wanted]
+                cells.append(f"{100 * row[key]:.0f} %")
+            found.append([f"{name}, {task}", *cells])
+    return found
+
+
+def profile() -> list[list[str]]:
+    """Own time of PyTorch's operators before and now."""
+    ways = [(task, dtype) for dtype in SHORT for task in ("forward", "backward")]
+    found = [["own time at N = 4,096, ms", *(f"{task}, {SHORT[dtype]}" for task, dtype in ways)]]
+
+    def rows_of(dtype: str, task: str) -> list[list[dict[str, Any]]]:
+        names = (f"profile-{dtype}-before", f"profile-{dtype}")
+        return [[row for row in record(name).values["rows"] if row["task"] == task] for name in names]
+
+    for words, operators in PROFILED.items():
+        cells = []
+        for task, dtype in ways:
+            times = [sum(row["milliseconds"] for row in rows if row["operator"] in operators)
+                     for rows in rows_of(dtype, task)]  # fmt: skip
+            cells.append(f"{times[0]:.0f} → {times[1]:.0f}" if any(times) else "–")
+        found.append([words, *cells])
+    totals = []
+    for task, dtype in ways:
+        whole = [sum(row["milliseconds"] for row in rows) / sum(row["share"] for row in rows)
+                 for rows in rows_of(dtype, task)]  # fmt: skip
+        totals.append(f"{whole[0]:.0f} → {whole[1]:.0f}")
+    return [*found, ["all", *totals]]
+
+
+def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
+    """Whole models; ``chosen`` rows by their words, or all."""
+    rows = record("benchmark-model").values["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    by_words: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: lengths.index(row["length"])):
+        by_words.setdefault(f"{row['task']}: {row['subject']} / {row['baseline']}", []).append(ratio_text(row))
+    head = [RATIO_HEAD, *(f"N = {length:,}" for length in lengths)]
+    return [head, *([words, *by_words[words]] for words in chosen or by_words)]
+
+
+def short_models() -> list[list[str]]:
+    """What the README shows."""
+    ours = "antiphase differential"
+    return models([
+        f"training step: {ours} / antiphase softmax", f"training step: {ours}_v2 / antiphase softmax",
+        f"training step: {ours} / DiffLlama", f"tokens generated: {ours} / antiphase softmax",
+        f"tokens generated: {ours} / DiffLlama",
+    ])  # fmt: skip
+
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "operator": whole_operator,
+    "operator-short": short_operator,
+    "further-calls": further_calls,
+    "widths": widths,
+    "memory": memory,
+    "shares": shares,
+    "profile": profile,
+    "models": models,
+    "models-short": short_models,
+}
+
+if __name__ == "__main__":
+    main()
