@@ -23,10 +23,9 @@ Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Model and samples to one number for each sample, the higher the better."""
 METHODS = ("exhaustive", "cached", "screen")
 SCREENED_SHARE = 0.2
-"""Of the exhaustive search's evaluations, what the screen may use."""
+"""Of the exhaustive search's evaluations, what the screen may use; one head is tried in any case."""
 SLOPE_COST = 3
 """Evaluations that the slopes cost: a forward pass with and without every head calibrated, and the way back."""
-
 SCREENED_AT_ONCE = 8
 """Samples whose forward passes are held in memory for the way back."""
 
@@ -37,6 +36,9 @@ class Split:
 
     search: dict[str, list[Any]]
     held_out: dict[str, list[Any]]
+    search_numbers: dict[str, list[int]]
+    """Where each sample stood in its data set, from 0."""
+    held_out_numbers: dict[str, list[int]]
 
 
 def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed: int) -> Split:
@@ -45,20 +47,26 @@ def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed
     Raises:
         InputError: a data set with fewer than two samples.
     """
-    found = Split({}, {})
+    found = Split({}, {}, {}, {})
     for index, (name, given) in enumerate(samples.items()):
         if len(given) < 2:
             raise InputError(f"data set {name} has {len(given)} samples; a search needs two at least")
         generator = torch.Generator().manual_seed(seed + index)
         order = torch.randperm(len(given), generator=generator).tolist()
         count = min(len(given) - 1, max(1, round(held_out * len(given))))
+        found.held_out_numbers[name], found.search_numbers[name] = order[:count], order[count:]
         found.held_out[name] = [given[i] for i in order[:count]]
         found.search[name] = [given[i] for i in order[count:]]
     return found
 
 
-def scores_of(model: PreTrainedModel, score: Score, samples: Mapping[str, Sequence[Any]]) -> dict[str, Tensor]:
-    """Scores by data set, float64.
+def scores_of(
+    model: PreTrainedModel,
+    score: Score,
+    samples: Mapping[str, Sequence[Any]],
+    numbers: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, Tensor]:
+    """Scores by data set, float64. ``numbers``: of each sample in its data set, for messages; None: as they stand here.
 
     Raises:
         ValueError: a score is not finite; it names the sample.
@@ -71,7 +79,9 @@ def scores_of(model: PreTrainedModel, score: Score, samples: Mapping[str, Sequen
             raise ValueError(f"the score must give one number a sample, {len(given)}, got shape {tuple(values.shape)}")
         bad = (~values.isfinite()).nonzero()[:, 0]
         if len(bad):
-            raise ValueError(f"the score of sample {int(bad[0])} of {name} is {values[bad[0]].item()}")
+            place = int(bad[0])
+            number = place if numbers is None else numbers[name][place]
+            raise ValueError(f"the score of sample {number} of {name} (from 0) is {values[place].item()}")
         found[name] = values
     return found
 
@@ -104,9 +114,9 @@ class HeadResult:
     change: float
     """In the mean over data sets."""
     improved: int
-    """Samples whose score rose; the rest did not change or ..."""
+    """Samples whose score rose."""
     worsened: int
-    """... fell."""
+    """Samples whose score fell."""
 
 
 def search_calibration(
@@ -132,7 +142,7 @@ def search_calibration(
         samples: what ``score`` takes; of several data sets by name, each counts alike.
         method: "exhaustive" tries every head; "cached" does the same and runs the layers below a head only once;
             "screen" takes the derivative of the score with respect to a gate on each head and tries the most
-            promising ones, at no more than a fifth of the evaluations.
+            promising ones, at no more than a fifth of the evaluations (but one head at least).
         layers: 0-based layers to search; None: all (2406.15765: 2 to L - 2).
         surrogate: a score that can be differentiated, for the screen; None: ``score`` itself.
         held_out: share of each data set that judges the choice.
@@ -163,18 +173,18 @@ def search_calibration(
         slopes = _slopes(model, every, surrogate or score, split.search)
         count = max(1, int(SCREENED_SHARE * len(heads)) - SLOPE_COST)
         heads = sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
-    base = scores_of(model, score, split.search)
+    base = scores_of(model, score, split.search, split.search_numbers)
     lower = LowerLayers(model) if method == "cached" else None
     results = {(result.layer, result.head): result for result in known}
     for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
         waiting = [head for _, head in of_layer if (layer, head) not in results]
         if lower is not None and waiting:
             with lower.record(layer):
-                scores_of(model, score, split.search)
+                scores_of(model, score, split.search, split.search_numbers)
         for head in waiting:
             skipped = nullcontext() if lower is None else lower.skipped()
             with skipped, calibrated(model, CalibrationPlan({layer: [head]}, **rule)):
-                found = scores_of(model, score, split.search)
+                found = scores_of(model, score, split.search, split.search_numbers)
             change = {name: found[name] - base[name] for name in found}
             flat = torch.cat(list(change.values()))
             results[layer, head] = HeadResult(
@@ -187,9 +197,9 @@ def search_calibration(
             kept.setdefault(layer, []).append(head)
 
     plan = CalibrationPlan(kept, **rule)
-    before = scores_of(model, score, split.held_out)
+    before = scores_of(model, score, split.held_out, split.held_out_numbers)
     with calibrated(model, plan):
-        after = scores_of(model, score, split.held_out)
+        after = scores_of(model, score, split.held_out, split.held_out_numbers)
     low, high = gain_interval(after, before, seed=seed)
     return CalibrationPlan(
         kept, **rule, fingerprint=fingerprint(model),

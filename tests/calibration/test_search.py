@@ -200,16 +200,19 @@ def test_layers_can_be_chosen(model_and_score):
         search_calibration(model, score, samples(4), layers=[3])
 
 
-def test_a_score_that_is_not_a_number_stops_with_its_sample(model_and_score):
+@pytest.mark.parametrize("number", range(8))
+def test_a_score_that_is_not_a_number_stops_with_its_sample(model_and_score, number):
+    """By its place in the data set, whichever part it fell into."""
     model, _ = model_and_score
+    given = samples(8)
 
-    def score(model, given):
-        return torch.tensor([float("nan") if index == 2 else 0.0 for index in range(len(given))])
+    def score(model, some):
+        return torch.tensor([float("nan") if torch.equal(sample, given[number]) else 0.0 for sample in some])
 
-    with pytest.raises(ValueError, match="sample 2 of trec is nan"):
-        search_calibration(model, score, {"trec": samples(8)})
+    with pytest.raises(ValueError, match=f"sample {number} of trec .from 0. is nan"):
+        search_calibration(model, score, {"trec": given})
     with pytest.raises(ValueError, match="one number a sample"):
-        search_calibration(model, lambda model, given: torch.zeros(1), samples(8))
+        search_calibration(model, lambda model, some: torch.zeros(1), given)
 
 
 def test_a_score_without_gradient_cannot_be_screened(model_and_score):
