@@ -372,6 +372,7 @@ def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tiny):
 
 
 def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
+    antiphase("--version")  # takes along what saving the model has printed
     refused("--data is missing: .*llama was not trained here", "evaluate perplexity llama --output new")
     refused(
         "--length 301 is longer than the 300", "evaluate perplexity llama --length 301 --data book.txt --output new"

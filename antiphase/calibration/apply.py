@@ -40,27 +40,26 @@ _KNOWN = ("lam", "scaling", "sliding_window")
 class _State:
     """What calibration keeps beside the keys and values of a cache, by layer."""
 
-    sinks: dict[int, Tensor] = field(default_factory=dict)
-    """(B, G, R, M) bool, of the prompt; keys count from the cache's first, dropped ones included."""
-    mass: dict[int, Tensor] = field(default_factory=dict)
-    """(B, G, R, M), weight received so far."""
-    real: dict[int, Tensor] = field(default_factory=dict)
-    """(B, M) bool: tokens, where only masks by query tell them from padding."""
+    kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """By name and layer, sequences first; keys count from the cache's first, dropped ones included.
+
+    ``sinks`` (B, G, R, M) bool, of the prompt; ``mass`` (B, G, R, M), weight received so far; ``real`` (B, M) bool:
+    tokens, where only masks by query tell them from padding.
+    """
 
     def seen(self, layer: int, keys: Tensor, total: int) -> Tensor:
         """Which of all tokens (B, total) any query of this or an earlier call sees, for keys (B, M) of this call."""
         now = torch.nn.functional.pad(keys, (max(0, total - keys.shape[1]), 0))[:, :total]
-        earlier = self.real.get(layer)
+        earlier = self.kept.get(("real", layer))
         if earlier is not None:
             now = now | torch.nn.functional.pad(earlier, (0, total - earlier.shape[1]))
-        self.real[layer] = now
+        self.kept["real", layer] = now
         return now
 
     def select(self, rows: Tensor) -> None:
         """Keep these sequences, in this order."""
-        for kept in (self.sinks, self.mass, self.real):
-            for layer, tensor in kept.items():
-                kept[layer] = tensor[rows.to(tensor.device)]
+        for name, tensor in self.kept.items():
+            self.kept[name] = tensor[rows.to(tensor.device)]
 
 
 @dataclass
@@ -217,26 +216,27 @@ class Calibration:
         dropped = forward.past + len(call.places) - call.key.shape[2]  # keys that a sliding cache no longer has
         if plan.mode == "running":
             if query is not forward.query:
-                forward.query, forward.mass = query, forward.state.mass.get(layer)
+                forward.query, forward.mass = query, forward.state.kept.get(("mass", layer))
             known = None if forward.mass is None else forward.mass[..., max(0, dropped) :]
             out, mass = attend_running(call, known, alpha=plan.alpha, beta=plan.beta)
             gone = mass.new_zeros(*mass.shape[:-1], max(0, dropped))
-            forward.state.mass[layer] = torch.cat([gone, mass], dim=-1)
+            forward.state.kept["mass", layer] = torch.cat([gone, mass], dim=-1)
             return out
-        known = forward.state.sinks.get(layer) if plan.mode == "prompt" and forward.past else None
         if call.few:
             weights = weights_of(call)
             mass = (weights * call.real_queries[:, None, None, :, None]).sum(-2)
-            found = self._sinks(layer, call, mass, known)
+            found = self.sinks(layer, call, mass)
             return multiply(call, redistribute(weights, found.unsqueeze(-2), beta=plan.beta))
         attended = attend(call)
-        return correct(call, attended, self._sinks(layer, call, attended.mass, known), beta=plan.beta)
+        return correct(call, attended, self.sinks(layer, call, attended.mass), beta=plan.beta)
 
-    def _sinks(self, layer: int, call: Call, mass: Tensor, known: Tensor | None) -> Tensor:
-        """Sinks (B, G, R, M) of the calibrated maps: known ones, or those of the call's own queries."""
+    def sinks(self, layer: int, call: Call, mass: Tensor) -> Tensor:
+        """Sinks (B, G, R, M) of the calibrated maps: those of the prompt, or of the call's own queries."""
         assert self.forward is not None
+        kept = self.forward.state.kept
+        known = kept.get(("sinks", layer)) if self.plan.mode == "prompt" and self.forward.past else None
         if known is None:
-            found = self.forward.state.sinks[layer] = _sinks(call, mass, self.plan.alpha)
+            found = kept["sinks", layer] = _sinks(call, mass, self.plan.alpha)
         else:
             dropped = self.forward.past + len(call.places) - call.key.shape[2]
             found = _fit(known, call.key.shape[2], max(0, dropped))
@@ -376,13 +376,12 @@ def _batch_select_indices(self: Cache, indices: Tensor) -> None:
 def _batch_repeat_interleave(self: Cache, repeats: int) -> None:
     type(self).batch_repeat_interleave(self, repeats)
     for state in getattr(self, STATES).values():
-        for kept in (state.sinks, state.mass, state.real):
-            for layer, tensor in kept.items():
-                kept[layer] = tensor.repeat_interleave(repeats, dim=0)
+        for name, tensor in state.kept.items():
+            state.kept[name] = tensor.repeat_interleave(repeats, dim=0)
 
 
 def _crop(self: Cache, *args: Any, **kwargs: Any) -> None:
-    if any(state.mass for state in getattr(self, STATES).values()):
+    if any(name == "mass" for state in getattr(self, STATES).values() for name, _ in state.kept):
         raise ValueError('a cache cannot be cropped under calibration in mode "running": what the cropped queries '
                          "looked at is part of its sums")  # fmt: skip
     type(self).crop(self, *args, **kwargs)

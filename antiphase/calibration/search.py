@@ -170,9 +170,8 @@ def search_calibration(
     heads = [(layer, head) for layer, maps in every.heads.items() for head in maps]
     slopes: dict[tuple[int, int], float] = {}
     if method == "screen":
-        slopes = _slopes(model, every, surrogate or score, split.search)
-        count = max(1, int(SCREENED_SHARE * len(heads)) - SLOPE_COST)
-        heads = sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
+        slopes = slopes_of(model, every, surrogate or score, split.search)
+        heads = screened_heads(slopes)
     base = scores_of(model, score, split.search, split.search_numbers)
     lower = LowerLayers(model) if method == "cached" else None
     results = {(result.layer, result.head): result for result in known}
@@ -204,7 +203,10 @@ def search_calibration(
     return CalibrationPlan(
         kept, **rule, fingerprint=fingerprint(model),
         scores={
-            "method": method, "seed": seed, "samples": {name: len(given) for name, given in named.items()},
+            "method": method, "seed": seed,
+            "evaluations": len(heads) + (SLOPE_COST if slopes else 0),
+            "exhaustive_evaluations": len(searched) * text.num_attention_heads,
+            "samples": {name: len(given) for name, given in named.items()},
             "search_before": mean_of(base),
             "held_out_before": mean_of(before), "held_out_after": mean_of(after),
             "held_out_gain": mean_of(after) - mean_of(before), "held_out_gain_interval": [low, high],
@@ -220,10 +222,19 @@ def search_calibration(
     )  # fmt: skip
 
 
-def _slopes(
+def screened_heads(slopes: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
+    """The most promising heads, as many as a fifth of an exhaustive search's evaluations allow."""
+    count = max(1, int(SCREENED_SHARE * len(slopes)) - SLOPE_COST)
+    return sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
+
+
+def slopes_of(
     model: PreTrainedModel, every: CalibrationPlan, score: Score, samples: Mapping[str, Sequence[Any]]
 ) -> dict[tuple[int, int], float]:
-    """Mean over data sets of the derivative of each one's mean score."""
+    """Derivative of the score with respect to a gate on each of the plan's heads, by (layer, head).
+
+    Mean over data sets of the derivative of each one's mean score.
+    """
     total: dict[tuple[int, int], float] = {}
     for given in samples.values():
         for start in range(0, len(given), SCREENED_AT_ONCE):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +17,8 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 TOKENS_AT_ONCE = 16384
 """Tokens of one forward pass."""
+CACHED_TOKENS = 1 << 17
+"""Tokens of the copies of a cache that options of one batch are scored with."""
 
 
 @torch.no_grad()
@@ -74,3 +79,134 @@ def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Te
         return model(input_ids=input_ids, use_cache=False).logits[0]
     finally:
         handle.remove()
+
+
+@dataclass(frozen=True)
+class OptionScores:
+    """Of the options of one prompt, on the CPU."""
+
+    log_likelihood: Tensor
+    """(options,) fp32, in nats, summed over an option's tokens."""
+    is_greedy: Tensor
+    """(options,) bool: greedy decoding would write exactly this."""
+
+
+def score_options(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]
+) -> list[OptionScores]:
+    """How likely each option is after its prompt.
+
+    The prompts go through the model alone, and the options' tokens after them with the cache: nothing that reads a
+    prompt (such as the choice of attention sinks) sees an option. Differentiable where gradients are on.
+
+    Args:
+        prompts: token ids.
+        options: for each prompt, options of at least one token each.
+    """
+    found: dict[int, OptionScores] = {}
+    for rows in _batches(prompts, TOKENS_AT_ONCE):
+        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows])
+        found |= dict(zip(rows, scored, strict=True))
+    return [found[row] for row in range(len(prompts))]
+
+
+def _batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list[int]]:
+    """Numbers of prompts that go together: those of like length, so that little of a batch is padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row])):
+        if batch and (len(batch) + 1) * len(prompts[row]) > most_tokens:
+            yield batch
+            batch = []
+        batch.append(row)
+    if batch:
+        yield batch
+
+
+def _score_batch(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]
+) -> list[OptionScores]:
+    ids, mask = padded(prompts, model.device)
+    output = model(
+        input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, logits_to_keep=1
+    )
+    first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
+    # what is fed: each different beginning of an option once
+    begun = [(row, tuple(option[:-1])) for row, listed in enumerate(options) for option in listed if len(option) > 1]
+    fed = list(dict.fromkeys(begun))
+    later: dict[tuple[int, tuple[int, ...]], tuple[Tensor, int]] = {}
+    at_once = max(1, len(fed) if torch.is_grad_enabled() else CACHED_TOKENS // ids.shape[1])
+    for start in range(0, len(fed), at_once):
+        some = fed[start : start + at_once]
+        is_last = start + at_once >= len(fed)
+        cache = output.past_key_values if is_last else copy.deepcopy(output.past_key_values)
+        chosen = torch.tensor([row for row, _ in some], device=ids.device)
+        cache.batch_select_indices(chosen)
+        tokens, real = padded([tokens for _, tokens in some], ids.device, side="right")
+        whole = torch.cat([mask[chosen], real], dim=1)
+        logits = model(
+            input_ids=tokens, attention_mask=whole, position_ids=positions_of(whole)[:, -tokens.shape[1] :],
+            past_key_values=cache, use_cache=True,
+        ).logits  # fmt: skip
+        found = logits.float().log_softmax(-1)  # (fed, length, vocabulary)
+        later |= {beginning: (found, index) for index, beginning in enumerate(some)}
+    scores = []
+    for row, listed in enumerate(options):
+        likely, greedy = [], []
+        for option in listed:
+            logs = first[row : row + 1]  # (1, vocabulary)
+            if len(option) > 1:
+                found, index = later[row, tuple(option[:-1])]
+                logs = torch.cat([logs, found[index, : len(option) - 1]])  # (tokens, vocabulary)
+            tokens = torch.tensor(option, device=ids.device)
+            likely.append(logs.gather(1, tokens[:, None]).sum())
+            greedy.append((logs.argmax(-1) == tokens).all())
+        scores.append(OptionScores(torch.stack(likely).cpu(), torch.stack(greedy).cpu()))
+    return scores
+
+
+@torch.no_grad()
+def generated_tokens(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], *, longest: int, stop: Sequence[int] = ()
+) -> list[list[int]]:
+    """Greedy continuations of at most ``longest`` tokens, up to the end of the text or a token of ``stop``.
+
+    Raises:
+        ValueError: a step's logits are not finite.
+    """
+    found: list[list[int]] = [[]] * len(prompts)
+    ends = model.generation_config.eos_token_id
+    ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
+    for rows in _batches(prompts, TOKENS_AT_ONCE):
+        ids, mask = padded([prompts[row] for row in rows], model.device)
+        output = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False, num_beams=1,
+            eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0), output_logits=True,
+            return_dict_in_generate=True,
+        )  # fmt: skip
+        for row, tokens, *logits in zip(
+            rows, output.sequences[:, ids.shape[1] :].tolist(), *output.logits, strict=True
+        ):
+            if any(bool(step.isnan().any()) for step in logits):
+                raise ValueError(f"the model's logits for prompt {row} (from 0) are not numbers")
+            end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
+            found[row] = tokens[:end]
+    return found
+
+
+def padded(
+    rows: Sequence[Sequence[int]], device: torch.device, *, side: Literal["left", "right"] = "left"
+) -> tuple[Tensor, Tensor]:
+    """Token ids (B, L), filled with id 0, and which of them are real, int64 (B, L)."""
+    longest = max(map(len, rows))
+    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for index, row in enumerate(rows):
+        here = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        ids[index, here] = torch.tensor(row)
+        mask[index, here] = 1
+    return ids.to(device), mask.to(device)
+
+
+def positions_of(mask: Tensor) -> Tensor:
+    """Positions (B, L) of real tokens, counted from the first one."""
+    return (mask.cumsum(1) - 1).clamp(min=0)

@@ -18,7 +18,7 @@ from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map", "sink-map", "sink-heads")
+RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads")
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -191,6 +191,12 @@ def _paragraphs(record: Record) -> list[str]:
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+        "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
+        "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
+        "held-out gain and its interval.",
+        "calibrate-apply": "The model as it is and with the plan's heads calibrated, on the same samples.",
+        "calibrate-study": "The experiments of the calibration paper on this model: heads were chosen on one part of "
+        "the samples, and every gain is measured on the other, beside controls with random heads and random tokens.",
         "benchmark-attention": "Differential attention beside softmax attention of equal size and beside other ways to "
         "the same difference. The candidates took turns; nothing was timed that errs more than plain attention of the "
         "same precision allows.",
@@ -336,5 +342,25 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "sink-map": _sink_map_words,
     "sink-heads": _sink_heads_words,
     "sink-tokens": _sink_tokens_words,
+    "calibrated-heads": lambda record: (
+        "Each head calibrated alone",
+        "Change of the score on the samples that were searched, in points; grey heads were not tried.",
+        "Heatmap of layers and heads: change of the score when one head is calibrated.",
+    ),
+    "calibration-effects": lambda record: (
+        "What each setting gains",
+        "Dots are gains on samples that chose no head, bars paired 95 % intervals; one over zero shows nothing.",
+        "Gains in points with intervals, a line for each setting.",
+    ),
+    "calibration-sweeps": lambda record: (
+        "Sweeps",
+        "Gain on samples that chose no head, with its paired 95 % interval, over one setting at a time.",
+        "Line charts of the gain over α, β, the number of samples and the number of heads.",
+    ),
+    "calibration-screen": lambda record: (
+        "Slopes against exact changes",
+        "A dot for each head: what one backward pass foretells, and what calibrating the head does.",
+        "Scatter plot of slopes and exact changes of the log probability of right answers.",
+    ),
 }
 """Title, caption and text alternative of each figure."""

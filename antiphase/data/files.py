@@ -1,0 +1,353 @@
+"""Files of any common format, and datasets of the Hub: where they are, and their rows one by one.
+
+- ``.jsonl``, ``.ndjson``, ``.json``: one JSON object a line
+- ``.csv``, ``.tsv``: a header, then one row a line
+- ``.parquet``
+- any other name: plain text
+- ``.gz`` after one of these names, ``.parquet`` excepted: the same, compressed
+- a folder: all such files in it and below it, sorted by name; hidden ones are left out
+- ``owner/name[:config][@split]``: a dataset of the Hugging Face Hub, streamed, where no local path has that name. The
+  split is ``train`` unless given: ``Salesforce/wikitext:wikitext-2-raw-v1@test``
+
+Text is UTF-8. Lines end at ``\\n`` only.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import logging
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+from antiphase.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.:%\[\]-]+))?")
+JSON_SUFFIXES = {".jsonl", ".ndjson", ".json"}
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Anything else is tried as plain text: README, .md, .rst, .tex, .py, a name without suffix, ...
+NOT_TEXT = {
+    *(".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"),
+    *(".doc", ".docx", ".epub", ".mobi", ".odt", ".pdf", ".ppt", ".pptx", ".xls", ".xlsx"),
+    *(
+        ".bmp",
+        ".flac",
+        ".gif",
+        ".ico",
+        ".jpeg",
+        ".jpg",
+        ".mp3",
+        ".mp4",
+        ".png",
+        ".tif",
+        ".tiff",
+        ".wav",
+        ".webp",
+    ),
+    *(".arrow", ".avro", ".db", ".feather", ".h5", ".hdf5", ".idx", ".npy", ".npz", ".orc", ".sqlite"),
+    *(
+        ".bin",
+        ".ckpt",
+        ".exe",
+        ".gguf",
+        ".onnx",
+        ".pickle",
+        ".pkl",
+        ".pt",
+        ".pth",
+        ".pyc",
+        ".safetensors",
+        ".so",
+    ),
+}
+READABLE = "plain text, .jsonl, .csv, .tsv or .parquet"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Files:
+    """A file, or the files of a folder: (name relative to what the person named, path) in reading order."""
+
+    given: str
+    entries: tuple[tuple[str, Path], ...]
+
+
+@dataclass(frozen=True)
+class HubDataset:
+    """A dataset of the Hugging Face Hub, as a person named it and in parts."""
+
+    given: str
+    name: str
+    config: str | None
+    split: str
+
+
+# ------------------------------------------------------------------------------------------ finding
+
+
+def sources(paths: Sequence[str], flag: str) -> list[Files | HubDataset]:
+    """What each of the paths is.
+
+    Raises:
+        InputError: it is missing, empty, or holds nothing readable.
+    """
+    if isinstance(paths, str):
+        raise TypeError(f"paths must be a list of paths, got the string {paths!r}")
+    if not paths:
+        raise InputError(f"{flag} needs at least one file, folder or Hub dataset name")
+    if "" in paths:  # as a path it would be the working directory
+        raise InputError(f"{flag} must not be empty; give a file, a folder or a Hub dataset name")
+    return [_source(str(given), flag) for given in paths]
+
+
+def _source(given: str, flag: str) -> Files | HubDataset:
+    path = Path(os.path.expanduser(given))
+    if path.is_dir():
+        return _folder(given, path, flag)
+    if path.is_file():
+        if kind_of(path) is None:
+            raise InputError(f"{flag} {given}: files of this kind cannot be read as text; convert it to {READABLE}")
+        if path.stat().st_size == 0:
+            raise InputError(f"{flag} {given}: the file is empty; give a file that holds text")
+        return Files(given, ((path.name, path),))
+    if path.exists():
+        raise InputError(f"{flag} {given}: this is neither a file nor a folder; save the text to a file first")
+    match = HUB_NAME.fullmatch(given)
+    # Beside an existing local folder, a mistyped path is far likelier than a dataset
+    if match is None or path.parent.is_dir():
+        raise InputError(f"{flag} {given}: there is no such file or folder; check the path")
+    return HubDataset(given, match["name"], match["config"], match["split"] or "train")
+
+
+def _folder(given: str, folder: Path, flag: str) -> Files:
+    entries = []
+    skipped = []
+
+    def refuse(error: OSError) -> None:
+        place = f"{flag} {error.filename}"
+        raise InputError(f"{place}: the folder cannot be read ({error.strerror}); check its permissions")
+
+    for place, names, files in os.walk(folder, onerror=refuse):
+        names[:] = [name for name in names if not name.startswith(".")]
+        for name in files:
+            path = Path(place, name)
+            if name.startswith("."):
+                continue
+            if path.is_symlink() and not path.exists():
+                raise InputError(f"{flag} {path}: the link leads nowhere; repair or remove it")
+            if kind_of(path) is None or not path.is_file():
+                skipped.append(path.relative_to(folder).as_posix())
+            elif path.stat().st_size > 0:
+                entries.append((path.relative_to(folder).as_posix(), path))
+    if not entries:
+        raise InputError(f"{flag} {given}: the folder holds no file with text in it; put {READABLE} there")
+    if skipped:
+        first = min(skipped)
+        logger.warning("%s %s: left out %d files that are not text, such as %s", flag, given, len(skipped), first)
+    return Files(given, tuple(sorted(entries, key=lambda entry: entry[0].split("/"))))
+
+
+def kind_of(path: Path) -> str | None:
+    """By its name: ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.txt``; None for what is not text."""
+    suffix = path.suffix.lower()
+    compressed = suffix == ".gz"
+    if compressed:
+        suffix = Path(path.stem).suffix.lower()
+    if suffix in NOT_TEXT or (compressed and suffix == ".parquet"):
+        return None
+    if suffix in JSON_SUFFIXES:
+        return ".jsonl"
+    return suffix if suffix in DELIMITERS or suffix == ".parquet" else ".txt"
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+@contextmanager
+def reading(path: Path, flag: str) -> Iterator[None]:
+    """Errors of the file system and of the compression, as input errors that name the file."""
+    try:
+        yield
+    except (gzip.BadGzipFile, zlib.error, EOFError):
+        raise InputError(f"{flag} {path}: this is not a whole gzip file; compress it again") from None
+    except OSError as error:
+        reason = one_line(error.strerror or str(error))
+        raise InputError(f"{flag} {path}: the file cannot be read ({reason}); check that it is whole") from None
+
+
+def one_line(reason: str) -> str:
+    """A library's message as part of a sentence."""
+    return " ".join(reason.split()).rstrip(".")
+
+
+def open_file(path: Path) -> IO[bytes]:
+    """A file's bytes, unpacked where its name ends in ``.gz``."""
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+def decode(content: bytes, path: Path, flag: str, *, start: int) -> str:
+    """``content`` as text; ``start`` is its first byte's position in the file, for the message."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        position = start + error.start
+        raise InputError(
+            f"{flag} {path}: the text is not UTF-8 at byte {position} (0x{content[error.start]:02x}); save it as UTF-8"
+        ) from None
+
+
+def lines(path: Path, flag: str) -> Iterator[str]:
+    """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
+    position = 0
+    with reading(path, flag), open_file(path) as file:
+        for line in file:
+            content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
+            yield decode(content, path, flag, start=position + len(line) - len(content))
+            position += len(line)
+
+
+def whole_text(path: Path, flag: str) -> str:
+    """A file of plain text; a byte order mark and a ``\\r`` before ``\\n`` are dropped."""
+    with reading(path, flag), open_file(path) as file:
+        content = file.read()
+    body = content.removeprefix(BYTE_ORDER_MARK)
+    return decode(body, path, flag, start=len(content) - len(body)).replace("\r\n", "\n")
+
+
+def json_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place (``--data FILE, line 3``) and object of each line that holds something."""
+    for number, line in enumerate(lines(path, flag), start=1):
+        if not line.strip():
+            continue
+        place = f"{flag} {path}, line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:  # plain ValueError: a number of thousands of digits
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+            raise InputError(f"{place}: this is not JSON ({reason}); write one JSON object a line") from None
+        if not isinstance(row, dict):
+            raise InputError(
+                f'{place}: this is not a JSON object; write one JSON object a line, such as {{"text": ...}}'
+            )
+        yield place, row
+
+
+def csv_rows(
+    path: Path,
+    delimiter: str,
+    flag: str,
+    *,
+    header: Sequence[str] | None = None,
+    see_header: Callable[[list[str], str], None] = lambda names, place: None,
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Place and row of each line; ``header``: names of the columns where the file has no line for them.
+
+    ``see_header`` is called with the names before the first row.
+    """
+    csv.field_size_limit(2**31 - 1)  # the default refuses documents of more than 128 KiB
+    # strict: a stray quote would otherwise swallow all rows to the next one in silence
+    rows = csv.reader(lines(path, flag), delimiter=delimiter, strict=True)
+    names = None if header is None else list(header)
+    try:
+        for row in rows:
+            place = f"{flag} {path}, line {rows.line_num}"
+            if not row:
+                continue
+            if names is None:
+                names = [name.strip() for name in row]
+                see_header(names, place)
+                continue
+            if len(row) != len(names):
+                raise InputError(
+                    f"{place}: {len(row)} fields where the header has {len(names)}; put quotes around "
+                    f"fields that hold {'commas' if delimiter == ',' else 'tabs'}"
+                )
+            yield place, dict(zip(names, row, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{flag} {path}, line {rows.line_num}: malformed row ({error}); repair its quotes") from None
+
+
+def parquet_rows(
+    path: Path, flag: str, choose: Callable[[list[str], list[str]], list[str]] = lambda names, strings: names
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and row of each; ``choose`` gets the columns, and those of strings, and says which to read."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with reading(path, flag), pyarrow.parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
+            for batch in file.iter_batches(batch_size=256, columns=columns):
+                for row in batch.to_pylist():
+                    yield f"{flag} {path}", row
+    except pyarrow.ArrowException as error:
+        reason = one_line(str(error))
+        raise InputError(f"{flag} {path}: this is not a whole Parquet file ({reason}); write it again") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{flag} {path}: a text in it is not UTF-8 ({error.reason}); save it as UTF-8") from None
+
+
+def _is_string(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+# ------------------------------------------------------------------------------------------ the Hub
+
+
+@contextmanager
+def _asking_hub(source: HubDataset, flag: str) -> Iterator[None]:
+    """Errors of ``datasets`` as input errors that name the dataset."""
+    from datasets.exceptions import DatasetNotFoundError, DatasetsError
+
+    place = f"{flag} {source.given}"
+    try:
+        yield
+    except InputError:
+        raise
+    except DatasetNotFoundError:
+        raise InputError(
+            f"{place}: there is no such file or folder, and no such dataset on the Hugging Face Hub that "
+            "this account can read; check the name"
+        ) from None
+    except (ConnectionError, TimeoutError):
+        raise InputError(
+            f"{place}: there is no such file or folder, and the Hugging Face Hub could not be reached for a "
+            "dataset of that name; check the path or the connection"
+        ) from None
+    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
+        # unknown configuration or split, a loading script, files of an unknown format: datasets says which
+        reason = one_line(str(error))
+        raise InputError(f"{place}: the dataset cannot be read ({reason}); name it owner/name:config@split") from None
+
+
+def hub_revision(source: HubDataset, flag: str) -> str:
+    """The hash that ``datasets`` gives the present revision, and the configuration."""
+    import datasets
+
+    with _asking_hub(source, flag):
+        builder = datasets.load_dataset_builder(source.name, source.config)
+        return f"{builder.hash} {builder.config.name}"
+
+
+def hub_rows(source: HubDataset, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and row of each."""
+    import datasets
+
+    with _asking_hub(source, flag):
+        rows = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+        for row in rows:
+            yield f"{flag} {source.given}", row

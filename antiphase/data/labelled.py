@@ -1,0 +1,182 @@
+"""Rows of labelled files, whatever they are stored in, each with the place it comes from.
+
+Besides the tables of ``files``:
+
+- plain text: ``label text`` a line, the label being the first word. Where every label has a colon, as in
+  ``HUM:ind Who was Galileo ?``, rows also hold ``coarse``, what stands before it
+- ``.json``: a list of objects or of ``[text, label]`` pairs, such a list for each split, or SQuAD's nested articles
+- one plain text file for each label, one text a line
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphase.data.files import (
+    DELIMITERS,
+    Files,
+    csv_rows,
+    hub_rows,
+    json_rows,
+    kind_of,
+    lines,
+    parquet_rows,
+    sources,
+    whole_text,
+)
+from antiphase.errors import InputError, nearest
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One labelled thing."""
+
+    place: str
+    """File and line, for messages."""
+    values: dict[str, Any]
+
+
+def labelled_rows(
+    given: str | Mapping[str, str],
+    *,
+    split: str | None = None,
+    header: Sequence[str] | None = None,
+    flag: str = "--data",
+) -> list[Row]:
+    """All rows of a file, a folder or a Hub dataset, or of one plain text file for each label.
+
+    Args:
+        given: a path or name, or label to path.
+        split: which part of a ``.json`` file that holds several.
+        header: the columns of a CSV or TSV file that does not name them itself.
+
+    Raises:
+        InputError: nothing there, or rows that cannot be read; the message names file and line.
+    """
+    if isinstance(given, Mapping):
+        sources(list(given.values()), flag)  # names what is missing
+        return [
+            Row(place, {"text": text, "label": label})
+            for label, path in given.items()
+            for place, text in _text_lines(Path(path), flag)
+        ]
+    rows: list[Row] = []
+    for source in sources([given], flag):
+        if isinstance(source, Files):
+            for _, path in source.entries:
+                rows += _rows_of(path, split, header, flag)
+        else:
+            rows += [Row(place, values) for place, values in hub_rows(source, flag)]
+    if not rows:
+        raise InputError(f"{flag} {given}: there is not one row in it; give a file with labelled text")
+    return rows
+
+
+def column_of(path: str, *, flag: str = "--data") -> list[str]:
+    """A further column, kept in a plain text file of its own with one value a line."""
+    sources([path], flag)
+    return [text for _, text in _text_lines(Path(path), flag)]
+
+
+def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str) -> list[Row]:
+    kind = kind_of(path)
+    if ".json" in (path.suffix.lower(), Path(path.stem).suffix.lower()):
+        return list(_json_document(path, split, flag))
+    if split is not None:
+        raise InputError(f"{flag} {path}: only a .json file has splits; leave out split ({split})")
+    if kind == ".jsonl":
+        return [Row(place, values) for place, values in json_rows(path, flag)]
+    if kind in DELIMITERS:
+        return [Row(place, dict(v)) for place, v in csv_rows(path, DELIMITERS[kind], flag, header=header)]
+    if kind == ".parquet":
+        return [Row(place, values) for place, values in parquet_rows(path, flag)]
+    return list(_label_lines(path, flag))
+
+
+def _text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
+    """Place and text of each line.
+
+    Raises:
+        InputError: a line is empty.
+    """
+    for number, line in enumerate(lines(path, flag), start=1):
+        text = line.removesuffix("\n").removesuffix("\r")
+        place = f"{flag} {path}, line {number}"
+        if not text.strip():
+            raise InputError(f"{place}: the line is empty; remove it")
+        yield place, text
+
+
+def _label_lines(path: Path, flag: str) -> Iterator[Row]:
+    found = []
+    for place, line in _text_lines(path, flag):
+        if line[0].isspace():
+            raise InputError(f"{place}: the line begins without a label; write the label, a space and the text")
+        label = line.split(None, 1)[0]
+        text = line[len(label) + 1 :]
+        if not text.strip():
+            logger.warning("%s: the label %s stands without a text; it is kept", place, label)
+        found.append((place, label, text))
+    nested = all(":" in label for _, label, _ in found)
+    for place, label, text in found:
+        coarse = {"coarse": label.partition(":")[0]} if nested else {}
+        yield Row(place, {"text": text, "label": label, **coarse})
+
+
+def _json_document(path: Path, split: str | None, flag: str) -> Iterator[Row]:
+    """Rows of a whole JSON document, or of JSON Lines under the name ``.json``."""
+    text = whole_text(path, flag)
+    try:
+        tree = json.loads(text)
+    except ValueError:  # more than one document: then each line is one, and says so where it is not
+        yield from (Row(place, values) for place, values in json_rows(path, flag))
+        return
+    except RecursionError:
+        raise InputError(f"{flag} {path}: its brackets are nested too deeply; write one JSON object a line") from None
+    place = f"{flag} {path}"
+    if isinstance(tree, dict) and isinstance(tree.get("data"), list):
+        if tree["data"] and all(isinstance(item, dict) and "paragraphs" in item for item in tree["data"]):
+            yield from _squad(tree["data"], place)
+            return
+        tree = tree["data"]
+    if isinstance(tree, dict) and tree and all(isinstance(part, list) for part in tree.values()):
+        if split is None:
+            raise InputError(f"{place}: the file has the parts {', '.join(tree)}; name one with split")
+        if split not in tree:
+            raise InputError(f"{place}: there is no part '{split}'{nearest(split, tree)}")
+        place, tree = f"{place}, {split}", tree[split]
+    rows = tree if isinstance(tree, list) else [tree]
+    for number, row in enumerate(rows, start=1):
+        here = f"{place}, entry {number}"
+        if isinstance(row, dict):
+            yield Row(here, row)
+        elif isinstance(row, list) and len(row) == 2:
+            yield Row(here, {"text": row[0], "label": row[1]})
+        else:
+            raise InputError(f"{here}: this is neither an object nor a pair of text and label")
+
+
+def _squad(articles: list[dict[str, Any]], place: str) -> Iterator[Row]:
+    """Questions of SQuAD's articles, in the form that the Hub gives them."""
+    try:
+        for article in articles:
+            for paragraph in article["paragraphs"]:
+                for question in paragraph["qas"]:
+                    answers = question.get("answers") or []
+                    values = {
+                        "id": question.get("id"),
+                        "title": article.get("title", ""),
+                        "context": paragraph["context"],
+                        "question": question["question"],
+                        "answers": {"text": [answer["text"] for answer in answers]},
+                    }
+                    yield Row(f"{place}, question {values['id']}", values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{place}: its articles are not those of SQuAD ({error})") from None

@@ -1,0 +1,107 @@
+"""Scores of samples, one number each: what a person counts, and a smooth one that gradients pass through."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.evals.scoring import OptionScores, generated_tokens, score_options
+from antiphase.evals.tasks import Sample
+
+ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def score_samples(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+    """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN where logits are not numbers."""
+    with torch.no_grad():
+        found = _scored(model, [sample for sample in samples if not sample.answers])
+    return _metrics(model, samples, found)
+
+
+def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+    """Log p of the right option among the options, or of the right answer by token: (samples,), differentiable."""
+    return _log_probabilities(samples, _scored(model, samples))
+
+
+def both_scores(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+    """``score_samples`` and ``log_probabilities``; what both need is done once."""
+    with torch.no_grad():
+        found = _scored(model, samples)
+    chosen = [scores for sample, scores in zip(samples, found, strict=True) if not sample.answers]
+    return _metrics(model, samples, chosen), _log_probabilities(samples, found).double()
+
+
+def _metrics(model: PreTrainedModel, samples: Sequence[Sample], found: Sequence[OptionScores]) -> Tensor:
+    """``found``: of the samples with options."""
+    scores = torch.zeros(len(samples), dtype=torch.float64)
+    chosen = [index for index, sample in enumerate(samples) if not sample.answers]
+    written = [index for index, sample in enumerate(samples) if sample.answers]
+    for index, options in zip(chosen, found, strict=True):
+        scores[index] = _option_score(samples[index], options)
+    if written:
+        some = [samples[index] for index in written]
+        longest, stop = max(sample.longest for sample in some), some[0].stop
+        continued = generated_tokens(model, [sample.prompt for sample in some], longest=longest, stop=stop)
+        for index, tokens in zip(written, continued, strict=True):
+            sample = samples[index]
+            metric = exact_match if sample.metric == "exact_match" else f1
+            scores[index] = metric(sample.decode(tokens[: sample.longest], skip_special_tokens=True), sample.answers)
+    return scores
+
+
+def _log_probabilities(samples: Sequence[Sample], found: Sequence[OptionScores]) -> Tensor:
+    values = []
+    for sample, scored in zip(samples, found, strict=True):
+        if len(sample.options) > 1:
+            shares = (scored.log_likelihood / torch.tensor(sample.lengths)).log_softmax(0)
+            values.append(shares[sample.target])
+        else:
+            values.append(scored.log_likelihood[0] / len(sample.options[0]))
+    return torch.stack(values)
+
+
+def probabilities(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+    """The same as a probability, 0 to 1: less noise than a count where samples are few."""
+    return log_probabilities(model, samples).exp()
+
+
+def _scored(model: PreTrainedModel, samples: Sequence[Sample]) -> list[OptionScores]:
+    return score_options(model, [sample.prompt for sample in samples], [sample.options for sample in samples])
+
+
+def _option_score(sample: Sample, found: OptionScores) -> float:
+    if not bool(found.log_likelihood.isfinite().all()):
+        return torch.nan
+    if sample.metric == "greedy":
+        return float(found.is_greedy[sample.target])
+    best = (found.log_likelihood / torch.tensor(sample.lengths)).argmax()
+    return float(int(best) == sample.target)
+
+
+def exact_match(text: str, answers: Sequence[str]) -> float:
+    """Whether a text is one of the answers, without case, punctuation, articles and spare spaces (SQuAD)."""
+    return float(any(normalized(text) == normalized(answer) for answer in answers))
+
+
+def f1(text: str, answers: Sequence[str]) -> float:
+    """Harmonic mean of precision and recall over words, the best over the answers (SQuAD)."""
+    return max(_f1(normalized(text).split(), normalized(answer).split()) for answer in answers)
+
+
+def _f1(found: list[str], right: list[str]) -> float:
+    if not found or not right:
+        return float(found == right)
+    common = sum((Counter(found) & Counter(right)).values())
+    return 2 * common / (len(found) + len(right))
+
+
+def normalized(text: str) -> str:
+    """Lower case without punctuation, articles and spare spaces."""
+    plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(ARTICLES.sub(" ", plain).split())

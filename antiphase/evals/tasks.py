@@ -1,0 +1,469 @@
+"""Tasks: labelled rows and a template, as prompts with what may follow them.
+
+A task is a short YAML file. ``prompt`` is a Jinja template over a row's columns; ``target``, ``choices`` are Jinja
+expressions. Shipped templates hold everything but the data.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy
+import torch
+import yaml
+from jinja2 import StrictUndefined, TemplateError, UndefinedError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.config import RunSettings, build
+from antiphase.data.corpora import documents
+from antiphase.data.labelled import Row, column_of, labelled_rows
+from antiphase.data.prepare import symbols
+from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
+from antiphase.errors import InputError, nearest
+from antiphase.randomness import keyed_generator
+
+logger = logging.getLogger(__name__)
+
+NEEDLES, LENGTH = 4, 512
+ANCHOR = 48
+"""Characters at a prompt's end that a label is tokenized with."""
+NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
+TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+
+
+@dataclass(kw_only=True)
+class TaskSettings:
+    """A task file."""
+
+    kind: Literal["classification", "choice", "answer", "needles"]
+    """``classification``: one of the same labels for all rows; ``choice``: each row has its own; ``answer``: an open
+    question; ``needles``: multi-needle retrieval in the text."""
+    data: Any = None
+    """File, folder or Hub dataset, or a mapping of labels to plain text files; relative to the task file."""
+    name: str = ""
+    split: str | None = None
+    """Part of a .json file."""
+    header: list[str] | None = None
+    """Columns of a CSV file without a line that names them."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Further columns, each in a plain text file with one value a line."""
+    prompt: str = ""
+    """Jinja template of what the model reads."""
+    target: str = "label"
+    """Jinja expression: the label, the number of the right choice (from 0), or the right answers."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What is written for each label; empty: the labels of the data."""
+    label_words: str = "{{ label }}"
+    """Jinja template of what is written for a ``label``, where ``labels`` is empty."""
+    choices: str = "choices"
+    """Jinja expression: a list of texts."""
+    delimiter: str = " "
+    """Between prompt and answer."""
+    demonstrations: Any = None
+    """Where examples are taken from; None: from ``data``, and these are not asked."""
+    demonstrations_split: str | None = None
+    shots: int = 0
+    """Examples before each prompt."""
+    separator: str = "\n\n"
+    """Between examples."""
+    normalize: Literal["no", "tokens", "characters"] = "no"
+    """By what log-likelihoods are divided before the best is taken."""
+    metric: Literal["accuracy", "exact_match", "f1"] | None = None
+    """None: accuracy where there are options, exact match for an open answer."""
+    max_new_tokens: int = 16
+    """Of an open answer, which also ends with the line."""
+    needles: int | None = None
+    """Facts in a sequence; None: 4, or as many as the model was trained with."""
+    length: int | None = None
+    """Tokens of a sequence with needles; None: 512, or as many as the model was trained with."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One prompt and what is right after it."""
+
+    prompt: tuple[int, ...]
+    """Token ids."""
+    options: tuple[tuple[int, ...], ...]
+    """Token ids of what may follow; of an open answer, the first right one."""
+    target: int
+    """The right one of the options."""
+    lengths: tuple[float, ...]
+    """What each option's log-likelihood is divided by."""
+    answers: tuple[str, ...]
+    """Right answers of an open question; empty where there are options."""
+    metric: str
+    """``accuracy``: the right option is the likeliest; ``greedy``: the model would write the option by itself;
+    ``exact_match`` and ``f1`` (SQuAD's): of a text that it writes."""
+    longest: int
+    """Tokens to generate for an open answer."""
+    decode: Any = field(repr=False, compare=False)
+    """Token ids to text."""
+    stop: tuple[int, ...] = field(default=(), repr=False)
+    """Tokens that end an answer."""
+    spans: tuple[tuple[str, int, int], ...] = ()
+    """(name, start, stop) of parts of the prompt: ``question``, ``demonstrations``."""
+    row: int = 0
+    """Which row of the data it is."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Samples of one data set."""
+
+    name: str
+    samples: list[Sample]
+    chance: float
+    """Score of a system that knows the options but not the prompt: the better of guessing and the commonest label."""
+    metric: str
+
+
+def template_names() -> list[str]:
+    """Names of the shipped templates."""
+    folder = resources.files("antiphase") / "presets" / "tasks"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
+    """The settings of a task file, and the folder that its paths start from.
+
+    ``template: NAME`` in it takes the values of a shipped template (or of a file), but for what the file says itself.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    tree = _read_yaml(Path(path), flag)
+    template = tree.pop("template", None)
+    if template is not None:
+        own = Path(path).parent / str(template)
+        if own.is_file():
+            base = _read_yaml(own, flag)
+        elif template in template_names():
+            text = (resources.files("antiphase") / "presets" / "tasks" / f"{template}.yaml").read_text("utf-8")
+            base = yaml.safe_load(text)
+        else:
+            raise InputError(f"{flag} {path}: unknown template '{template}'{nearest(str(template), template_names())}")
+        tree = {"name": str(template), **base, **tree}
+    try:
+        settings = build(TaskSettings, tree)
+        _check(settings)
+    except InputError as error:
+        raise InputError(f"{flag} {path}: {error}") from None
+    settings.name = settings.name or Path(path).stem
+    return settings, Path(path).parent
+
+
+def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(template_names())
+        raise InputError(
+            f"{flag} {path}: the file cannot be read ({error.strerror}); a task is a YAML file, for example with "
+            f"'template: NAME' (one of {known}) and 'data: FILE'"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{flag} {path}: this is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict) or not tree:
+        raise InputError(f"{flag} {path}: the file is empty or no mapping; a task has kind, data and prompt at least")
+    return tree
+
+
+def _check(settings: TaskSettings) -> None:
+    for name, number, least in (
+        ("shots", settings.shots, 0),
+        ("max_new_tokens", settings.max_new_tokens, 1),
+        ("needles", settings.needles, 1),
+        ("length", settings.length, 16),
+    ):
+        if number is not None and number < least:
+            raise InputError(f"{name} must be at least {least}, got {number}")
+    if settings.kind == "needles":
+        return
+    if settings.data is None:
+        raise InputError(NO_DATA)
+    if not settings.prompt.strip():
+        raise InputError("prompt is missing: a Jinja template such as 'Question: {{ text }}\\nType:'")
+    has_options = settings.kind in ("classification", "choice")
+    if settings.metric is not None and (settings.metric == "accuracy") != has_options:
+        raise InputError(f"metric {settings.metric} does not fit the kind {settings.kind}")
+
+
+def load_task(
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    samples: int | None = None,
+    shots: int | None = None,
+    seed: int = 0,
+    longest: int | None = None,
+    run: RunSettings | None = None,
+    flag: str = "--task",
+) -> Task:
+    """Read a task file and make its prompts.
+
+    Args:
+        samples: how many rows, drawn at random; None: all, in their order.
+        shots: instead of the file's own number.
+        seed: of rows and examples.
+        longest: tokens that the model can read.
+        run: of a model trained here; needles without ``data`` are those of its synthetic task.
+
+    Raises:
+        InputError: a file, column or template that cannot be used, options with equal tokens, too long a prompt; it
+            names the task file and the row.
+    """
+    settings, folder = read_task(path, flag=flag)
+    if shots is not None:
+        settings.shots = shots
+    try:
+        if settings.kind == "needles":
+            return _needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
+        return _Maker(settings, folder, tokenizer, longest, seed).task(samples)
+    except InputError as error:
+        raise InputError(f"{flag} {path}: {error}") from None
+
+
+class _Maker:
+    """Makes samples from rows."""
+
+    def __init__(
+        self, settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase, longest: int | None, seed: int
+    ) -> None:
+        self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
+        self.longest, self.seed = longest, seed
+        self.prompt = _template("prompt", settings.prompt)
+        self.words = _template("label_words", settings.label_words)
+        self.target = _expression("target", settings.target)
+        self.choices = _expression("choices", settings.choices)
+        self.labels: dict[str, str] = {}
+        self.tokens: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.stop = tuple(
+            token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])
+        ) if settings.kind == "answer" else ()  # fmt: skip
+
+    def task(self, count: int | None) -> Task:
+        settings = self.settings
+        rows = self._rows(settings.data, settings.split)
+        for name, column in settings.columns.items():
+            values = column_of(str(self.folder / column), flag="columns")
+            if len(values) != len(rows):
+                raise InputError(f"columns: {column} has {len(values)} lines for {len(rows)} rows")
+            for row, value in zip(rows, values, strict=True):
+                row.values[name] = value
+        has_own = settings.demonstrations is not None
+        pool = self._rows(settings.demonstrations, settings.demonstrations_split) if has_own else rows
+        if settings.kind == "classification":
+            self.labels = self._labels([*rows, *(pool if has_own and settings.shots else [])])
+        order = torch.randperm(len(rows), generator=keyed_generator(self.seed, "rows", settings.name)).tolist()
+        shown: list[Row] = []
+        if settings.shots:
+            if len(pool) < settings.shots + (0 if has_own else 1):
+                raise InputError(f"shots ({settings.shots}) needs more rows than the {len(pool)} there are")
+            drawn = torch.randperm(len(pool), generator=keyed_generator(self.seed, "examples", settings.name)).tolist()
+            shown = [pool[index] for index in drawn[: settings.shots]]
+        asked = order if count is not None else list(range(len(rows)))
+        if shown and not has_own:
+            taken = {id(row) for row in shown}
+            asked = [index for index in asked if id(rows[index]) not in taken]
+        asked = asked[:count]
+        examples = "".join(self._example(row) + settings.separator for row in shown)
+        samples = [self._sample(rows[index], examples, index) for index in asked]
+        return Task(settings.name, samples, self._chance(samples), samples[0].metric)
+
+    def _rows(self, given: Any, split: str | None) -> list[Row]:
+        if isinstance(given, Mapping):
+            return labelled_rows({str(k): self._path(v) for k, v in given.items()}, split=split, flag="data")
+        return labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
+
+    def _path(self, given: Any) -> str:
+        """What a task file names, from where it lies; a name that is no file there stays as it is (a Hub dataset)."""
+        local = self.folder / str(given)
+        return str(local) if local.exists() else str(given)
+
+    def _labels(self, rows: Sequence[Row]) -> dict[str, str]:
+        found = dict.fromkeys(str(self._value(self.target, "target", row)) for row in rows)
+        given = self.settings.labels
+        if given:
+            if unknown := [label for label in found if label not in given]:
+                raise InputError(
+                    f"labels: '{unknown[0]}' stands in the data and not in the task{nearest(unknown[0], given)}"
+                )
+            labels = dict(given)
+        else:
+            labels = {label: self.words.render(label=label) for label in sorted(found)}
+        if len(labels) < 2:
+            raise InputError("there is one label only; a classification needs two at least")
+        return labels
+
+    def _example(self, row: Row) -> str:
+        """A row with its right answer."""
+        prompt = self._prompt(row)
+        options, target = self._options(row)
+        return prompt + self._joined(prompt, options[target])
+
+    def _prompt(self, row: Row) -> str:
+        try:
+            return self.prompt.render(row.values).rstrip(" ")
+        except (TemplateError, TypeError, ValueError) as error:
+            raise InputError(f"{row.place}: the prompt cannot be filled in ({_reason(error, row)})") from None
+
+    def _value(self, expression: Any, name: str, row: Row) -> Any:
+        try:
+            value = expression(**row.values)
+        except (TemplateError, TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            raise InputError(f"{row.place}: {name} cannot be found ({_reason(error, row)})") from None
+        if value is None:
+            raise InputError(f"{row.place}: {name} is missing (columns: {', '.join(map(str, row.values))})")
+        return value
+
+    def _options(self, row: Row) -> tuple[list[str], int]:
+        """Texts that may follow, and the number of the right one; of an open question the right answers."""
+        value = self._value(self.target, "target", row)
+        if self.settings.kind == "classification":
+            names = list(self.labels)
+            return list(self.labels.values()), names.index(str(value))
+        if self.settings.kind == "answer":
+            answers = [str(v) for v in (value if isinstance(value, (list, tuple)) else [value])]
+            if not answers or not any(answer.strip() for answer in answers):
+                raise InputError(f"{row.place}: there is no right answer")
+            return answers, 0
+        listed = self._value(self.choices, "choices", row)
+        if not isinstance(listed, (list, tuple)) or len(listed) < 2:
+            raise InputError(f"{row.place}: choices must be a list of two texts at least, got {listed!r}")
+        try:
+            target = int(value)
+        except (TypeError, ValueError):
+            target = -1
+        if not 0 <= target < len(listed):
+            raise InputError(f"{row.place}: target must be a number from 0 to {len(listed) - 1}, got {value!r}")
+        return [str(choice) for choice in listed], target
+
+    def _joined(self, prompt: str, option: str) -> str:
+        """What is written after a prompt for an option."""
+        between = "" if prompt.endswith("\n") else self.settings.delimiter
+        return between + option.strip()
+
+    def _sample(self, row: Row, examples: str, number: int) -> Sample:
+        own = self._prompt(row)
+        options, target = self._options(row)
+        prompt = examples + own
+        written = [self._joined(prompt, option) for option in options]
+        is_open = self.settings.kind == "answer"
+        ids = tuple(self.tokenizer(prompt)["input_ids"])
+        tokens = tuple(self._option_tokens(prompt, text) for text in (written[:1] if is_open else written))
+        if len(set(tokens)) < len(tokens):
+            first = next(i for i, option in enumerate(tokens) if option in tokens[:i])
+            same = options[tokens.index(tokens[first])]
+            if same != options[first] or self.settings.kind == "classification":
+                raise InputError(f"the labels '{same}' and '{options[first]}' have the same tokens; write other words")
+            raise InputError(f"{row.place}: two of its choices are the same text '{same}'")
+        room = max(map(len, tokens)) if not is_open else self.settings.max_new_tokens
+        if self.longest is not None and len(ids) + room > self.longest:
+            raise InputError(
+                f"{row.place}: the prompt has {len(ids)} tokens and its answer up to {room}, the model reads "
+                f"{self.longest} at most; lower shots or shorten the text"
+            )
+        before = len(self.tokenizer(examples)["input_ids"]) if examples else 0
+        lengths = {
+            "no": [1.0] * len(tokens),
+            "tokens": [float(len(option)) for option in tokens],
+            "characters": [float(len(text)) for text in written[: len(tokens)]],
+        }[self.settings.normalize]
+        return Sample(
+            prompt=ids, options=tokens, target=0 if is_open else target, lengths=tuple(lengths),
+            answers=tuple(options) if is_open else (),
+            metric=self.settings.metric or ("exact_match" if is_open else "accuracy"),
+            longest=self.settings.max_new_tokens, decode=self.tokenizer.decode, stop=self.stop,
+            spans=(("demonstrations", 0, min(before, len(ids))), ("question", min(before, len(ids)), len(ids))),
+            row=number,
+        )  # fmt: skip
+
+    def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
+        """The tokens of a text after a prompt, whose last words it is tokenized with."""
+        anchor = prompt.split("\n")[-1][-ANCHOR:] or prompt[-ANCHOR:]
+        if (anchor, text) not in self.tokens:
+            before = self.tokenizer(anchor, add_special_tokens=False)["input_ids"]
+            whole = self.tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
+            if whole[: len(before)] != before or len(whole) == len(before):
+                raise InputError(
+                    f"the answer {text!r} runs together with the end of the prompt {anchor[-12:]!r}; end the prompt "
+                    "with a colon or a line break, or set the delimiter"
+                )
+            self.tokens[anchor, text] = tuple(whole[len(before) :])
+        return self.tokens[anchor, text]
+
+    def _chance(self, samples: Sequence[Sample]) -> float:
+        if self.settings.kind == "answer":
+            return 0.0
+        guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
+        targets = torch.tensor([sample.target for sample in samples])
+        return max(guess, int(torch.bincount(targets).max()) / len(samples))
+
+
+def _template(name: str, text: str) -> Any:
+    try:
+        return TEMPLATES.from_string(text)
+    except TemplateError as error:
+        raise InputError(f"{name} is not a Jinja template ({error})") from None
+
+
+def _expression(name: str, text: str) -> Any:
+    try:
+        return TEMPLATES.compile_expression(text, undefined_to_none=True)
+    except TemplateError as error:
+        raise InputError(f"{name} is not a Jinja expression ({error})") from None
+
+
+def _reason(error: Exception, row: Row) -> str:
+    known = f"; columns: {', '.join(map(str, row.values))}" if isinstance(error, UndefinedError) else ""
+    return f"{' '.join(str(error).split())}{known}"
+
+
+def _needles(
+    settings: TaskSettings,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    seed: int,
+    longest: int | None,
+    run: RunSettings | None,
+) -> Task:
+    """Numbers of cities in running text, or the synthetic task of the model's own run; one fact is asked for."""
+    if settings.data is None:
+        if run is None or run.data.source != "synthetic":
+            raise InputError(NO_DATA)
+        needles, length = settings.needles or run.data.needles, settings.length or run.data.sequence_length
+        language: Language = symbols(run.data)
+        queries = run.data.queries
+    else:
+        needles, length, queries = settings.needles or NEEDLES, settings.length or LENGTH, 1
+        local = folder / str(settings.data)
+        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
+        language = TextLanguage(tokenizer, numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    if longest is not None and length > longest:
+        raise InputError(f"length ({length}) is more than the {longest} tokens that the model reads")
+    task = RetrievalTask(language, needles=needles, queries=queries, sequence_length=length)
+    return needle_task(settings.name, task, tokenizer, samples, seed)
+
+
+def needle_task(name: str, task: RetrievalTask, tokenizer: PreTrainedTokenizerBase, samples: int, seed: int) -> Task:
+    """Samples of a retrieval task: the prompt ends with the first question, the whole answer must be right."""
+    batch = task.sample(samples, keyed_generator(seed, "needles", name))
+    found = []
+    rows = zip(batch.input_ids.tolist(), batch.prompt_end.tolist(), batch.answer_positions[:, 0].tolist(), strict=True)
+    for number, (ids, end, answers) in enumerate(rows):
+        answer = tuple(ids[place] for place in answers if place >= 0)
+        found.append(
+            Sample(
+                prompt=tuple(ids[: end + 1]), options=(answer,), target=0, lengths=(1.0,),
+                answers=(), metric="greedy", longest=len(answer), decode=tokenizer.decode, row=number,
+            )
+        )  # fmt: skip
+    return Task(name, found, task.guess_rate, "greedy")

@@ -1,0 +1,381 @@
+"""Find heads to calibrate, and use a plan, from request to record: ``antiphase calibrate search`` and ``apply``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.plan import CalibrationPlan, fingerprint
+from antiphase.calibration.search import (
+    METHODS,
+    HeadResult,
+    Score,
+    gain_interval,
+    mean_of,
+    scores_of,
+    search_calibration,
+)
+from antiphase.errors import InputError, nearest
+from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.scoring import generated_tokens
+from antiphase.evals.statistics import wilson_interval
+from antiphase.evals.task_scores import log_probabilities, probabilities, score_samples
+from antiphase.evals.tasks import Sample, Task, load_task
+from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.single import check_empty
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import is_free, make_folder, undone_if_refused
+
+SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
+"""What a search may raise: the task's own metric, or the probability of the right answer."""
+REQUEST = "request.json"
+HEADS = "heads.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRequest:
+    """Which tasks, and how much of them."""
+
+    tasks: Sequence[str]
+    """Task files."""
+    samples: int = 200
+    """Of each data set."""
+    shots: int | None = None
+    """None: what the task file says."""
+    seed: int = 0
+    device: str = "auto"
+
+    def check(self) -> None:
+        """Raise an InputError for a size out of range; it names the flag."""
+        if not self.tasks:
+            raise InputError("--task is missing: a YAML file, for example with 'template: trec' and 'data: FILE'")
+        if len(set(self.tasks)) < len(self.tasks):
+            raise InputError("--task must not name a file twice")
+        if self.samples < 2:
+            raise InputError(f"--samples must be at least 2, got {self.samples}")
+        if self.shots is not None and self.shots < 0:
+            raise InputError(f"--shots must not be below 0, got {self.shots}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(TaskRequest):
+    """What ``antiphase calibrate search`` was asked for."""
+
+    name: str
+    """Local folder or Hub name of a model."""
+    alpha: float = 5.0
+    beta: float = 0.4
+    mode: str = "prompt"
+    method: str = "exhaustive"
+    layers: Sequence[int] | None = None
+    score: str = "metric"
+    held_out: float = 0.5
+
+    def check(self) -> None:
+        """Raise an InputError for a value out of range; it names the flag."""
+        super().check()
+        if self.method not in METHODS:
+            raise InputError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.score not in SCORES:
+            raise InputError(f"--score must be one of {', '.join(SCORES)}{nearest(self.score, SCORES)}")
+        if not 0 < self.held_out < 1:
+            raise InputError(f"--held-out must lie between 0 and 1, got {self.held_out}")
+        CalibrationPlan({}, self.alpha, self.beta, self.mode)
+
+
+def load_tasks(request: TaskRequest, loaded: LoadedModel) -> dict[str, Task]:
+    """The tasks by name.
+
+    Raises:
+        InputError: a task cannot be used, or two have one name.
+    """
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    found: dict[str, Task] = {}
+    for path in request.tasks:
+        task = load_task(
+            path,
+            loaded.tokenizer,
+            samples=request.samples,
+            shots=request.shots,
+            seed=request.seed,
+            longest=longest,
+            run=loaded.settings,
+        )
+        if task.name in found:
+            raise InputError(f"--task {path}: another task has the name {task.name} too; give it a name of its own")
+        found[task.name] = task
+    return found
+
+
+def standing(task: Task, values: Tensor) -> dict[str, Any]:
+    """A model's score beside what needs no reading of the prompt.
+
+    It is above chance where a one-sided binomial test says so at 5 %; open answers, whose chance is 0, where any is
+    right.
+    """
+    score, count = float(values.mean()), len(values)
+    found: dict[str, Any] = {"task": task.name, "metric": task.metric, "samples": count, "score": score}
+    if task.chance:
+        right = round(float(values.sum()))
+        test = stats.binomtest(right, count, task.chance, alternative="greater")
+        above = bool(test.pvalue < 0.05)
+        found["interval"] = list(wilson_interval(right, count))
+    else:
+        above = score > 0
+    return {**found, "chance": task.chance, "above_chance": above}
+
+
+def search(
+    request: SearchRequest,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """Find the heads whose calibration raises the score on the tasks. Writes ``plan.json`` and ``record.json``.
+
+    Every head's result is written as soon as it is known, so that a search can go on after a kill.
+
+    Raises:
+        InputError: a model, task or value that cannot be used, tasks at chance only, a folder with other contents.
+    """
+    request.check()
+    heads = output / HEADS
+    open_folder(asdict(request), output, resume=resume)
+    started = time.perf_counter()
+    with undone_if_refused(output):
+        make_folder(output)
+        loaded = load_model(request.name, device=str(choose_device(request.device)))
+        tasks = load_tasks(request, loaded)
+        remember(asdict(request), loaded.model, tasks, output)
+        try:
+            standings = []
+            for name, task in tasks.items():
+                say(f"{name}: how the model does without calibration")
+                values = scores_of(loaded.model, score_samples, {name: task.samples})[name]
+                standings.append(standing(task, values))
+            searched = {row["task"]: tasks[row["task"]].samples for row in standings if row["above_chance"]}
+            for row in standings:
+                if not row["above_chance"]:
+                    words = f"{100 * row['score']:.1f} % is not above chance ({100 * row['chance']:.1f} %)"
+                    say(f"{row['task']}: {words}, so it is not searched")
+            if not searched:
+                listed = ", ".join(f"{row['task']} {100 * row['score']:.1f} %" for row in standings)
+                raise InputError(
+                    f"--task: {request.name} does no better than chance ({listed}), so nothing is searched; give "
+                    "tasks that it can do, more --shots or more --samples"
+                )
+            known = _known(heads)
+            done = [len(known)]
+
+            def keep(result: HeadResult, count: int) -> None:
+                append_line(heads, asdict(result))
+                done[0] += 1
+                report(done[0], count)
+
+            plan = search_calibration(
+                loaded.model, SCORES[request.score], searched,
+                alpha=request.alpha, beta=request.beta, mode=request.mode, method=request.method,
+                layers=request.layers, surrogate=log_probabilities, held_out=request.held_out, seed=request.seed,
+                known=known, report=keep,
+            )  # fmt: skip
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"MODEL {request.name}: {error}") from error
+        plan.save(output / "plan.json")
+        record = Record(
+            kind="calibrate-search",
+            values=finite(
+                {
+                    "model": request.name,
+                    "tasks": standings,
+                    "heads_alone": plan.scores["heads"],
+                    **{name: value for name, value in plan.scores.items() if name != "heads"},
+                    "heads": {str(layer): maps for layer, maps in plan.heads.items()},
+                }
+            ),
+            config=finite(asdict(request)),
+            seeds=[request.seed],
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def open_folder(request: dict[str, Any], output: Path, *, resume: bool) -> None:
+    """Check that the folder is new, or holds this very piece of work and ``--resume`` was given.
+
+    Raises:
+        InputError: it holds something else.
+    """
+    path = output / REQUEST
+    if not path.is_file():
+        if not is_free(output):
+            check_empty(output)
+        return
+    if not resume:
+        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
+    before, now = json.loads(path.read_text("utf-8"))["request"], finite(request)
+    changed = [name for name in {**before, **now} if name != "device" and before.get(name) != now.get(name)]
+    if changed:
+        raise InputError(f"--output {output} holds work with other settings ({', '.join(changed)}); choose another")
+
+
+def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, Task], output: Path) -> None:
+    """Keep what is worked on, or refuse to go on with another model or other samples.
+
+    Raises:
+        InputError: the model or the tasks changed since the work began.
+    """
+    prompts = {name: hash_of([[s.prompt, s.options, s.answers] for s in task.samples]) for name, task in tasks.items()}
+    tree = {"request": finite(request), "model": fingerprint(model), "samples": prompts}
+    path = output / REQUEST
+    if path.is_file():
+        before = json.loads(path.read_text("utf-8"))
+        for name, words in (("model", "MODEL holds other weights"), ("samples", "the tasks' data has changed")):
+            if before[name] != tree[name]:
+                raise InputError(f"--output {output}: {words} since this work began; choose another folder")
+        return
+    write_atomically(path, (json.dumps(tree, indent=1) + "\n").encode())
+
+
+def hash_of(tree: Any) -> str:
+    """SHA-256 of plain values."""
+    return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """Add a line that survives a kill."""
+    with open(path, "ab") as file:
+        file.write((json.dumps(values) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Lines of JSON; a last one that a kill has torn is left out, and cut off."""
+    if not path.is_file():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_atomically(path, whole)
+    return [json.loads(line) for line in whole.decode().split("\n") if line]
+
+
+def _known(path: Path) -> list[HeadResult]:
+    return [HeadResult(**values) for values in read_lines(path)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyRequest(TaskRequest):
+    """What ``antiphase calibrate apply`` was asked for."""
+
+    name: str
+    plan: str
+    texts: Sequence[str] = ()
+    """Prompts to go on with."""
+    max_new_tokens: int = 64
+
+    def check(self) -> None:
+        """Raise an InputError for a value out of range; it names the flag."""
+        if not self.tasks and not self.texts:
+            raise InputError("--task or --text is missing: what is the plan to be applied to?")
+        if self.tasks:
+            super().check()
+        if self.max_new_tokens < 1:
+            raise InputError(f"--max-new-tokens must be at least 1, got {self.max_new_tokens}")
+
+
+def apply(
+    request: ApplyRequest,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """A model with and without a plan: scores on tasks, and texts gone on with. Writes ``record.json``.
+
+    Raises:
+        InputError: a model, plan or task that cannot be used, a folder that is not empty.
+    """
+    check_empty(output)
+    request.check()
+    plan = CalibrationPlan.load(request.plan)
+    started = time.perf_counter()
+    with undone_if_refused(output):
+        make_folder(output)
+        loaded = load_model(request.name, device=str(choose_device(request.device)))
+        try:
+            plan.check(loaded.model)
+        except InputError as error:
+            raise InputError(f"--plan {request.plan}: {error}") from None
+        tasks = load_tasks(request, loaded) if request.tasks else {}
+        model = loaded.model
+        try:
+            rows = [_compared(model, plan, task, request.seed, say) for task in tasks.values()]
+            texts = [_continued(loaded, plan, text, request.max_new_tokens) for text in request.texts]
+        except ValueError as error:
+            raise InputError(f"MODEL {request.name}: {error}") from error
+        record = Record(
+            kind="calibrate-apply",
+            values=finite({"model": request.name, "plan": request.plan, "tasks": rows, "texts": texts}),
+            config=finite(asdict(request)),
+            seeds=[request.seed],
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def _compared(
+    model: PreTrainedModel, plan: CalibrationPlan, task: Task, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    samples: dict[str, list[Sample]] = {task.name: task.samples}
+    say(f"{task.name}: without the plan")
+    before = scores_of(model, score_samples, samples)
+    say(f"{task.name}: with the plan")
+    with calibrated(model, plan):
+        after = scores_of(model, score_samples, samples)
+    row = standing(task, before[task.name])
+    return {
+        **row,
+        "calibrated": mean_of(after),
+        "gain": mean_of(after) - mean_of(before),
+        "gain_interval": list(gain_interval(after, before, seed=seed)),
+        "improved": int((after[task.name] > before[task.name]).sum()),
+        "worsened": int((after[task.name] < before[task.name]).sum()),
+    }
+
+
+@torch.no_grad()
+def _continued(loaded: LoadedModel, plan: CalibrationPlan, text: str, longest: int) -> dict[str, str]:
+    ids = [loaded.tokenizer(text)["input_ids"]]
+    if not ids[0]:
+        raise InputError("--text must not be empty")
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and len(ids[0]) + longest > limit:
+        raise InputError(
+            f"--text: {len(ids[0])} tokens and --max-new-tokens {longest} are more than the {limit} it can read"
+        )
+    plain = generated_tokens(loaded.model, ids, longest=longest)[0]
+    with calibrated(loaded.model, plan):
+        changed = generated_tokens(loaded.model, ids, longest=longest)[0]
+    return {
+        "text": text,
+        "plain": loaded.tokenizer.decode(plain, skip_special_tokens=True),
+        "calibrated": loaded.tokenizer.decode(changed, skip_special_tokens=True),
+    }

@@ -1,0 +1,460 @@
+"""The experiments of the calibration paper (2406.15765, section 5) on one model: ``antiphase calibrate study``.
+
+Every evaluation is a cell: a setting and each sample's scores, written as soon as it is known, so that a study goes on
+after a kill and no setting is evaluated twice. Heads are chosen on one part of the samples; every gain is measured on
+the other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import SLOPE_COST, gain_interval, mean_of, screened_heads, slopes_of, split_samples
+from antiphase.calibration.variants import Rule, varied
+from antiphase.errors import InputError, nearest
+from antiphase.evals.loading import load_model
+from antiphase.evals.task_scores import both_scores, log_probabilities
+from antiphase.evals.tasks import Task
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.studies.calibration import (
+    TaskRequest,
+    append_line,
+    load_tasks,
+    open_folder,
+    read_lines,
+    remember,
+    standing,
+)
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import make_folder, undone_if_refused
+
+CELLS = "cells.jsonl"
+Part = Literal["heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",
+               "controls", "shots"]  # fmt: skip
+PARTS = get_args(Part)
+ALPHAS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+BETAS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+TEMPERATURES = {"1.1": 1.1, "1/1.1": 1 / 1.1}
+CONTROLS = 5
+"""Draws of random heads, and of random tokens."""
+SHOTS = (0, 1, 4)
+FLIPS = 4000
+"""Draws of signs for the null of a head's change."""
+FALSE_DISCOVERIES = 0.05
+
+Scores = dict[str, Tensor]
+"""By task, one number a sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(TaskRequest):
+    """What ``antiphase calibrate study`` was asked for."""
+
+    name: str
+    """Local folder or Hub name of a model."""
+    parts: Sequence[str] = PARTS
+    alpha: float = 5.0
+    beta: float = 0.4
+    mode: str = "prompt"
+    layers: Sequence[int] | None = None
+    held_out: float = 0.5
+
+    def check(self) -> None:
+        """Raise an InputError for a value out of range; it names the flag."""
+        super().check()
+        for part in self.parts:
+            if part not in PARTS:
+                raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
+        if not 0 < self.held_out < 1:
+            raise InputError(f"--held-out must lie between 0 and 1, got {self.held_out}")
+        if self.mode == "running":
+            raise InputError("--mode must be paper or prompt: the paper's other rules have no running form")
+        CalibrationPlan({}, self.alpha, self.beta, self.mode)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Scores of every sample in one setting."""
+
+    metric: Scores
+    log_probability: Scores
+
+
+class Cells:
+    """Evaluates settings, and remembers them in a file."""
+
+    def __init__(self, path: Path, say: Callable[[int], None]) -> None:
+        self.path, self.say = path, say
+        self.known = {line["key"]: line for line in read_lines(path)}
+
+    def evaluate(
+        self, key: str, model: Any, tasks: Mapping[str, Task], setting: Callable[[], AbstractContextManager[None]]
+    ) -> Cell:
+        """The scores of all samples in a setting.
+
+        Raises:
+            ValueError: a score is not a number; it names the sample.
+        """
+        if key not in self.known:
+            line: dict[str, Any] = {"key": key, "metric": {}, "log_probability": {}}
+            for name, task in tasks.items():
+                with torch.no_grad(), setting():
+                    metric, log_probability = both_scores(model, task.samples)
+                bad = (~(metric.isfinite() & log_probability.isfinite())).nonzero()[:, 0]
+                if len(bad):
+                    raise ValueError(f"the score of sample {int(bad[0])} of {name} (from 0) is not a number in {key}")
+                line["metric"][name] = metric.tolist()
+                line["log_probability"][name] = log_probability.tolist()
+            append_line(self.path, line)
+            self.known[key] = line
+        self.say(len(self.known))
+        line = self.known[key]
+        return Cell(*({name: torch.tensor(values, dtype=torch.float64) for name, values in line[kind].items()}
+                      for kind in ("metric", "log_probability")))  # fmt: skip
+
+
+def study(
+    request: StudyRequest,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """Run the parts that were asked for. Writes ``record.json`` in ``output``.
+
+    Raises:
+        InputError: a model, task or value that cannot be used, a task at chance, a folder with other contents.
+    """
+    request.check()
+    open_folder(asdict(request), output, resume=resume)
+    started = time.perf_counter()
+    with undone_if_refused(output):
+        make_folder(output)
+        loaded = load_model(request.name, device=str(choose_device(request.device)))
+        tasks = load_tasks(request, loaded)
+        remember(asdict(request), loaded.model, tasks, output)
+        heads = _heads(request, loaded.model)
+        try:
+            found = _Study(request, loaded, tasks, heads, output, say, report).run()
+        except ValueError as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"MODEL {request.name}: {error}") from error
+        record = Record(
+            kind="calibrate-study",
+            values=finite({"model": request.name, **found}),
+            config=finite(asdict(request)),
+            seeds=[request.seed],
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def _heads(request: StudyRequest, model: Any) -> list[tuple[int, int]]:
+    text = model.config.get_text_config()
+    layers = range(text.num_hidden_layers) if request.layers is None else sorted(set(request.layers))
+    plan = CalibrationPlan({layer: range(text.num_attention_heads) for layer in layers})
+    plan.check(model)
+    return [(layer, head) for layer, maps in plan.heads.items() for head in maps]
+
+
+def by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    """(layer, head) pairs as layer to heads."""
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(layer, []).append(head)
+    return found
+
+
+class _Study:
+    def __init__(
+        self,
+        request: StudyRequest,
+        loaded: Any,
+        tasks: dict[str, Task],
+        heads: list[tuple[int, int]],
+        output: Path,
+        say: Callable[[str], None],
+        report: Callable[[int, int], None],
+    ) -> None:
+        self.request, self.loaded, self.model, self.tasks, self.heads = request, loaded, loaded.model, tasks, heads
+        self.say = say
+        count = len(heads) + 1 + 2 * len(ALPHAS) + 3 * CONTROLS
+        self.cells = Cells(output / CELLS, lambda done: report(done, max(count, done)))
+        split = split_samples(
+            {name: task.samples for name, task in tasks.items()}, held_out=request.held_out, seed=request.seed
+        )
+        self.chosen, self.held_out = split.search_numbers, split.held_out_numbers
+        self.spans = {
+            sample.prompt: {name: (start, stop) for name, start, stop in sample.spans}
+            for task in tasks.values()
+            for sample in task.samples
+        }
+
+    # ------------------------------------------------------------------------------------------ settings
+
+    def plan(self, heads: Sequence[tuple[int, int]], **changes: Any) -> CalibrationPlan:
+        rule = {"alpha": self.request.alpha, "beta": self.request.beta, "mode": self.request.mode, **changes}
+        return CalibrationPlan(by_layer(heads), **rule)
+
+    def cell(self, name: str, heads: Sequence[tuple[int, int]], *, rule: Rule | None = None, **changes: Any) -> Cell:
+        """Scores with these heads changed; the key says all that matters."""
+        if not heads:
+            return self.plain
+        words = {name: value for name, value in changes.items() if name in ("temperature", "seed")}
+        plan = self.plan(heads, **{k: v for k, v in changes.items() if k not in words})
+        where = {str(layer): maps for layer, maps in plan.heads.items()}
+        key = json.dumps([rule or "calibrated", where, plan.alpha, plan.beta, plan.mode, words])
+
+        def setting() -> AbstractContextManager[None]:
+            if rule is None:
+                return calibrated(self.model, plan)
+            return varied(self.model, plan, rule, spans=self.spans, **words)
+
+        if key not in self.cells.known:
+            self.say(name)
+        return self.cells.evaluate(key, self.model, self.tasks, setting)
+
+    def part_of(self, scores: Scores, numbers: Mapping[str, Sequence[int]]) -> Scores:
+        return {name: values[torch.tensor(numbers[name])] for name, values in scores.items()}
+
+    def row(self, setting: str, heads: Sequence[tuple[int, int]], cell: Cell) -> dict[str, Any]:
+        """The gain on the samples that chose no head."""
+        after, before = (self.part_of(c.metric, self.held_out) for c in (cell, self.plain))
+        smooth = [mean_of(self.part_of(c.log_probability, self.held_out)) for c in (cell, self.plain)]
+        return {
+            "setting": setting,
+            "heads": len(heads),
+            "score": mean_of(after),
+            "gain": mean_of(after) - mean_of(before),
+            "gain_interval": list(gain_interval(after, before, seed=self.request.seed)),
+            "log_probability_gain": smooth[0] - smooth[1],
+        }
+
+    def change(self, cell: Cell, numbers: Mapping[str, Sequence[int]]) -> float:
+        return mean_of(self.part_of(cell.metric, numbers)) - mean_of(self.part_of(self.plain.metric, numbers))
+
+    # ------------------------------------------------------------------------------------------ parts
+
+    def run(self) -> dict[str, Any]:
+        self.say("without calibration")
+        self.plain = self.cells.evaluate("plain", self.model, self.tasks, nullcontext)
+        standings = [standing(task, self.plain.metric[name]) for name, task in self.tasks.items()]
+        at_chance = [row for row in standings if not row["above_chance"]]
+        if at_chance:
+            row = at_chance[0]
+            raise InputError(
+                f"--task: on {row['task']} the model ({100 * row['score']:.1f} %) does no better than chance "
+                f"({100 * row['chance']:.1f} %), so no effect could be seen; leave it out, or give more --shots"
+            )
+        alone = {head: self.cell(f"head {head[0]}.{head[1]} alone", [head]) for head in self.heads}
+        on_search = {head: self.change(cell, self.chosen) for head, cell in alone.items()}
+        kept = [head for head in self.heads if on_search[head] > 0]
+        ranked = sorted(kept, key=lambda head: -on_search[head])
+        found: dict[str, Any] = {
+            "tasks": standings,
+            "held_out_before": mean_of(self.part_of(self.plain.metric, self.held_out)),
+            "heads": self.heads_part(alone),
+            "kept": by_layer(kept),
+            "rows": {"kept heads": [self.row("kept heads", kept, self.cell("the kept heads", kept))]},
+        }
+        asked = set(self.request.parts)
+        rows = found["rows"]
+        if "screen" in asked:
+            found["screen"], rows["screen"] = self.screen_part(alone, on_search)
+        if "temperature" in asked:
+            rows["temperature"] = [
+                self.row(f"× {words}, all heads", self.heads,
+                         self.cell(f"temperature {words}", self.heads, rule="temperature", temperature=factor))
+                for words, factor in TEMPERATURES.items()
+            ]  # fmt: skip
+        if "inverse" in asked:
+            rows["inverse"] = [
+                self.row(f"inverse, {words}", heads, self.cell(f"inverse, {words}", heads, rule="inverse"))
+                for words, heads in (("kept heads", kept), ("all heads", self.heads))
+            ]
+            rows["inverse"].append(self.row("calibrated, all heads", self.heads, self.cell("all heads", self.heads)))
+        if "redistribution" in asked:
+            rows["redistribution"] = [
+                self.row(rule, kept, self.cell(f"freed weight: {rule}", kept, rule=rule)) for rule in self.rules()
+            ]
+        if "alpha" in asked:
+            rows["alpha"] = [
+                {**self.row(f"α = {alpha:g}", kept, self.cell(f"alpha {alpha:g}", kept, alpha=alpha)), "value": alpha}
+                for alpha in ALPHAS
+            ]
+        if "beta" in asked:
+            rows["beta"] = [
+                {**self.row(f"β = {beta:g}", kept, self.cell(f"beta {beta:g}", kept, beta=beta)), "value": beta}
+                for beta in BETAS
+            ]
+        if "samples" in asked:
+            rows["samples"] = self.samples_part(alone)
+        if "subsets" in asked:
+            counts = sorted({*(2**i for i in range(12) if 2**i < len(ranked)), len(ranked)})
+            rows["subsets"] = [
+                {**self.row(f"best {count}", ranked[:count], self.cell(f"the best {count} heads", ranked[:count])),
+                 "value": count}
+                for count in counts
+            ]  # fmt: skip
+        if "controls" in asked:
+            rows["controls"] = self.controls_part(kept)
+        if "shots" in asked:
+            rows["shots"] = self.shots_part(kept)
+        if "heads" not in asked:
+            del found["heads"]
+        return found
+
+    def rules(self) -> list[Rule]:
+        has_examples = any(stop > start for parts in self.spans.values() for name, (start, stop) in parts.items()
+                           if name == "demonstrations")  # fmt: skip
+        return ["proportional", "uniform", "question", *(["demonstrations"] if has_examples else [])]  # type: ignore[list-item]
+
+    def heads_part(self, alone: Mapping[tuple[int, int], Cell]) -> dict[str, Any]:
+        """Each head alone, on all samples, beside what flipping the signs of the samples' changes would give."""
+        generator = keyed_generator(self.request.seed, "sign flips")
+        rows: list[dict[str, Any]] = []
+        null = torch.zeros(3, dtype=torch.float64)
+        for (layer, head), cell in alone.items():
+            changes = {name: values - self.plain.metric[name] for name, values in cell.metric.items()}
+            # each task counts alike, as in the mean over tasks
+            flat = torch.cat([change / len(change) / len(changes) for change in changes.values()])
+            moved = flat[flat != 0]
+            observed = float(moved.sum())
+            signs = torch.randint(0, 2, (FLIPS, len(moved)), generator=generator).double() * 2 - 1
+            drawn = signs @ moved if len(moved) else torch.zeros(FLIPS, dtype=torch.float64)
+            drawn = drawn.where(drawn.abs() > 1e-12, 0.0)
+            observed = observed if abs(observed) > 1e-12 else 0.0
+            null += torch.stack(
+                [(drawn > 0).double().mean(), (drawn == 0).double().mean(), (drawn < 0).double().mean()]
+            )
+            rows.append(
+                {
+                    "layer": layer, "head": head, "change": observed,
+                    "log_probability_change": mean_of(cell.log_probability) - mean_of(self.plain.log_probability),
+                    "improved": int((flat > 0).sum()), "worsened": int((flat < 0).sum()),
+                    "p_improves": float((1 + (drawn >= observed - 1e-12).sum()) / (1 + FLIPS)),
+                    "p_worsens": float((1 + (drawn <= observed + 1e-12).sum()) / (1 + FLIPS)),
+                }
+            )  # fmt: skip
+        count = len(rows)
+        return {
+            "improved": sum(row["change"] > 0 for row in rows) / count,
+            "tied": sum(row["change"] == 0 for row in rows) / count,
+            "worsened": sum(row["change"] < 0 for row in rows) / count,
+            **dict(zip(("null_improved", "null_tied", "null_worsened"), (null / count).tolist(), strict=True)),
+            **{f"sure_{word}": _discoveries([row[f"p_{verb}"] for row in rows]) / count
+               for word, verb in (("improved", "improves"), ("worsened", "worsens"))},
+            "rows": rows,
+        }  # fmt: skip
+
+    def screen_part(
+        self, alone: Mapping[tuple[int, int], Cell], on_search: Mapping[tuple[int, int], float]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Slopes against exact changes, and the gain that the most promising heads alone would give."""
+        self.say("slopes of all heads")
+        samples = {name: [task.samples[i] for i in self.chosen[name]] for name, task in self.tasks.items()}
+        slopes = slopes_of(self.model, self.plan(self.heads), log_probabilities, samples)
+        exact = {
+            head: mean_of(self.part_of(cell.log_probability, self.chosen))
+            - mean_of(self.part_of(self.plain.log_probability, self.chosen))
+            for head, cell in alone.items()
+        }
+        tried = screened_heads(slopes)
+        kept = [head for head in tried if on_search[head] > 0]
+        ordered = [slopes[head] for head in self.heads]
+        return {
+            "evaluations_share": (len(tried) + SLOPE_COST) / len(self.heads),
+            "rank_correlation_log_probability": _rank(ordered, [exact[head] for head in self.heads]),
+            "rank_correlation_metric": _rank(ordered, [on_search[head] for head in self.heads]),
+            "rows": [
+                {"layer": layer, "head": head, "slope": slopes[layer, head], "change": exact[layer, head]}
+                for layer, head in self.heads
+            ],
+        }, [self.row("screened heads", kept, self.cell("the screened heads", kept))]
+
+    def samples_part(self, alone: Mapping[tuple[int, int], Cell]) -> list[dict[str, Any]]:
+        """Heads chosen with fewer samples."""
+        largest = min(map(len, self.chosen.values()))
+        rows = []
+        for count in sorted({*(largest // 2**i for i in range(6) if largest // 2**i >= 2), largest}):
+            numbers = {name: listed[:count] for name, listed in self.chosen.items()}
+            kept = [head for head, cell in alone.items() if self.change(cell, numbers) > 0]
+            cell = self.cell(f"heads chosen with {count} samples", kept)
+            rows.append({**self.row(f"M = {count}", kept, cell), "value": count})
+        return rows
+
+    def controls_part(self, kept: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """As many random heads, and as many random tokens in the place of sinks."""
+        others = [head for head in self.heads if head not in set(kept)]
+        rows = []
+        for draw in range(CONTROLS):
+            generator = keyed_generator(self.request.seed, "random heads", draw)
+            pool = others if len(others) >= len(kept) else self.heads
+            order = torch.randperm(len(pool), generator=generator).tolist()[: len(kept)]
+            heads = sorted(pool[index] for index in order)
+            rows.append(self.row(f"random heads {draw}", heads, self.cell(f"random heads {draw}", heads)))
+        for draw in range(CONTROLS):
+            cell = self.cell(f"random tokens {draw}", kept, rule="random-tokens", seed=draw)
+            rows.append(self.row(f"random tokens {draw}", kept, cell))
+        return rows
+
+    def shots_part(self, kept: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+        """The kept heads at other numbers of examples, task by task, on the rows that chose no head."""
+        rows: list[dict[str, Any]] = []
+        plan = self.plan(kept)
+        for shots in SHOTS:
+            try:
+                tasks = load_tasks(replace(self.request, shots=shots), self.loaded)
+            except InputError as error:
+                rows.append({"setting": f"{shots} examples", "refused": str(error)})
+                continue
+            for name, task in tasks.items():
+                held = {id(self.tasks[name].samples[i]) for i in self.held_out[name]}
+                places = {sample.row: id(sample) for sample in self.tasks[name].samples}
+                part = replace(task, samples=[s for s in task.samples if places.get(s.row) in held])
+                if not part.samples or part.metric == "greedy":  # facts in a text have no examples
+                    continue
+                one = {name: part}
+                where = json.dumps([name, shots, {str(k): v for k, v in plan.heads.items()}])
+                before = self.cells.evaluate(f"plain {name} {shots}", self.model, one, nullcontext).metric
+                after = self.cells.evaluate(
+                    f"kept {where}", self.model, one, lambda: calibrated(self.model, plan)
+                ).metric
+                rows.append(
+                    {
+                        **standing(part, before[name]),
+                        "setting": f"{name}, {shots} examples",
+                        "shots": shots,
+                        "gain": mean_of(after) - mean_of(before),
+                        "gain_interval": list(gain_interval(after, before, seed=self.request.seed)),
+                    }
+                )
+        return rows
+
+
+def _rank(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's rank correlation; None where one of the two is constant."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    return float(stats.spearmanr(first, second).statistic)
+
+
+def _discoveries(p_values: Sequence[float]) -> int:
+    """How many hold at a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
+    return int((stats.false_discovery_control(p_values) <= FALSE_DISCOVERIES).sum())

@@ -1,0 +1,355 @@
+"""Tasks: prompts say what the template says, options follow the prompt alone, known systems get their score."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from transformers import PreTrainedTokenizerFast
+
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
+from antiphase.evals import scoring
+from antiphase.evals.scoring import generated_tokens, score_options
+from antiphase.evals.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
+from antiphase.evals.tasks import load_task, template_names
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(["the cat sat on the mat and a dog ran to the log, then it sang ."] * 9, 300)
+
+
+def written(tmp_path, tree, name="task.yaml"):
+    path = tmp_path / name
+    path.write_text(yaml.safe_dump(tree))
+    return str(path)
+
+
+def data(tmp_path, name, content):
+    (tmp_path / name).write_text(content if isinstance(content, str) else "\n".join(map(json.dumps, content)) + "\n")
+    return name
+
+
+FORMATS = {  # template: (file, content, extra keys, first prompt, its options, the right one)
+    "trec": ("t.txt", "HUM:ind Who ?\nNUM:date When ?\n", {}, "Question: Who ?\nType:",
+             [" abbreviation", " description", " entity", " person", " location", " number"], 3),
+    "trec-fine": ("t.txt", "HUM:ind Who ?\nNUM:date When ?\n", {}, "Question: Who ?\nType:",
+                  [" hum ind", " num date"], 0),
+    "subj": ("s.all", "1 so it is\n0 lovely\n", {}, "Sentence: so it is\nThis is", [" an opinion", " a fact"], 1),
+    "cr": ("c.all", "0 broke\n1 fine\n", {}, "Review: broke\nSentiment:", [" negative", " positive"], 0),
+    "mpqa": ("m.all", "0 failing\n1 fine\n", {}, "Phrase: failing\nSentiment:", [" negative", " positive"], 0),
+    "sst-5": ("s5", "4 wow\n0 no\n", {}, "Review: wow\nSentiment:",
+              [" terrible", " bad", " okay", " good", " great"], 4),
+    "clinc-150": ("c.json", json.dumps({"test": [["pay it", "pay_bill"], ["hi", "hello"]], "train": []}), {},
+                  "Request: pay it\nIntent:", [" hello", " pay bill"], 1),
+    "sst-2": ("s2.tsv", "sentence\tlabel\na joy \t1\nno\t0\n", {}, "Review: a joy\nSentiment:",
+              [" negative", " positive"], 1),
+    "mr": ({"negative": "n.txt", "positive": "p.txt"}, "dull \n", {}, "Review: dull\nSentiment:",
+           [" negative", " positive"], 0),
+    "ag-news": ("ag.csv", '"3","Oil, up","It rose."\n"1","War","It began."\n', {}, "Oil, up\nIt rose.\nTopic:",
+                [" world", " sports", " business", " technology"], 2),
+    "boolq": ("b.jsonl", [{"question": "is it", "passage": "It is.", "answer": True},
+                          {"question": "is it not", "passage": "It is.", "answer": False}], {},
+              "It is.\nQuestion: is it?\nAnswer:", [" no", " yes"], 1),
+    "hellaswag": ("h.jsonl", [{"ctx": "A man", "endings": ["sits.", "runs.", "eats.", "sleeps."], "label": "2"}], {},
+                  "A man", [" sits.", " runs.", " eats.", " sleeps."], 2),
+    "arc": ("a.jsonl", [{"question": "Why?", "choices": {"text": ["so", "thus"], "label": ["A", "B"]},
+                         "answerKey": "B"}], {}, "Question: Why?\nAnswer:", [" so", " thus"], 1),
+    "arc-original": ("a.jsonl", [{"question": {"stem": "Why?", "choices": [{"text": "so", "label": "1"},
+                                                                         {"text": "thus", "label": "2"}]},
+                                  "answerKey": "1"}], {}, "Question: Why?\nAnswer:", [" so", " thus"], 0),
+    "piqa": ("p.jsonl", [{"goal": "Open it", "sol1": "push", "sol2": "pull"}], {"columns": {"label": "p.lst"}},
+             "Question: Open it\nAnswer:", [" push", " pull"], 1),
+    "squad": ("s.json", json.dumps({"data": [{"title": "T", "paragraphs": [{"context": "I am.", "qas": [
+        {"id": "1", "question": "Who?", "answers": [{"text": "I"}, {"text": "me"}]}]}]}]}), {},
+              "Title: T\n\nI am.\n\nQuestion: Who?\nAnswer:", [" I"], 0),
+}  # fmt: skip
+
+
+def test_every_template_is_tried():
+    assert set(FORMATS) | {"needles"} == set(template_names())
+
+
+@pytest.mark.parametrize("template", FORMATS)
+def test_public_formats(template, tmp_path, tokenizer):
+    source, content, extra, prompt, options, target = FORMATS[template]
+    for name in source.values() if isinstance(source, dict) else [source]:
+        data(tmp_path, name, content)
+    data(tmp_path, "p.lst", "1\n")
+    task = load_task(written(tmp_path, {"template": template, "data": source, **extra}), tokenizer)
+    sample = task.samples[0]
+    assert task.name == template
+    assert tokenizer.decode(sample.prompt) == prompt
+    assert [tokenizer.decode(option) for option in sample.options] == options
+    assert sample.target == target
+    if template == "squad":
+        assert (sample.answers, sample.metric, task.chance) == (("I", "me"), "f1", 0.0)
+    else:
+        assert sample.metric == "accuracy"
+        assert task.chance >= 1 / len(options)
+
+
+def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
+    rows = "".join(f"{i % 2} word{i}\n" for i in range(12))
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", rows), "shots": 3})
+    one, again, other = (load_task(path, tokenizer, seed=seed) for seed in (0, 0, 1))
+    prompts = [tokenizer.decode(sample.prompt) for sample in one.samples]
+    assert len(prompts) == 9
+    assert prompts == [tokenizer.decode(sample.prompt) for sample in again.samples]
+    assert prompts != [tokenizer.decode(sample.prompt) for sample in other.samples]
+    shown = prompts[0].rsplit("\n\n", 1)[0]
+    assert shown.count("Sentiment: ") == 3
+    for sample, prompt in zip(one.samples, prompts, strict=True):
+        start, asked = prompt.rsplit("\n\n", 1)
+        assert start == shown
+        assert asked.split("\n")[0].removeprefix("Review: ") not in shown.replace("\n", " ").split(" ")
+        name, first, last = sample.spans[1]
+        assert name == "question"
+        assert tokenizer.decode(sample.prompt[first:last]) == asked
+    few = load_task(path, tokenizer, samples=4, shots=0)
+    assert len(few.samples) == 4
+    assert "\n\n" not in tokenizer.decode(few.samples[0].prompt)
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({}, "is empty or no mapping"),
+        ({"kind": "classification", "data": "c.all"}, "prompt is missing"),
+        ({"template": "cr"}, "data is missing"),
+        ({"template": "crr", "data": "c.all"}, "unknown template 'crr'; did you mean 'cr'?"),
+        ({"template": "cr", "data": "c.all", "promt": "x"}, "unknown key 'promt'; did you mean 'prompt'?"),
+        ({"template": "cr", "data": "missing.txt"}, "there is no such file"),
+        ({"template": "cr", "data": "c.all", "labels": {"0": "bad", "1": "bad"}}, "'bad' have the same tokens"),
+        ({"template": "cr", "data": "c.all", "labels": {"0": "bad"}}, "'1' stands in the data and not in the task"),
+        ({"template": "cr", "data": "c.all", "prompt": "{{ txt }}:"}, "'txt' is undefined; columns: text, label"),
+        ({"template": "cr", "data": "c.all", "prompt": "{{ text"}, "prompt is not a Jinja template"),
+        ({"template": "cr", "data": "c.all", "target": "labels"}, "target is missing (columns: text, label)"),
+        ({"template": "cr", "data": "one.all", "labels": {}}, "there is one label only"),
+        ({"template": "cr", "data": "c.all", "shots": 2}, "shots (2) needs more rows than the 2"),
+        ({"template": "cr", "data": "c.all", "shots": -1}, "shots must be at least 0"),
+        ({"template": "cr", "data": "c.all", "metric": "f1"}, "metric f1 does not fit the kind classification"),
+        ({"template": "cr", "data": "c.all", "delimiter": "", "prompt": "the c", "labels": {"0": "at", "1": "ow"}},
+         "runs together with the end of the prompt"),
+        ({"template": "hellaswag", "data": "h.jsonl"}, "target must be a number from 0 to 1, got 5"),
+    ],
+)  # fmt: skip
+def test_bad_tasks_are_named(tree, said, tmp_path, tokenizer):
+    data(tmp_path, "c.all", "0 bad\n1 fine\n")
+    data(tmp_path, "one.all", "0 bad\n0 fine\n")
+    data(tmp_path, "h.jsonl", [{"ctx": "a", "endings": ["x", "y"], "label": 5}])
+    with pytest.raises(InputError) as caught:
+        load_task(written(tmp_path, tree), tokenizer)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_prompt_longer_than_the_model_is_refused(tmp_path, tokenizer):
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", "0 fine\n1 " + "word " * 50 + "\n")})
+    with pytest.raises(InputError, match=r"line 2: the prompt has \d+ tokens .* the model reads 60 at most"):
+        load_task(path, tokenizer, longest=60)
+
+
+def test_templates_cannot_reach_python(tmp_path, tokenizer):
+    tree = {"template": "cr", "data": data(tmp_path, "c.all", "0 a\n1 b\n"), "prompt": "{{ text.__class__.__mro__ }}:"}
+    with pytest.raises(InputError, match="prompt cannot be filled in"):
+        load_task(written(tmp_path, tree), tokenizer)
+
+
+# ---------------------------------------------------------------------------------------------- scoring
+
+
+PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [21, 22, 23]]
+OPTIONS = [[[3], [4, 5, 6]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]]]
+
+
+def alone(model, prompt, option):
+    """Log p of an option by one plain forward pass."""
+    logs = model(torch.tensor([prompt + option])).logits[0].log_softmax(-1)
+    places = range(len(prompt) - 1, len(prompt) + len(option) - 1)
+    return sum(logs[place, token] for place, token in zip(places, option, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
+@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
+def test_options_are_scored_as_by_plain_forward_passes(kind, cached_tokens, tiny_model, monkeypatch):
+    monkeypatch.setattr(scoring, "CACHED_TOKENS", cached_tokens)
+    model = tiny_model(kind)
+    with torch.no_grad():
+        found = score_options(model, PROMPTS, OPTIONS)
+    for prompt, options, scores in zip(PROMPTS, OPTIONS, found, strict=True):
+        expected = torch.stack([alone(model, prompt, option) for option in options])
+        torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
+        for option, greedy in zip(options, scores.is_greedy, strict=True):
+            written = generated_tokens(model, [prompt], longest=len(option))[0]
+            assert bool(greedy) == (written == option)
+
+
+@pytest.mark.parametrize("options", [OPTIONS, [[[3], [4]], [[5]], [[6]]]], ids=["several tokens", "one token"])
+def test_options_have_gradients(options, tiny_model):
+    model = tiny_model("softmax")
+    found = score_options(model, PROMPTS, options)
+    sum(scores.log_likelihood.sum() for scores in found).backward()
+    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
+    expected = torch.autograd.grad(
+        sum(alone(model, p, o) for p, os in zip(PROMPTS, options, strict=True) for o in os),
+        model.get_input_embeddings().weight,
+    )[0]
+    torch.testing.assert_close(model.get_input_embeddings().weight.grad, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["prompt", "running"])
+@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
+def test_options_choose_no_sinks(mode, cached_tokens, tiny_model, monkeypatch):
+    """Calibrated, a prompt's options get what each gets alone, though they share copies of one cache."""
+    monkeypatch.setattr(scoring, "CACHED_TOKENS", cached_tokens)
+    model = tiny_model("softmax").double()
+    plan = CalibrationPlan({0: range(8), 1: [2], 2: range(8)}, alpha=1.2, mode=mode)
+    with torch.no_grad(), calibrated(model, plan):
+        together = score_options(model, PROMPTS, OPTIONS)
+        for prompt, options, scores in zip(PROMPTS, OPTIONS, together, strict=True):
+            single = [score_options(model, [prompt], [[option]])[0].log_likelihood[0] for option in options]
+            torch.testing.assert_close(scores.log_likelihood, torch.stack(single), rtol=1e-5, atol=1e-5)
+    with torch.no_grad():
+        plain = score_options(model, PROMPTS, OPTIONS)
+    assert any(not torch.allclose(a.log_likelihood, b.log_likelihood) for a, b in zip(plain, together, strict=True))
+
+
+class System:
+    """Writes what ``says(prompt)`` gives, whatever it has read since; its score on a task is known."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, says, vocabulary):
+        self.says, self.vocabulary = says, vocabulary
+        self.generation_config = SimpleNamespace(eos_token_id=0)
+
+    def _next(self, tokens):
+        for length in range(len(tokens), 0, -1):
+            answer = self.says(tuple(tokens[:length]))
+            if answer is not None:
+                rest = list(answer[len(tokens) - length :])
+                return rest[0] if rest and tokens[length:] == list(answer[: len(tokens) - length]) else 0
+        return 0
+
+    def __call__(self, input_ids, attention_mask, position_ids, use_cache, past_key_values=None, logits_to_keep=0):
+        cache = Rows([[] for _ in input_ids]) if past_key_values is None else past_key_values
+        logits = torch.zeros(*input_ids.shape, self.vocabulary)
+        real = attention_mask[:, -input_ids.shape[1] :].bool()
+        for row, ids in enumerate(input_ids.tolist()):
+            for column, token in enumerate(ids):
+                if real[row, column]:
+                    cache.rows[row].append(token)
+                logits[row, column, self._next(cache.rows[row])] = 9.0
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits, past_key_values=cache)
+
+    def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+        rows = [ids[real.bool()].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
+        for row in rows:
+            row += [self._next(row)]
+            while len(row) < 200 and row[-1] != 0:
+                row.append(self._next(row))
+        new = [row[int(real.sum()) :][:max_new_tokens] for row, real in zip(rows, attention_mask, strict=True)]
+        new = torch.tensor([tokens + [0] * (max_new_tokens - len(tokens)) for tokens in new])
+        logits = [torch.zeros(len(rows), self.vocabulary)] * max_new_tokens
+        return SimpleNamespace(sequences=torch.cat([input_ids, new], 1), logits=logits)
+
+
+class Rows:
+    def __init__(self, rows):
+        self.rows = rows
+
+    def batch_select_indices(self, chosen):
+        self.rows = [list(self.rows[index]) for index in chosen.tolist()]
+
+
+def score_of(task, says, vocabulary):
+    system = System(lambda prompt: says(prompt) if prompt in {s.prompt for s in task.samples} else None, vocabulary)
+    return float(score_samples(system, task.samples).mean())
+
+
+def test_known_systems_get_their_scores(tmp_path, tokenizer):
+    rows = "".join(f"{0 if i % 4 else 1} word{i}\n" for i in range(20))
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", rows)})
+    task = load_task(path, tokenizer)
+    right = {s.prompt: s.options[s.target] for s in task.samples}
+    wrong = {s.prompt: s.options[1 - s.target] for s in task.samples}
+    negative = task.samples[0].options[0]
+    size = len(tokenizer)
+    assert score_of(task, right.get, size) == 1.0
+    assert score_of(task, wrong.get, size) == 0.0
+    assert score_of(task, lambda prompt: negative, size) == 0.75 == task.chance  # constant: the commonest label
+    assert score_of(task, lambda prompt: (), size) == 0.75  # writes nothing: all options alike, the first one is taken
+
+
+def test_open_answers_of_known_systems(tmp_path, tokenizer):
+    asked = {"context": "Lines hold.", "title": "T"}
+    passage = [{**asked, "question": f"Which {i}?", "answers": {"text": [f"cat {i}"]}} for i in range(5)]
+    base = {"template": "squad", "data": data(tmp_path, "s.jsonl", passage)}
+    size = len(tokenizer)
+    for metric in ("f1", "exact_match"):
+        task = load_task(written(tmp_path, {**base, "metric": metric}), tokenizer)
+        answers = {s.prompt: tokenizer(" " + s.answers[0])["input_ids"] for s in task.samples}
+        assert score_of(task, answers.get, size) == 1.0
+        assert score_of(task, lambda prompt: [], size) == 0.0
+        ended = {p: [*a, *tokenizer("\nand more")["input_ids"]] for p, a in answers.items()}
+        assert score_of(task, ended.get, size) == 1.0  # the answer ends with the line
+        listed = tokenizer(" cat 0 cat 1 cat 2 cat 3 cat 4")["input_ids"]  # lists everything
+        expected = 0.0 if metric == "exact_match" else 2 * 2 / (10 + 2)
+        assert score_of(task, lambda prompt, listed=listed: listed, size) == pytest.approx(expected)
+
+
+def test_words_are_compared_as_in_squad():
+    assert exact_match("The  Cat!", ["a cat"]) == 1.0
+    assert exact_match("The cat sat", ["cat", "cat sat"]) == 1.0
+    assert exact_match("", ["cat"]) == 0.0
+    assert f1("the black cat", ["cat", "dog"]) == pytest.approx(2 / 3)
+    assert f1("cat cat", ["cat"]) == pytest.approx(2 / 3)
+    assert f1("dog", ["cat"]) == 0.0
+    assert f1("the", ["a"]) == 1.0  # both empty without articles
+
+
+def test_smooth_scores(tmp_path, tokenizer, tiny_model):
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", "0 fine\n1 bad\n0 a word\n")})
+    task = load_task(path, tokenizer)
+    model = tiny_model("softmax", vocab_size=len(tokenizer))
+    logs = log_probabilities(model, task.samples)
+    assert logs.requires_grad
+    for sample, value in zip(task.samples, logs, strict=True):
+        each = torch.stack([alone(model, list(sample.prompt), list(option)) for option in sample.options])
+        assert value.item() == pytest.approx(each.log_softmax(0)[sample.target].item(), abs=1e-4)
+    with torch.no_grad():
+        torch.testing.assert_close(probabilities(model, task.samples), logs.detach().exp())
+
+
+def test_logits_that_are_no_numbers_are_seen(tmp_path, tokenizer, tiny_model):
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", "0 fine\n1 bad\n")})
+    model = tiny_model("softmax", vocab_size=len(tokenizer))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    assert score_samples(model, load_task(path, tokenizer).samples).isnan().all()
+    rows = [{"context": "c", "question": "q", "title": "T", "answers": {"text": ["a"]}}]
+    path = written(tmp_path, {"template": "squad", "data": data(tmp_path, "s.jsonl", rows)})
+    with pytest.raises(ValueError, match="prompt 0"):
+        score_samples(model, load_task(path, tokenizer).samples)
+
+
+def test_needles(tmp_path, tokenizer, tiny_model):
+    text = " ".join(f"the cat sat on mat {i} ." for i in range(400))
+    path = written(tmp_path, {"template": "needles", "data": data(tmp_path, "book.txt", text), "length": 300})
+    task = load_task(path, tokenizer, samples=6, longest=300)
+    assert (len(task.samples), task.chance) == (6, 0.25)
+    for sample in task.samples:
+        said = tokenizer.decode(sample.prompt)
+        city = said.rsplit("number of ", 1)[1].removesuffix(" is")
+        assert f"number of {city} is{tokenizer.decode(sample.options[0])}." in said
+    right = {s.prompt: s.options[0] for s in task.samples}
+    assert score_of(task, right.get, len(tokenizer)) == 1.0
+    assert score_of(task, lambda prompt: right[prompt][:-1], len(tokenizer)) == 0.0
+    with pytest.raises(InputError, match="length \\(300\\) is more than the 200"):
+        load_task(path, tokenizer, longest=200)
