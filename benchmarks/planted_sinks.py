@@ -29,8 +29,9 @@ from antiphase.config import RunSettings
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.evals.loading import load_model
+from antiphase.evals.samples import Sample
 from antiphase.evals.task_scores import log_probabilities, score_samples
-from antiphase.evals.tasks import Sample, needle_task
+from antiphase.evals.text_tasks import needle_task
 from antiphase.records import Record, finite
 from antiphase.studies.single import check_empty
 

@@ -1,198 +1,27 @@
-"""Tasks: labelled rows and a template, as prompts with what may follow them.
-
-A task is a short YAML file. ``prompt`` is a Jinja template over a row's columns; ``target``, ``choices`` are Jinja
-expressions. Shipped templates hold everything but the data.
-"""
+"""Tasks: labelled rows and a template as prompts with what may follow them, or text alone."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy
 import torch
-import yaml
 from jinja2 import StrictUndefined, TemplateError, UndefinedError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.config import RunSettings, build
-from antiphase.data.corpora import documents
+from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
-from antiphase.data.prepare import symbols
-from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
 from antiphase.errors import InputError, nearest
+from antiphase.evals.samples import Sample, Task
+from antiphase.evals.task_files import TaskSettings, read_task
+from antiphase.evals.text_tasks import continuations, needles
 from antiphase.randomness import keyed_generator
 
-logger = logging.getLogger(__name__)
-
-NEEDLES, LENGTH = 4, 512
 ANCHOR = 48
 """Characters at a prompt's end that a label is tokenized with."""
-NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
-
-
-@dataclass(kw_only=True)
-class TaskSettings:
-    """A task file."""
-
-    kind: Literal["classification", "choice", "answer", "needles"]
-    """``classification``: one of the same labels for all rows; ``choice``: each row has its own; ``answer``: an open
-    question; ``needles``: multi-needle retrieval in the text."""
-    data: Any = None
-    """File, folder or Hub dataset, or a mapping of labels to plain text files; relative to the task file."""
-    name: str = ""
-    split: str | None = None
-    """Part of a .json file."""
-    header: list[str] | None = None
-    """Columns of a CSV file without a line that names them."""
-    columns: dict[str, str] = field(default_factory=dict)
-    """Further columns, each in a plain text file with one value a line."""
-    prompt: str = ""
-    """Jinja template of what the model reads."""
-    target: str = "label"
-    """Jinja expression: the label, the number of the right choice (from 0), or the right answers."""
-    labels: dict[str, str] = field(default_factory=dict)
-    """What is written for each label; empty: the labels of the data."""
-    label_words: str = "{{ label }}"
-    """Jinja template of what is written for a ``label``, where ``labels`` is empty."""
-    choices: str = "choices"
-    """Jinja expression: a list of texts."""
-    delimiter: str = " "
-    """Between prompt and answer."""
-    demonstrations: Any = None
-    """Where examples are taken from; None: from ``data``, and these are not asked."""
-    demonstrations_split: str | None = None
-    shots: int = 0
-    """Examples before each prompt."""
-    separator: str = "\n\n"
-    """Between examples."""
-    normalize: Literal["no", "tokens", "characters"] = "no"
-    """By what log-likelihoods are divided before the best is taken."""
-    metric: Literal["accuracy", "exact_match", "f1"] | None = None
-    """None: accuracy where there are options, exact match for an open answer."""
-    max_new_tokens: int = 16
-    """Of an open answer, which also ends with the line."""
-    needles: int | None = None
-    """Facts in a sequence; None: 4, or as many as the model was trained with."""
-    length: int | None = None
-    """Tokens of a sequence with needles; None: 512, or as many as the model was trained with."""
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One prompt and what is right after it."""
-
-    prompt: tuple[int, ...]
-    """Token ids."""
-    options: tuple[tuple[int, ...], ...]
-    """Token ids of what may follow; of an open answer, the first right one."""
-    target: int
-    """The right one of the options."""
-    lengths: tuple[float, ...]
-    """What each option's log-likelihood is divided by."""
-    answers: tuple[str, ...]
-    """Right answers of an open question; empty where there are options."""
-    metric: str
-    """``accuracy``: the right option is the likeliest; ``greedy``: the model would write the option by itself;
-    ``exact_match`` and ``f1`` (SQuAD's): of a text that it writes."""
-    longest: int
-    """Tokens to generate for an open answer."""
-    decode: Any = field(repr=False, compare=False)
-    """Token ids to text."""
-    stop: tuple[int, ...] = field(default=(), repr=False)
-    """Tokens that end an answer."""
-    spans: tuple[tuple[str, int, int], ...] = ()
-    """(name, start, stop) of parts of the prompt: ``question``, ``demonstrations``."""
-    row: int = 0
-    """Which row of the data it is."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """Samples of one data set."""
-
-    name: str
-    samples: list[Sample]
-    chance: float
-    """Score of a system that knows the options but not the prompt: the better of guessing and the commonest label."""
-    metric: str
-
-
-def template_names() -> list[str]:
-    """Names of the shipped templates."""
-    folder = resources.files("antiphase") / "presets" / "tasks"
-    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
-
-
-def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
-    """The settings of a task file, and the folder that its paths start from.
-
-    ``template: NAME`` in it takes the values of a shipped template (or of a file), but for what the file says itself.
-
-    Raises:
-        InputError: there is no such file, or it holds something else.
-    """
-    tree = _read_yaml(Path(path), flag)
-    template = tree.pop("template", None)
-    if template is not None:
-        own = Path(path).parent / str(template)
-        if own.is_file():
-            base = _read_yaml(own, flag)
-        elif template in template_names():
-            text = (resources.files("antiphase") / "presets" / "tasks" / f"{template}.yaml").read_text("utf-8")
-            base = yaml.safe_load(text)
-        else:
-            raise InputError(f"{flag} {path}: unknown template '{template}'{nearest(str(template), template_names())}")
-        tree = {"name": str(template), **base, **tree}
-    try:
-        settings = build(TaskSettings, tree)
-        _check(settings)
-    except InputError as error:
-        raise InputError(f"{flag} {path}: {error}") from None
-    settings.name = settings.name or Path(path).stem
-    return settings, Path(path).parent
-
-
-def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        known = ", ".join(template_names())
-        raise InputError(
-            f"{flag} {path}: the file cannot be read ({error.strerror}); a task is a YAML file, for example with "
-            f"'template: NAME' (one of {known}) and 'data: FILE'"
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{flag} {path}: this is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict) or not tree:
-        raise InputError(f"{flag} {path}: the file is empty or no mapping; a task has kind, data and prompt at least")
-    return tree
-
-
-def _check(settings: TaskSettings) -> None:
-    for name, number, least in (
-        ("shots", settings.shots, 0),
-        ("max_new_tokens", settings.max_new_tokens, 1),
-        ("needles", settings.needles, 1),
-        ("length", settings.length, 16),
-    ):
-        if number is not None and number < least:
-            raise InputError(f"{name} must be at least {least}, got {number}")
-    if settings.kind == "needles":
-        return
-    if settings.data is None:
-        raise InputError(NO_DATA)
-    if not settings.prompt.strip():
-        raise InputError("prompt is missing: a Jinja template such as 'Question: {{ text }}\\nType:'")
-    has_options = settings.kind in ("classification", "choice")
-    if settings.metric is not None and (settings.metric == "accuracy") != has_options:
-        raise InputError(f"metric {settings.metric} does not fit the kind {settings.kind}")
 
 
 def load_task(
@@ -223,8 +52,10 @@ def load_task(
     if shots is not None:
         settings.shots = shots
     try:
+        if settings.kind == "continuation":
+            return continuations(settings, folder, tokenizer, samples or 100, seed, longest)
         if settings.kind == "needles":
-            return _needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
+            return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
         return _Maker(settings, folder, tokenizer, longest, seed).task(samples)
     except InputError as error:
         raise InputError(f"{flag} {path}: {error}") from None
@@ -424,46 +255,3 @@ def _expression(name: str, text: str) -> Any:
 def _reason(error: Exception, row: Row) -> str:
     known = f"; columns: {', '.join(map(str, row.values))}" if isinstance(error, UndefinedError) else ""
     return f"{' '.join(str(error).split())}{known}"
-
-
-def _needles(
-    settings: TaskSettings,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    samples: int,
-    seed: int,
-    longest: int | None,
-    run: RunSettings | None,
-) -> Task:
-    """Numbers of cities in running text, or the synthetic task of the model's own run; one fact is asked for."""
-    if settings.data is None:
-        if run is None or run.data.source != "synthetic":
-            raise InputError(NO_DATA)
-        needles, length = settings.needles or run.data.needles, settings.length or run.data.sequence_length
-        language: Language = symbols(run.data)
-        queries = run.data.queries
-    else:
-        needles, length, queries = settings.needles or NEEDLES, settings.length or LENGTH, 1
-        local = folder / str(settings.data)
-        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
-        language = TextLanguage(tokenizer, numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    if longest is not None and length > longest:
-        raise InputError(f"length ({length}) is more than the {longest} tokens that the model reads")
-    task = RetrievalTask(language, needles=needles, queries=queries, sequence_length=length)
-    return needle_task(settings.name, task, tokenizer, samples, seed)
-
-
-def needle_task(name: str, task: RetrievalTask, tokenizer: PreTrainedTokenizerBase, samples: int, seed: int) -> Task:
-    """Samples of a retrieval task: the prompt ends with the first question, the whole answer must be right."""
-    batch = task.sample(samples, keyed_generator(seed, "needles", name))
-    found = []
-    rows = zip(batch.input_ids.tolist(), batch.prompt_end.tolist(), batch.answer_positions[:, 0].tolist(), strict=True)
-    for number, (ids, end, answers) in enumerate(rows):
-        answer = tuple(ids[place] for place in answers if place >= 0)
-        found.append(
-            Sample(
-                prompt=tuple(ids[: end + 1]), options=(answer,), target=0, lengths=(1.0,),
-                answers=(), metric="greedy", longest=len(answer), decode=tokenizer.decode, row=number,
-            )
-        )  # fmt: skip
-    return Task(name, found, task.guess_rate, "greedy")

@@ -29,10 +29,11 @@ from antiphase.calibration.search import (
 )
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.samples import Sample, Task
 from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.task_scores import log_probabilities, probabilities, score_samples
-from antiphase.evals.tasks import Sample, Task, load_task
+from antiphase.evals.tasks import load_task
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device

@@ -25,8 +25,8 @@ from antiphase.calibration.search import SLOPE_COST, gain_interval, mean_of, scr
 from antiphase.calibration.variants import Rule, varied
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model
+from antiphase.evals.samples import Task
 from antiphase.evals.task_scores import both_scores, log_probabilities
-from antiphase.evals.tasks import Task
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.calibration import (

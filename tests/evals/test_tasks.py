@@ -15,8 +15,9 @@ from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals import scoring
 from antiphase.evals.scoring import generated_tokens, score_options
+from antiphase.evals.task_files import template_names
 from antiphase.evals.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
-from antiphase.evals.tasks import load_task, template_names
+from antiphase.evals.tasks import load_task
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ FORMATS = {  # template: (file, content, extra keys, first prompt, its options, 
 
 
 def test_every_template_is_tried():
-    assert set(FORMATS) | {"needles"} == set(template_names())
+    assert set(FORMATS) | {"continuation", "needles"} == set(template_names())
 
 
 @pytest.mark.parametrize("template", FORMATS)
@@ -353,3 +354,25 @@ def test_needles(tmp_path, tokenizer, tiny_model):
     assert score_of(task, lambda prompt: right[prompt][:-1], len(tokenizer)) == 0.0
     with pytest.raises(InputError, match="length \\(300\\) is more than the 200"):
         load_task(path, tokenizer, longest=200)
+
+
+def test_continuations(tmp_path, tokenizer):
+    text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(400))
+    tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}
+    task = load_task(written(tmp_path, tree), tokenizer, samples=60)
+    whole = tokenizer(text + "\n")["input_ids"]
+    assert task.chance == 0.25
+    for sample in task.samples:
+        asked = list(sample.prompt[1:]) + list(sample.options[sample.target])
+        places = [i for i in range(len(whole)) if whole[i : i + 49] == asked]
+        assert sample.row * 49 in places
+        assert len(set(sample.options)) == 4
+        assert {len(option) for option in sample.options} == {9}
+    targets = torch.bincount(torch.tensor([sample.target for sample in task.samples]), minlength=4)
+    assert targets.min() >= 5  # the right one stands anywhere
+    assert task.samples == load_task(written(tmp_path, tree), tokenizer, samples=60).samples
+    assert score_of(task, {s.prompt: s.options[s.target] for s in task.samples}.get, len(tokenizer)) == 1.0
+    with pytest.raises(InputError, match=r"the text has .* tokens, .* passages of 49, for 5000 samples"):
+        load_task(written(tmp_path, tree), tokenizer, samples=5000)
+    with pytest.raises(InputError, match="are more than the 48 the model reads"):
+        load_task(written(tmp_path, tree), tokenizer, longest=48)

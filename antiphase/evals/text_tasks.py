@@ -1,0 +1,109 @@
+"""Tasks that need nothing but text: facts hidden in it, and how a passage goes on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.config import RunSettings
+from antiphase.data.corpora import documents
+from antiphase.data.prepare import symbols
+from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
+from antiphase.errors import InputError
+from antiphase.evals.samples import Sample, Task
+from antiphase.evals.task_files import NO_DATA, TaskSettings
+from antiphase.randomness import keyed_generator
+
+NEEDLES, LENGTH, PASSAGE = 4, 512, 96
+
+
+def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
+    """Token ids of all documents of the task's data, one after the other."""
+    local = folder / str(settings.data)
+    text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
+    return numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def continuations(
+    settings: TaskSettings,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    seed: int,
+    longest: int | None,
+) -> Task:
+    """Passages of a text; the right option is what follows, the others follow other passages."""
+    tokens = _text_tokens(settings, folder, tokenizer)
+    length, width, offered = settings.length or PASSAGE, settings.continuation, settings.offered
+    if longest is not None and length + width > longest:
+        raise InputError(f"length ({length}) and continuation ({width}) are more than the {longest} the model reads")
+    count = len(tokens) // (length + width)
+    if count < max(samples, offered):
+        raise InputError(
+            f"the text has {len(tokens):,} tokens, {count} passages of {length + width}, for {samples} samples; give "
+            "more text, fewer --samples or a shorter length"
+        )
+    passages = tokens[: count * (length + width)].reshape(count, length + width)
+    opening = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    generator = keyed_generator(seed, "continuations", settings.name)
+    found = []
+    for number in torch.randperm(count, generator=generator)[:samples].tolist():
+        others = [i for i in torch.randperm(count, generator=generator)[:offered].tolist() if i != number]
+        target = int(torch.randint(0, offered, (1,), generator=generator))
+        chosen = [*others[: offered - 1]]
+        chosen.insert(target, number)
+        options = tuple(tuple(passages[index, length:].tolist()) for index in chosen)
+        if len(set(options)) < offered:
+            continue  # two passages that go on alike
+        prompt = (*opening, *passages[number, :length].tolist())
+        found.append(
+            Sample(
+                prompt=prompt, options=options, target=target, lengths=(1.0,) * offered, answers=(), metric="accuracy",
+                longest=width, decode=tokenizer.decode, row=number, spans=(("question", 0, len(prompt)),),
+            )
+        )  # fmt: skip
+    return Task(settings.name, found, 1 / offered, "accuracy")
+
+
+def needles(
+    settings: TaskSettings,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: int,
+    seed: int,
+    longest: int | None,
+    run: RunSettings | None,
+) -> Task:
+    """Numbers of cities in running text, or the synthetic task of the model's own run; one fact is asked for."""
+    if settings.data is None:
+        if run is None or run.data.source != "synthetic":
+            raise InputError(NO_DATA)
+        needles, length = settings.needles or run.data.needles, settings.length or run.data.sequence_length
+        language: Language = symbols(run.data)
+        queries = run.data.queries
+    else:
+        needles, length, queries = settings.needles or NEEDLES, settings.length or LENGTH, 1
+        language = TextLanguage(tokenizer, _text_tokens(settings, folder, tokenizer))
+    if longest is not None and length > longest:
+        raise InputError(f"length ({length}) is more than the {longest} tokens that the model reads")
+    task = RetrievalTask(language, needles=needles, queries=queries, sequence_length=length)
+    return needle_task(settings.name, task, tokenizer, samples, seed)
+
+
+def needle_task(name: str, task: RetrievalTask, tokenizer: PreTrainedTokenizerBase, samples: int, seed: int) -> Task:
+    """Samples of a retrieval task: the prompt ends with the first question, the whole answer must be right."""
+    batch = task.sample(samples, keyed_generator(seed, "needles", name))
+    found = []
+    rows = zip(batch.input_ids.tolist(), batch.prompt_end.tolist(), batch.answer_positions[:, 0].tolist(), strict=True)
+    for number, (ids, end, answers) in enumerate(rows):
+        answer = tuple(ids[place] for place in answers if place >= 0)
+        found.append(
+            Sample(
+                prompt=tuple(ids[: end + 1]), options=(answer,), target=0, lengths=(1.0,),
+                answers=(), metric="greedy", longest=len(answer), decode=tokenizer.decode, row=number,
+            )
+        )  # fmt: skip
+    return Task(name, found, task.guess_rate, "greedy")
