@@ -342,6 +342,7 @@ def calibrate_study(
     layers: Annotated[
         str | None, typer.Option("--layers", help="0-based, e.g. 2-9 or 2,4,6; none: all.", show_default=False)
     ] = None,
+    score: Annotated[str, typer.Option("--score", help="What chooses heads: metric or probability.")] = "metric",
     held_out: Annotated[float, typer.Option("--held-out", help="Share of the samples that judges the choice.")] = 0.5,
     alpha: AlphaOption = 5.0,
     beta: BetaOption = 0.4,
@@ -359,8 +360,8 @@ def calibrate_study(
     console = _console()
     request = StudyRequest(
         name=model, tasks=task or [], samples=samples, shots=shots, parts=only.split(",") if only else PARTS,
-        layers=None if layers is None else _ranges("--layers", layers), held_out=held_out, alpha=alpha, beta=beta,
-        mode=mode, seed=seed, device=device,
+        layers=None if layers is None else _ranges("--layers", layers), score=score, held_out=held_out,
+        alpha=alpha, beta=beta, mode=mode, seed=seed, device=device,
     )  # fmt: skip
     with _count_progress(console, "settings") as report:
         record = study(request, output, resume=resume, say=_say(console), report=report)

@@ -120,6 +120,13 @@ def load_tasks(request: TaskRequest, loaded: LoadedModel) -> dict[str, Task]:
     return found
 
 
+def check_layers(layers: Sequence[int] | None, model: PreTrainedModel) -> None:
+    """Raise an InputError for a layer that the model does not have."""
+    last = model.config.get_text_config().num_hidden_layers - 1
+    if layers is not None and max(layers) > last:
+        raise InputError(f"--layers names layer {max(layers)}, but the model's layers are 0 to {last}")
+
+
 def standing(task: Task, values: Tensor) -> dict[str, Any]:
     """A model's score beside what needs no reading of the prompt.
 
@@ -160,6 +167,7 @@ def search(
     with undone_if_refused(output):
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)))
+        check_layers(request.layers, loaded.model)
         tasks = load_tasks(request, loaded)
         remember(asdict(request), loaded.model, tasks, output)
         try:

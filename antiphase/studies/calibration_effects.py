@@ -30,8 +30,10 @@ from antiphase.evals.task_scores import both_scores, log_probabilities
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.calibration import (
+    SCORES,
     TaskRequest,
     append_line,
+    check_layers,
     load_tasks,
     open_folder,
     read_lines,
@@ -70,6 +72,7 @@ class StudyRequest(TaskRequest):
     beta: float = 0.4
     mode: str = "prompt"
     layers: Sequence[int] | None = None
+    score: str = "metric"
     held_out: float = 0.5
 
     def check(self) -> None:
@@ -78,6 +81,8 @@ class StudyRequest(TaskRequest):
         for part in self.parts:
             if part not in PARTS:
                 raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
+        if self.score not in SCORES:
+            raise InputError(f"--score must be one of {', '.join(SCORES)}{nearest(self.score, SCORES)}")
         if not 0 < self.held_out < 1:
             raise InputError(f"--held-out must lie between 0 and 1, got {self.held_out}")
         if self.mode == "running":
@@ -91,6 +96,12 @@ class Cell:
 
     metric: Scores
     log_probability: Scores
+
+    def score(self, kind: str) -> Scores:
+        """The score that chooses heads and is told."""
+        if kind == "metric":
+            return self.metric
+        return {name: values.exp() for name, values in self.log_probability.items()}
 
 
 class Cells:
@@ -145,6 +156,7 @@ def study(
     with undone_if_refused(output):
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)))
+        check_layers(request.layers, loaded.model)
         tasks = load_tasks(request, loaded)
         remember(asdict(request), loaded.model, tasks, output)
         heads = _heads(request, loaded.model)
@@ -168,9 +180,7 @@ def study(
 def _heads(request: StudyRequest, model: Any) -> list[tuple[int, int]]:
     text = model.config.get_text_config()
     layers = range(text.num_hidden_layers) if request.layers is None else sorted(set(request.layers))
-    plan = CalibrationPlan({layer: range(text.num_attention_heads) for layer in layers})
-    plan.check(model)
-    return [(layer, head) for layer, maps in plan.heads.items() for head in maps]
+    return [(layer, head) for layer in layers for head in range(text.num_attention_heads)]
 
 
 def by_layer(heads: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
@@ -193,7 +203,7 @@ class _Study:
         report: Callable[[int, int], None],
     ) -> None:
         self.request, self.loaded, self.model, self.tasks, self.heads = request, loaded, loaded.model, tasks, heads
-        self.say = say
+        self.say, self.kind = say, request.score
         count = len(heads) + 1 + 2 * len(ALPHAS) + 3 * CONTROLS
         self.cells = Cells(output / CELLS, lambda done: report(done, max(count, done)))
         split = split_samples(
@@ -235,7 +245,7 @@ class _Study:
 
     def row(self, setting: str, heads: Sequence[tuple[int, int]], cell: Cell) -> dict[str, Any]:
         """The gain on the samples that chose no head."""
-        after, before = (self.part_of(c.metric, self.held_out) for c in (cell, self.plain))
+        after, before = (self.part_of(c.score(self.kind), self.held_out) for c in (cell, self.plain))
         smooth = [mean_of(self.part_of(c.log_probability, self.held_out)) for c in (cell, self.plain)]
         return {
             "setting": setting,
@@ -247,7 +257,8 @@ class _Study:
         }
 
     def change(self, cell: Cell, numbers: Mapping[str, Sequence[int]]) -> float:
-        return mean_of(self.part_of(cell.metric, numbers)) - mean_of(self.part_of(self.plain.metric, numbers))
+        after, before = (mean_of(self.part_of(c.score(self.kind), numbers)) for c in (cell, self.plain))
+        return after - before
 
     # ------------------------------------------------------------------------------------------ parts
 
@@ -268,7 +279,8 @@ class _Study:
         ranked = sorted(kept, key=lambda head: -on_search[head])
         found: dict[str, Any] = {
             "tasks": standings,
-            "held_out_before": mean_of(self.part_of(self.plain.metric, self.held_out)),
+            "score": self.kind,
+            "held_out_before": mean_of(self.part_of(self.plain.score(self.kind), self.held_out)),
             "heads": self.heads_part(alone),
             "kept": by_layer(kept),
             "rows": {"kept heads": [self.row("kept heads", kept, self.cell("the kept heads", kept))]},
@@ -306,7 +318,7 @@ class _Study:
         if "samples" in asked:
             rows["samples"] = self.samples_part(alone)
         if "subsets" in asked:
-            counts = sorted({*(2**i for i in range(12) if 2**i < len(ranked)), len(ranked)})
+            counts = sorted({*(2**i for i in range(12) if 2**i < len(ranked)), *([len(ranked)] if ranked else [])})
             rows["subsets"] = [
                 {**self.row(f"best {count}", ranked[:count], self.cell(f"the best {count} heads", ranked[:count])),
                  "value": count}
@@ -331,7 +343,8 @@ class _Study:
         rows: list[dict[str, Any]] = []
         null = torch.zeros(3, dtype=torch.float64)
         for (layer, head), cell in alone.items():
-            changes = {name: values - self.plain.metric[name] for name, values in cell.metric.items()}
+            before = self.plain.score(self.kind)
+            changes = {name: values - before[name] for name, values in cell.score(self.kind).items()}
             # each task counts alike, as in the mean over tasks
             flat = torch.cat([change / len(change) / len(changes) for change in changes.values()])
             moved = flat[flat != 0]
@@ -432,13 +445,12 @@ class _Study:
                     continue
                 one = {name: part}
                 where = json.dumps([name, shots, {str(k): v for k, v in plan.heads.items()}])
-                before = self.cells.evaluate(f"plain {name} {shots}", self.model, one, nullcontext).metric
-                after = self.cells.evaluate(
-                    f"kept {where}", self.model, one, lambda: calibrated(self.model, plan)
-                ).metric
+                plain = self.cells.evaluate(f"plain {name} {shots}", self.model, one, nullcontext)
+                cell = self.cells.evaluate(f"kept {where}", self.model, one, lambda: calibrated(self.model, plan))
+                before, after = plain.score(self.kind), cell.score(self.kind)
                 rows.append(
                     {
-                        **standing(part, before[name]),
+                        **standing(part, plain.metric[name]),
                         "setting": f"{name}, {shots} examples",
                         "shots": shots,
                         "gain": mean_of(after) - mean_of(before),

@@ -1,0 +1,260 @@
+"""Search, apply and study from the command line, on a tiny model: results, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphase import cli
+from antiphase.calibration import CalibrationPlan
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.evals.task_scores import log_probabilities
+from antiphase.evals.tasks import load_task
+from antiphase.records import Record
+from antiphase.report.html import write_report
+from antiphase.studies.calibration import read_lines
+
+TEXTS = [f"{a} {b} {c}" for a in ("the", "a", "one") for b in ("glad", "sour") for c in ("day", "man", "log", "hen")]
+ROWS = [f"{int('glad' in text)} {text}" for text in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A tiny Llama that tells glad from sour, its task, and the folder that holds both."""
+    folder = tmp_path_factory.mktemp("trained")
+    tokenizer = train_tokenizer(ROWS * 3 + ["Review: Sentiment: negative positive"] * 9, 300)
+    (folder / "data.txt").write_text("\n".join(ROWS) + "\n")
+    (folder / "task.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "data.txt"}))
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=80,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    samples = [s for shots in (0, 1) for s in load_task(str(folder / "task.yaml"), tokenizer, shots=shots).samples]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loss = torch.tensor(1.0)
+    while loss > 0.3:  # it can do the task, and is not yet sure of itself
+        loss = -log_probabilities(model, samples).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path, trained):
+    """``run("calibrate search ...")`` → exit code, stdout and the message on stderr."""
+    for name in ("model", "task.yaml", "data.txt"):
+        (tmp_path / name).symlink_to(trained / name)
+    monkeypatch.chdir(tmp_path)
+
+    def call(words):
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["antiphase", *words.split()])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(run):
+    def call(pattern, words):
+        code, _, err = run(words)
+        assert code == 2, err
+        assert re.fullmatch(r"(.*\n)*antiphase: [^\n]+\n", err), err
+        assert "Traceback" not in err
+        assert re.search(pattern, err), err
+
+    return call
+
+
+def values(folder):
+    return json.loads((folder / "record.json").read_text())["values"]
+
+
+SEARCH = "calibrate search model --task task.yaml --samples 24 --alpha 1.2"
+
+
+def test_search_writes_a_plan_that_apply_takes(run, tmp_path):
+    code, out, _ = run(f"{SEARCH} --score probability --output s")
+    assert code == 0
+    assert "Held-out score before" in out
+    found = values(tmp_path / "s")
+    plan = CalibrationPlan.load(tmp_path / "s" / "plan.json")
+    assert (plan.alpha, plan.mode) == (1.2, "prompt")
+    assert {str(layer): maps for layer, maps in plan.heads.items()} == found["heads"]
+    assert len(found["heads_alone"]) == found["evaluations"] == 8
+    kept = {f"{layer}.{head}" for layer, maps in plan.heads.items() for head in maps}
+    assert kept == {name for name, row in found["heads_alone"].items() if row["change"] > 0}
+    assert kept, "no head's calibration changes this model's answers: the rest of the test would show nothing"
+    low, high = found["held_out_gain_interval"]
+    assert low <= found["held_out_gain"] <= high
+    assert found["tasks"][0]["score"] > 0.9
+    page = (tmp_path / "s" / "report.html").read_text()
+    assert "Calibration found" in page
+    assert page.count("<img") == 1
+
+    code, out, _ = run("calibrate apply model --plan s/plan.json --task task.yaml --samples 24 --text glad --output a")
+    assert code == 0
+    applied = values(tmp_path / "a")
+    assert applied["tasks"][0]["score"] == found["tasks"][0]["score"]
+    assert applied["texts"][0]["text"] == "glad"
+    assert "Texts gone on with" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_a_killed_search_goes_on(run, tmp_path, monkeypatch):
+    assert run(f"{SEARCH} --output whole")[0] == 0
+    lines = read_lines(tmp_path / "whole" / "heads.jsonl")
+    assert len(lines) == 8
+    from antiphase.studies import calibration
+
+    real, seen = calibration.append_line, []
+
+    def killed(path, line):
+        real(path, line)
+        seen.append(line)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibration, "append_line", killed)
+    with pytest.raises(KeyboardInterrupt):
+        calibration.search(request_of(tmp_path), tmp_path / "part")
+    with open(tmp_path / "part" / "heads.jsonl", "ab") as file:
+        file.write(b'{"layer": 0, "hea')  # the kill came in the middle of a line
+    code, _, err = run(f"{SEARCH} --output part")
+    assert code == 2
+    assert "add --resume" in err
+    monkeypatch.setattr(calibration, "append_line", lambda path, line: (seen.append(line), real(path, line)))
+    assert run(f"{SEARCH} --output part --resume")[0] == 0
+    assert len(seen) == 8  # none was measured twice
+    assert read_lines(tmp_path / "part" / "heads.jsonl") == lines
+    for name in ("heads", "heads_alone", "held_out_gain"):
+        assert values(tmp_path / "part")[name] == values(tmp_path / "whole")[name]
+
+
+def request_of(folder):
+    from antiphase.studies.calibration import SearchRequest
+
+    return SearchRequest(name="model", tasks=["task.yaml"], samples=24, alpha=1.2)
+
+
+def test_another_search_in_the_same_folder_is_refused(run, refused, tmp_path, trained):
+    assert run(f"{SEARCH} --layers 1 --output s")[0] == 0
+    refused("other settings \\(layers\\)", f"{SEARCH} --output s --resume")
+    (tmp_path / "data.txt").unlink()
+    (tmp_path / "data.txt").write_text("\n".join(ROWS[::-1]) + "\n")
+    refused("the tasks' data has changed since", f"{SEARCH} --layers 1 --output s --resume")
+
+
+@pytest.mark.parametrize("method", ["cached", "screen"])
+def test_methods(method, run, tmp_path):
+    assert run(f"{SEARCH} --method {method} --output s")[0] == 0
+    assert values(tmp_path / "s")["evaluations"] == {"cached": 8, "screen": 4}[method]
+
+
+def test_bad_requests(run, refused, tmp_path):
+    refused("--task is missing", "calibrate search model --output s")
+    refused("--task none.yaml: the file cannot be read", "calibrate search model --task none.yaml --output s")
+    refused("--samples must be at least 2", f"{SEARCH} --samples 1 --output s")
+    refused("--method must be one of exhaustive, cached, screen", f"{SEARCH} --method best --output s")
+    refused("--score must be one of metric, probability", f"{SEARCH} --score f --output s")
+    refused("--held-out must lie between 0 and 1", f"{SEARCH} --held-out 1 --output s")
+    refused("--layers must be numbers and ranges", f"{SEARCH} --layers x --output s")
+    refused("--layers names layer 7, but the model's layers are 0 to 1", f"{SEARCH} --layers 0-7 --output s")
+    refused("beta must be above 0 and at most 1", f"{SEARCH} --beta 0 --output s")
+    refused("alpha must be above 0", f"{SEARCH} --alpha 0 --output s")
+    refused("mode must be one of paper, prompt, running", f"{SEARCH} --mode promt --output s")
+    refused("prompt has .* the model reads 80 at most", f"{SEARCH} --shots 9 --output s")
+    (tmp_path / "p.json").write_text(json.dumps({"format": 1, "heads": {"0": [9]}}))
+    apply = "calibrate apply model --plan p.json"
+    refused("--plan p.json: the plan names head 9 of layer 0", f"{apply} --text hi --output s")
+    refused("--task or --text is missing", f"{apply} --output s")
+    (tmp_path / "p.json").write_text(json.dumps({"format": 1, "heads": {"0": [1]}, "fingerprint": {"hidden_size": 5}}))
+    refused("--plan p.json: the plan was made for another model", f"{apply} --text hi --output s")
+    (tmp_path / "p.json").write_text(json.dumps({"format": 1, "heads": {"0": [1]}}))
+    refused("more than the 80 that it can read|more than the 80 it can read",
+            f"{apply} --text hi --max-new-tokens 90 --output s")  # fmt: skip
+    refused("--only must name some of heads", "calibrate study model --task task.yaml --only alphas --output s")
+    refused("--mode must be paper or prompt", "calibrate study model --task task.yaml --mode running --output s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_tasks_at_chance_are_not_searched(run, refused, tmp_path):
+    (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
+    (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
+    refused("does no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
+    refused("on mpqa the model .* does no better than chance",
+            "calibrate study model --task noise.yaml --samples 24 --output s")  # fmt: skip
+    assert run(f"{SEARCH} --task noise.yaml --output s")[0] == 0
+    assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]
+    assert values(tmp_path / "s")["samples"] == {"cr": 24}
+
+
+def test_logits_that_are_no_numbers_stop_the_search(run, refused, tmp_path, trained):
+    model = LlamaForCausalLM.from_pretrained(trained / "model")
+    word = load_task("task.yaml", tokenizer_of(trained)).samples[0].prompt[-4]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[word] = torch.nan
+    model.save_pretrained(tmp_path / "broken")
+    tokenizer_of(trained).save_pretrained(tmp_path / "broken")
+    refused(
+        "the score of sample [0-9]+ of cr \\(from 0\\) is nan",
+        "calibrate search broken --task task.yaml --samples 24 --output s",
+    )
+
+
+def tokenizer_of(folder):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder / "model")
+
+
+def test_study(run, tmp_path, trained):
+    words = "calibrate study model --task task.yaml --samples 24 --alpha 1.2 --shots 1 --score probability"
+    code, out, _ = run(f"{words} --output s")
+    assert code == 0, out
+    found = values(tmp_path / "s")
+    heads = found["heads"]
+    assert heads["improved"] + heads["tied"] + heads["worsened"] == pytest.approx(1)
+    assert heads["null_improved"] + heads["null_tied"] + heads["null_worsened"] == pytest.approx(1)
+    assert len(heads["rows"]) == 8
+    assert found["screen"]["evaluations_share"] <= 0.5
+    rows = found["rows"]
+    parts = {"kept heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples",
+             "controls", "shots"}  # fmt: skip
+    assert parts <= set(rows)
+    assert rows["kept heads"][0]["heads"] > 0
+    assert rows["kept heads"][0]["gain"] != 0
+    assert [row["value"] for row in rows["beta"]] == [0.1, 0.2, 0.4, 0.6, 0.8, 1.0]
+    assert rows["beta"][-1]["gain"] == pytest.approx(0, abs=1e-6)  # β = 1 changes nothing
+    assert next(row for row in rows["beta"] if row["value"] == 0.4)["gain"] == rows["kept heads"][0]["gain"]
+    assert {row["setting"] for row in rows["redistribution"]} == {
+        "proportional",
+        "uniform",
+        "question",
+        "demonstrations",
+    }
+    proportional = next(row for row in rows["redistribution"] if row["setting"] == "proportional")
+    assert proportional["gain"] == pytest.approx(rows["kept heads"][0]["gain"], abs=1e-6)
+    assert len({row["gain"] for row in rows["redistribution"]}) > 1
+    assert rows["subsets"][-1]["gain"] == rows["kept heads"][0]["gain"]
+    assert rows["samples"][-1]["gain"] == rows["kept heads"][0]["gain"]
+    cells = (tmp_path / "s" / "cells.jsonl").read_text()
+    code, _, _ = run(f"{words} --output s --resume")
+    assert code == 0
+    assert (tmp_path / "s" / "cells.jsonl").read_text() == cells  # nothing is evaluated twice
+    assert values(tmp_path / "s") == found
+    page = write_report([Record.load(tmp_path / "s")], tmp_path / "page.html").read_text()
+    for title in ("Each head alone", "The gradient screen", "What each setting does", "Sweeps"):
+        assert title in page
