@@ -14,11 +14,20 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from antiphase.calibration.attention import Call, attend, attend_running, correct, multiply, weights_of
+from antiphase.calibration.attention import (
+    Call,
+    attend,
+    attend_running,
+    calibrated_step,
+    correct,
+    multiply,
+    weights_of,
+)
 from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.interface import (
     AttentionFunction,
+    boolean_mask,
     carries_positions,
     has_two_keys,
     is_differential,
@@ -27,10 +36,14 @@ from antiphase.interface import (
     swapped,
     visible_keys,
 )
+from antiphase.ops.shapes import positions_mask, statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries
 
 STATES = "_antiphase_calibrations"
 """Attribute of a cache: what each ``with`` block keeps beside its keys and values, by the block's number."""
+STEPS_AHEAD = 512
+"""Decoding steps for which room is made at a time."""
+ONE_MASK = "calibration needs one attention mask for all heads"
 _NUMBERS = count()
 _KNOWN = ("lam", "scaling", "sliding_window")
 """Keyword arguments of an attention function that calibration takes into account."""
@@ -43,8 +56,9 @@ class _State:
     kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """By name and layer, sequences first; keys count from the cache's first, dropped ones included.
 
-    ``sinks`` (B, G, R, M) bool, of the prompt; ``mass`` (B, G, R, M), weight received so far; ``real`` (B, M) bool:
-    tokens, where only masks by query tell them from padding.
+    ``sinks`` (B, G, R, M) bool, of the prompt; ``others`` (B, G, R, ≥ M), 0 at calibrated maps' sinks and 1 elsewhere,
+    for steps; ``mass`` (B, G, R, M), weight received so far; ``real`` (B, M) bool: tokens, where only masks by query
+    tell them from padding.
     """
 
     def seen(self, layer: int, keys: Tensor, total: int) -> Tensor:
@@ -77,6 +91,8 @@ class _Forward:
     """What keys had received before the last call."""
     attended: bool = False
     """Whether the attention function was called."""
+    simple: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Masks by query, and by key alone where that says the same: layers share their masks."""
 
 
 @contextmanager
@@ -123,6 +139,7 @@ class Calibration:
     def __init__(self, plan: CalibrationPlan) -> None:
         self.plan = plan
         self.number = next(_NUMBERS)
+        self.chosen: dict[tuple[int, torch.device], _Chosen] = {}
         self.forward: _Forward | None = None
 
     # ------------------------------------------------------------------------------------------ hooks
@@ -177,9 +194,14 @@ class Calibration:
             if not heads:
                 return function(module, query, key, value, attention_mask, **kwargs)
             with torch.no_grad():
-                call = self.call(module, query, key, value, attention_mask, heads, kwargs)
-                formed = by_map(self.outputs(layer_of(module), call, query))  # (B, N, maps, dv)
-            formed = _WithoutGradient.apply(formed, query, key, value)
+                if self.is_step(module, query, key, kwargs):
+                    formed = self.step(module, query, key, value, attention_mask, heads, kwargs.get("scaling"))
+                else:
+                    call = self.call(module, query, key, value, attention_mask, heads, kwargs)
+                    formed = self.outputs(layer_of(module), call, query)
+                formed = by_map(formed)  # (B, N, maps, dv)
+            if torch.is_grad_enabled():
+                formed = _WithoutGradient.apply(formed, query, key, value)
             if is_differential(module):
                 first, second = formed.unflatten(2, (-1, 2)).unbind(3)
                 return (first - lambda_column(kwargs["lam"]) * second).to(query.dtype), None
@@ -190,6 +212,58 @@ class Calibration:
             return out, None
 
         return attend_calibrated
+
+    def grouped(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, heads: Sequence[int]) -> _Grouped:
+        """The maps that are to be formed, by the keys that they read."""
+        name = layer_of(module), query.device
+        if name not in self.chosen:
+            maps = torch.tensor(list(heads), device=query.device)
+            is_chosen = torch.zeros(query.shape[1], dtype=torch.bool, device=query.device)
+            self.chosen[name] = _Chosen(maps, is_chosen.index_fill_(0, maps, True))
+        return _grouped(module, query, key, value, self.chosen[name])
+
+    def is_step(self, module: nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
+        """Whether this is a decoding step that sees all keys there are, of a prompt whose sinks are known."""
+        forward, window = self.forward, kwargs.get("sliding_window")
+        return (
+            forward is not None
+            and self.plan.mode == "prompt"
+            and query.shape[2] == 1
+            and ("sinks", layer_of(module)) in forward.state.kept
+            and forward.past > 0
+            and (window is None or key.shape[2] <= window)
+        )
+
+    def step(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        heads: Sequence[int],
+        scale: float | None,
+    ) -> Tensor:
+        """Outputs (B, G, R, 1, dv) of one query, as ``outputs`` gives them, in few calls."""
+        assert self.forward is not None
+        layer, kept = layer_of(module), self.forward.state.kept
+        grouped = self.grouped(module, query, key, value, heads)
+        keys = key.shape[2]
+        dropped = max(0, self.forward.past + 1 - keys)
+        others = kept.get(("others", layer))
+        if others is None or others.shape[-1] < dropped + keys:
+            found = kept["sinks", layer] & grouped.chosen
+            room = dropped + keys + STEPS_AHEAD - found.shape[-1]
+            others = torch.nn.functional.pad(~found, (0, room), value=True).to(statistics_dtype(query.dtype))
+            kept["others", layer] = others
+        mask = None if attention_mask is None else boolean_mask(attention_mask)
+        if mask is not None and mask.shape[1] > 1:
+            raise ValueError(ONE_MASK)
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        return calibrated_step(
+            grouped.query, grouped.key, grouped.value, others[..., dropped : dropped + keys], mask,
+            scale=scale, beta=self.plan.beta,
+        )  # fmt: skip
 
     def call(
         self,
@@ -206,7 +280,7 @@ class Calibration:
             raise ValueError('mode "running" needs causal attention; use "paper" or "prompt" for an encoder')
         if self.forward is None:
             raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
-        grouped = _grouped(module, query, key, value, heads)
+        grouped = self.grouped(module, query, key, value, heads)
         return _call(self.forward, module, grouped, attention_mask, kwargs.get("scaling"), kwargs.get("sliding_window"))
 
     def outputs(self, layer: int, call: Call, query: Tensor) -> Tensor:
@@ -269,25 +343,36 @@ class _Grouped:
     """(G, R, 1) bool: maps that are calibrated."""
 
 
-def _grouped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, heads: Sequence[int]) -> _Grouped:
+@dataclass(frozen=True)
+class _Chosen:
+    """The plan's maps of one layer."""
+
+    maps: Tensor
+    """(chosen,) int64."""
+    is_chosen: Tensor
+    """(maps,) bool."""
+
+
+def _grouped(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, chosen: _Chosen) -> _Grouped:
     """The chosen maps of a softmax layer; all maps of a differential one, as each is subtracted from another."""
     maps = query.shape[1]
-    chosen = torch.zeros(maps, dtype=torch.bool, device=query.device)
-    chosen[list(heads)] = True
     if is_differential(module):
         halves = 2 if has_two_keys(module) else 1
         values = join_halves(value) if halves == 2 else value
-        heads_of_value = torch.arange(maps, device=query.device) // (maps // values.shape[1])
         if halves == 2:
+            heads_of_value = torch.arange(maps, device=query.device) // (maps // values.shape[1])
             keys = 2 * heads_of_value + torch.arange(maps, device=query.device) % 2
-            return _Grouped(query.unsqueeze(2), key[:, keys], values[:, heads_of_value], chosen[:, None, None])
-        return _Grouped(query.unflatten(1, (key.shape[1], -1)), key, value, chosen.view(key.shape[1], -1, 1))
+            return _Grouped(
+                query.unsqueeze(2), key[:, keys], values[:, heads_of_value], chosen.is_chosen[:, None, None]
+            )
+        grouped = chosen.is_chosen.view(key.shape[1], -1, 1)
+        return _Grouped(query.unflatten(1, (key.shape[1], -1)), key, value, grouped)
     repeats = maps // key.shape[1]
-    if len(heads) == maps:
-        return _Grouped(query.unflatten(1, (-1, repeats)), key, value, chosen.view(-1, repeats, 1))
-    index = torch.tensor(list(heads), device=query.device)
+    if len(chosen.maps) == maps:
+        return _Grouped(query.unflatten(1, (-1, repeats)), key, value, chosen.is_chosen.view(-1, repeats, 1))
+    groups = chosen.maps // repeats
     return _Grouped(
-        query[:, index].unsqueeze(2), key[:, index // repeats], value[:, index // repeats], chosen[index, None, None]
+        query[:, chosen.maps].unsqueeze(2), key[:, groups], value[:, groups], chosen.is_chosen[chosen.maps, None, None]
     )
 
 
@@ -304,9 +389,14 @@ def _call(
     total = forward.past + length
     mask, is_causal = visible_keys(attention_mask, length, causal=getattr(module, "is_causal", True))
     if mask is not None and mask.shape[1] > 1:
-        raise ValueError("calibration needs one attention mask for all heads")
-    if carries_positions(mask, length):
-        window = None
+        raise ValueError(ONE_MASK)
+    if mask is not None and carries_positions(mask, length):
+        assert attention_mask is not None
+        by_key = _simple(forward, attention_mask, mask, module, window)
+        if by_key is None:
+            window = None
+        else:
+            mask, is_causal = by_key, getattr(module, "is_causal", True) and length > 1
     if forward.real is not None:
         real = forward.real[:, :total]
     else:
@@ -322,6 +412,24 @@ def _call(
         real=torch.nn.functional.pad(real, (0, keys - real.shape[1])), before=before, places=places,
         chosen=grouped.chosen,
     )  # fmt: skip
+
+
+def _simple(forward: _Forward, given: Tensor, mask: Tensor, module: nn.Module, window: int | None) -> Tensor | None:
+    """A mask by query (1|B, 1, N, M) as one by key (1|B, 1, 1, M), where causality and window say the rest; else None.
+
+    Then blocks above the diagonal need not be formed.
+    """
+    for known, by_key in forward.simple:
+        if known is given:
+            return by_key if by_key.shape[2] == 1 else None
+    by_key = mask.any(2, keepdim=True)
+    positions = positions_mask(
+        *mask.shape[2:], is_causal=getattr(module, "is_causal", True), sliding_window=window, device=mask.device
+    )
+    if not torch.equal(mask, by_key.expand_as(mask) if positions is None else by_key & positions):
+        by_key = mask
+    forward.simple.append((given, by_key))
+    return by_key if by_key.shape[2] == 1 else None
 
 
 def _sinks(call: Call, mass: Tensor, alpha: float) -> Tensor:

@@ -195,6 +195,45 @@ def multiply(call: Call, weights: Tensor) -> Tensor:
     return (flat @ call.value).view(*weights.shape[:-1], -1)
 
 
+def calibrated_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    others: Tensor,
+    mask: Tensor | None,
+    *,
+    scale: float,
+    beta: float,
+) -> Tensor:
+    """One query calibrated with known sinks: β A + (1 - β) Aₒ / Σ Aₒ, where Aₒ is A without its sinks.
+
+    Args:
+        query: (B, G, R, 1, d).
+        key: (B, G, M, d).
+        value: (B, G, M, dv).
+        others: (B, G, R, M), 0 at sinks and 1 elsewhere, in the dtype of the statistics.
+        mask: boolean, broadcastable to (B, 1, 1, M), True = may attend; None: all keys are seen.
+
+    Returns:
+        (B, G, R, 1, dv). A row that sees no key gives zeros.
+    """
+    scores = (query.squeeze(3) * scale) @ key.transpose(-1, -2)  # (B, G, R, M)
+    scores = scores.to(others.dtype)
+    empty = None
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+        empty = ~mask.any(-1, keepdim=True)
+    weights = torch.softmax(scores, dim=-1)
+    kept = weights * others
+    rest = kept.sum(-1, keepdim=True)
+    has_rest = rest > torch.finfo(rest.dtype).tiny
+    kept *= torch.where(has_rest, (1 - beta) / rest, 0.0)
+    kept += weights * (1 - (1 - beta) * has_rest.to(rest.dtype))
+    if empty is not None:
+        kept = kept.masked_fill(empty, 0.0)
+    return (kept.to(value.dtype) @ value).unsqueeze(3)
+
+
 def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
     """Causal calibration: a query's sinks are the keys that it and the queries before it look at too much.
 

@@ -224,6 +224,10 @@ class Unit:
             mask = mask[batches] if mask.shape[0] > 1 else mask
             mask = mask[:, groups] if mask.shape[1] > 1 else mask
         self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
+        self.hidden = slice(0, plan.keys_length)  # keys of which the mask hides any
+        if mask is not None and mask.shape[3] == 1:  # padding lies at an end: most blocks have none of it
+            columns = (~mask).flatten(0, 3).any(0).nonzero()[:, 0]
+            self.hidden = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
     def rows(self, index: int, block: Block) -> Tensor:
         """The block's queries of one map, (U, R n, d)."""
@@ -263,7 +267,9 @@ class Unit:
             block.after.hide(by_query[..., -block.after.bound.shape[1] :])
         if block.before is not None:
             block.before.hide(by_query[..., : block.before.bound.shape[1]])
-        if self.mask is not None:
+        first, last = max(block.keys.start, self.hidden.start), min(block.keys.stop, self.hidden.stop)
+        if self.mask is not None and first < last:
             mask = self.mask[:, :, :, block.queries] if self.mask.shape[3] > 1 else self.mask
             by_head = by_query.unflatten(0, self.queries.shape[:2])  # (b, g, R, n, m)
-            by_head.masked_fill_(~mask[..., block.keys], float("-inf"))
+            by_head = by_head[..., first - block.keys.start : last - block.keys.start]
+            by_head.masked_fill_(~mask[..., first:last], float("-inf"))
