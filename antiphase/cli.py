@@ -406,11 +406,12 @@ class Benchmark(StrEnum):
 
     attention = "attention"
     model = "model"
+    calibration = "calibration"
 
 
 @app.command()
 def benchmark(
-    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, or whole models.")],
+    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, whole models, or calibration.")],
     output: NewOutputOption,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: two minutes.")] = False,
     seed: SeedOption = 0,
@@ -420,6 +421,7 @@ def benchmark(
     Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
     """
     from antiphase.benchmarks.attention import benchmark_attention
+    from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.studies.single import check_empty
     from antiphase.training.run_folder import make_folder
@@ -427,8 +429,12 @@ def benchmark(
     check_empty(output)
     make_folder(output)
     console = _console()
-    run = benchmark_attention if subject is Benchmark.attention else benchmark_model
-    record = run(quick=quick, seed=seed, say=_say(console))
+    runs = {
+        Benchmark.attention: benchmark_attention,
+        Benchmark.model: benchmark_model,
+        Benchmark.calibration: benchmark_calibration,
+    }
+    record = runs[subject](quick=quick, seed=seed, say=_say(console))
     record.save(output)
     _finish(console, record, output)
 

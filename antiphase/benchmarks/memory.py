@@ -4,42 +4,55 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from antiphase.benchmarks.schemes import Case, Scheme, work
 
 WARM_UP_LENGTH = 256
+NO_LIMIT = 1 << 62
 
 
 def peak_extra_bytes(scheme: Scheme, case: Case, seed: int) -> int:
-    """Bytes that the call adds to the process at its peak: output, gradients and everything in between.
+    """Bytes that the call adds to the process at its peak: output, gradients and everything in between."""
+    return peak_of(_call, scheme, case, seed)
 
-    A short call of the same kind runs first, so that libraries have made their own buffers by then.
+
+def _call(length: int, scheme: Scheme, case: Case, seed: int) -> Callable[[], object]:
+    return work(scheme, replace(case, length=min(length, case.length)), seed)
+
+
+def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any) -> int:
+    """Bytes that ``make(length, *arguments)()`` adds to a process of its own at its peak, beyond what ``make`` holds.
+
+    A short call runs first (``length`` 256, then without a limit), so that libraries have made their own buffers by
+    then.
     """
     context = multiprocessing.get_context("spawn")  # a fork would share what the parent has allocated
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(sender, scheme, case, seed, torch.get_num_threads()))
+    process = context.Process(target=_measure, args=(sender, torch.get_num_threads(), make, *arguments))
     process.start()
     sender.close()
     try:
         found: int = receiver.recv()
     except EOFError:
         process.join()
-        raise RuntimeError(f"measuring the memory of {scheme.name} ended with code {process.exitcode}") from None
+        raise RuntimeError(f"measuring memory ended with code {process.exitcode}") from None
     process.join()
     return found
 
 
-def _measure(sender: object, scheme: Scheme, case: Case, seed: int, threads: int) -> None:
+def _measure(sender: Any, threads: int, make: Callable[..., Callable[[], object]], *arguments: Any) -> None:
     torch.set_num_threads(threads)
-    work(scheme, replace(case, length=WARM_UP_LENGTH), seed)()
-    run = work(scheme, case, seed)
+    make(WARM_UP_LENGTH, *arguments)()
+    run = make(NO_LIMIT, *arguments)
     before = _held(reset=True)
     run()
-    sender.send(_held() - before)  # type: ignore[attr-defined]  # a Connection, whose class depends on the system
+    sender.send(_held() - before)
 
 
 def _held(*, reset: bool = False) -> int:

@@ -164,6 +164,10 @@ class Calibration:
         if isinstance(cache, Cache):
             self._keep(cache, state)
 
+    def begin(self, real: Tensor | None = None) -> None:
+        """Begin a forward pass without a model: a prefill of tokens (B, N), True where they are not padding."""
+        self.forward = _Forward(real, 0, _State())
+
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After the forward pass: a cache that it has made keeps what calibration knows."""
         if self.forward is not None and not self.forward.attended:

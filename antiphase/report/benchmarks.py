@@ -7,6 +7,8 @@ from typing import Any
 from antiphase.records import Record
 from antiphase.report.tables import Column, Row, Table
 
+ORDINARY = ("softmax", "antiphase softmax", "plain")
+"""What the others are measured against: softmax attention or its model, or a model without calibration."""
 SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
@@ -53,9 +55,9 @@ def timing(record: Record) -> Table | None:
 
 
 def memory(record: Record) -> Table | None:
-    """Peak memory beyond the inputs, and how many times softmax attention's."""
+    """Peak memory beyond the inputs, and how many times the ordinary way's."""
     found = record.values.get("memory") or []
-    baseline = {_what(record, row): row["bytes"] for row in found if row["scheme"].startswith("softmax")}
+    baseline = {_what(record, row): row["bytes"] for row in found if row["scheme"] in ORDINARY}
     rows = [
         [
             _what(record, row),
@@ -65,7 +67,12 @@ def memory(record: Record) -> Table | None:
         ]
         for row in found
     ]
-    columns = [Column("For"), Column("Scheme"), Column("Peak, MiB", "number"), Column("Against softmax", "number")]
+    columns = [
+        Column("For"),
+        Column("Scheme"),
+        Column("Peak, MiB", "number"),
+        Column("Against the ordinary way", "number"),
+    ]
     if not rows:
         return None
     return Table(
@@ -101,7 +108,7 @@ def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str
 
 def is_ordinary(name: str) -> bool:
     """Whether this is softmax attention or its model, which the others are measured against."""
-    return name in ("softmax", "antiphase softmax")
+    return name in ORDINARY
 
 
 def _rows(record: Record) -> list[dict[str, Any]]:

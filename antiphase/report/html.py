@@ -200,6 +200,8 @@ def _paragraphs(record: Record) -> list[str]:
         "benchmark-attention": "Differential attention beside softmax attention of equal size and beside other ways to "
         "the same difference. The candidates took turns; nothing was timed that errs more than plain attention of the "
         "same precision allows.",
+        "benchmark-calibration": "Calibrated attention, every head of it, beside the attention that it replaces, and "
+        "what probing a text holds beside a forward pass. The candidates took turns.",
         "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "
         "prompt, and the tokens generated after it. The candidates took turns.",
     }

@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-allocation": lambda record: [tables.allocation(record)],
     "benchmark-attention": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
     "benchmark-model": lambda record: [benchmarks.ratios(record)],
+    "benchmark-calibration": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
     "calibrate-search": lambda record: [calibration.standings(record), calibration.search_result(record)],
     "calibrate-apply": lambda record: [calibration.applied(record), calibration.continued(record)],
     "calibrate-study": lambda record: [
