@@ -138,9 +138,11 @@ def threshold(given: LayerInputs, share: float) -> float:
         given.query[:, :, None, None], given.key[:, :, None], Visibility(given.real[:, None, None]),
         scale=WIDTH**-0.5, real=given.real,
     )  # fmt: skip
-    received = found.maps.received[:, :, 0, 0].transpose(1, 2)[given.real]  # (real keys, heads)
-    place = max(1, round((1 - share) * received.numel()))
-    return float(received.flatten().kthvalue(place).values * length)
+    # a sink receives more than α / N, N being the sequence's own number of tokens
+    multiples = found.maps.received[:, :, 0, 0] * given.real.sum(1)[:, None, None]
+    multiples = multiples.transpose(1, 2)[given.real].flatten()  # (real keys · heads,)
+    place = max(1, round((1 - share) * len(multiples)))
+    return float(multiples.kthvalue(place).values)
 
 
 def layer_call(limit: int, scheme: str, length: int, share: float, seed: int) -> Callable[[], object]:

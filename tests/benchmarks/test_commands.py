@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphase.benchmarks import attention, model
+from antiphase.benchmarks import attention, calibration, model
 from antiphase.benchmarks.schemes import COMPARED, Case
 from antiphase.report import benchmarks, figures, summary
 
@@ -69,3 +69,32 @@ def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
     for built in model._models(0).values():
         run = model._decode(built, prompt)
         assert torch.equal(run(), run())
+
+
+def test_calibration(monkeypatch):
+    monkeypatch.setattr(calibration, "LENGTHS", (64, 96))
+    monkeypatch.setattr(calibration, "SIZES", {**calibration.SIZES, "hidden_size": 64, "intermediate_size": 64})
+    monkeypatch.setattr(calibration, "peak_of", lambda call, scheme, *rest: len(scheme))
+    record = calibration.benchmark_calibration(quick=False)
+    rows = record.values["rows"]
+    assert [(row["task"], row["length"]) for row in rows] == [
+        (f"prefill of a layer, {share} % sinks", length) for length in (64, 96) for share in (0, 5, 20)
+    ] + [("decoding steps of a model", length) for length in (64, 96) for _ in calibration.MODES]
+    times, memory = summary.main_tables(record)
+    assert len(times.rows) == 8
+    assert [row[1] for row in memory.rows] == ["plain", "calibrated"] * 2 + ["plain", "probing"]
+
+
+@pytest.mark.parametrize("share", calibration.SHARES)
+def test_the_threshold_makes_the_share_of_sinks_that_was_asked_for(share):
+    given = calibration.layer_inputs(200, seed=0)
+    run = calibration.layer_call(1 << 62, calibration.CALIBRATED, 200, share, 0)
+    plain = calibration.layer_call(1 << 62, calibration.PLAIN, 200, share, 0)
+    block = run.__wrapped__.__closure__  # the calibration that the call holds
+    (found,) = [cell.cell_contents for cell in block if isinstance(cell.cell_contents, calibration.Calibration)]
+    out, ordinary = run()[0], plain()[0]
+    sinks = found.forward.state.kept["sinks", 0][:, :, 0]  # (B, heads, keys)
+    rate = sinks.transpose(1, 2)[given.real].double().mean()
+    assert rate == pytest.approx(share, abs=0.01)
+    rows = given.real[:, :, None, None].expand_as(out)
+    assert torch.allclose(out[rows], ordinary[rows], atol=1e-5) == (share == 0)

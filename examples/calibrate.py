@@ -1,0 +1,55 @@
+"""Look for attention sinks in a small model, let a search choose heads to calibrate, and generate with the plan.
+
+After 300 steps the model knows little, so this shows the calls; docs/calibration.md has trained ones.
+"""
+
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import antiphase
+from antiphase.config import load_preset
+from antiphase.studies.single import train_run
+
+STEPS = ["model.attention_type=softmax", "training.steps=300", "training.decay_steps=300"]
+
+with tempfile.TemporaryDirectory() as folder:
+    run = load_preset("demo", STEPS).run
+    record = train_run(run, Path(folder) / "softmax", resume=False)
+    model = AutoModelForCausalLM.from_pretrained(Path(folder) / "softmax").eval()
+    tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "softmax")
+
+# Prompts: a fact among filler, asked for at the end; each sample is token ids and the id of the right answer.
+generator = torch.Generator().manual_seed(0)
+samples = []
+for _ in range(48):
+    key, number = (int(torch.randint(0, limit, (1,), generator=generator)) for limit in (64, 100))
+    filler = [f"w{int(word)}" for word in torch.randint(0, 200, (12,), generator=generator)]
+    words = ["<eos>", *filler[:5], f"key{key}", f"n{number}", *filler[5:], f"key{key}"]
+    samples.append((tokenizer.convert_tokens_to_ids(words), tokenizer.convert_tokens_to_ids(f"n{number}")))
+
+
+def score(model, samples):
+    """Log probability of each right answer, after the prompt alone."""
+    ids = torch.tensor([ids for ids, _ in samples])
+    answers = torch.tensor([answer for _, answer in samples])
+    return model(input_ids=ids).logits[:, -1].log_softmax(-1).gather(1, answers[:, None])[:, 0]
+
+
+# Sixteen tokens are few: α / N would be a third of all attention at the usual α of 5.
+statistics = antiphase.attention_statistics(model, alpha=2.0, input_ids=torch.tensor([ids for ids, _ in samples]))
+share = 100 * statistics.sink_share.mean((1, 2))
+print(f"attention on sinks beside the first token, by layer: {', '.join(f'{value:.1f} %' for value in share)}")
+
+plan = antiphase.search_calibration(model, score, samples, alpha=2.0, method="cached")
+low, high = plan.scores["held_out_gain_interval"]
+print(f"heads kept (layer: maps): {dict(plan.heads)}")
+print(f"held-out log probability {plan.scores['held_out_before']:.3f} → {plan.scores['held_out_after']:.3f}, "
+      f"gain {plan.scores['held_out_gain']:+.3f} [{low:+.3f} to {high:+.3f}]")  # fmt: skip
+
+prompt, answer = samples[0]
+with torch.no_grad(), antiphase.calibrated(model, plan):
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=1, do_sample=False)
+print(f"with the plan the model answers {tokenizer.decode(ids[0, -1:])}, the fact says {tokenizer.decode([answer])}")
