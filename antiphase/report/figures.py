@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import plots, sink_plots
+from antiphase.report import look_plots, plots, sink_plots
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "benchmark": plots.relative_times,
@@ -24,6 +24,10 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "sink-map": sink_plots.sink_map,
     "sink-heads": sink_plots.sink_heads,
     "sink-tokens": sink_plots.sink_tokens,
+    "look-heads": look_plots.every_head,
+    "look-head": look_plots.one_head,
+    "look-masks": look_plots.masks,
+    "look-positions": look_plots.positions,
 }
 """Every figure by the name of its file, in the order of the page; None where the record has nothing for it."""
 

@@ -13,12 +13,12 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import benchmarks, figures, plots, summary, tables
+from antiphase.report import benchmarks, figures, look_plots, plots, summary, tables
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map", "sink-map", "sink-heads")
+RASTER = ("attention-map", "sink-map", "sink-heads", *look_plots.WORDS)
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -194,6 +194,8 @@ def _paragraphs(record: Record) -> list[str]:
         "benchmark-attention": "Differential attention beside softmax attention of equal size and beside other ways to "
         "the same difference. The candidates took turns; nothing was timed that errs more than plain attention of the "
         "same precision allows.",
+        "look": "Attention of every layer and head on one text. The same record drawn alone (antiphase report RUN) "
+        "gives a page in which every weight can be looked up.",
         "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "
         "prompt, and the tokens generated after it. The candidates took turns.",
     }
@@ -336,5 +338,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "sink-map": _sink_map_words,
     "sink-heads": _sink_heads_words,
     "sink-tokens": _sink_tokens_words,
+    **look_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, tables
+from antiphase.report import benchmarks, look, tables
 from antiphase.report.tables import Table
 
 TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
@@ -16,6 +16,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-allocation": lambda record: [tables.allocation(record)],
     "benchmark-attention": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
     "benchmark-model": lambda record: [benchmarks.ratios(record)],
+    "look": lambda record: [look.layer_table(record)],
 }
 """The tables to read first, by kind of record; any other kind shows its lists and single values."""
 
