@@ -1,5 +1,5 @@
 // The interactive part of the page of attention maps. Everything it draws lies in the page: `meta` as JSON, arrays as
-// gzip in base64. The difference of two maps is computed here. Text of users reaches the page only as text nodes,
+// gzip in base85. The difference of two maps is computed here. Text of users reaches the page only as text nodes,
 // attributes, or, in plotly's labels, with its markup escaped.
 "use strict";
 (async () => {
@@ -11,10 +11,25 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const coarse = matchMedia("(pointer: coarse), (max-width: 600px)"); // fingers: no zoom by dragging, no row of buttons
 
+  // base85 with the digits of RFC 1924, but a comma for <
+  const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
+  const digit = new Uint8Array(128);
+  for (let i = 0; i < 85; i++) digit[DIGITS.charCodeAt(i)] = i;
+
+  function bytesOf(text) {
+    const lacking = (5 - (text.length % 5)) % 5;
+    const whole = text + "~".repeat(lacking);
+    const bytes = new DataView(new ArrayBuffer((whole.length / 5) * 4));
+    for (let at = 0; at < whole.length; at += 5) {
+      let number = 0;
+      for (let i = 0; i < 5; i++) number = number * 85 + digit[whole.charCodeAt(at + i)];
+      bytes.setUint32((at / 5) * 4, number);
+    }
+    return bytes.buffer.slice(0, bytes.byteLength - lacking);
+  }
+
   async function unpack(id) {
-    const binary = atob($(id).textContent);
-    const bytes = new Uint8Array(binary.length);
-    for (let i = 0; i < binary.length; i++) bytes[i] = binary.charCodeAt(i);
+    const bytes = bytesOf($(id).textContent);
     $(id).remove();
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
     return new Response(stream).arrayBuffer();
@@ -101,8 +116,8 @@
     const letters = Array.from(shown(text));
     return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : letters.join("");
   };
-  // plotly reads a little markup in its labels
-  const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  // plotly reads a little markup in its labels, and TeX between dollars
+  const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
   const number = (weight) => {
     const size = Math.abs(weight);
     const digits = size === 0 ? "0" : size < 0.0005 ? "<0.0005" : size.toFixed(3);
@@ -218,6 +233,7 @@
     const others = from ? "keys" : "queries";
     const seen = (index) => (from ? visible(chosen, index) : visible(index, chosen));
     const largest = Math.max(1e-9, ...values.map(Math.abs));
+    const strongest = Number(style("--strongest"));
     const shadedBox = $(isSelf() ? "queries" : others);
     const choosing = $(isSelf() ? "queries" : from ? "queries" : "keys");
     for (const box of [$("queries"), $("keys")]) {
@@ -230,7 +246,7 @@
         span.title = "";
         if (box !== shadedBox) continue;
         const weight = values[index];
-        const alpha = 0.72 * Math.sqrt(Math.abs(weight) / largest);
+        const alpha = strongest * Math.sqrt(Math.abs(weight) / largest);
         if (weight) span.style.background = `rgba(${style(weight < 0 ? "--negative" : "--positive")}, ${alpha.toFixed(3)})`;
         span.title = seen(index) ? `${number(weight)} · token ${index}` : `hidden by the mask · token ${index}`;
       }
@@ -342,7 +358,7 @@
     }], {
       height: Math.max(170, Math.min(460, 90 + 26 * layers.length)), margin: { l: 46, r: 8, t: 8, b: 42 },
       xaxis: { title: { text: "head" }, showgrid: false, zeroline: false, dtick: heads > 16 ? 4 : 1, range: [-0.5, heads - 0.5] },
-      yaxis: { title: { text: "layer" }, showgrid: false, zeroline: false, tickmode: "array", tickvals: layers.map((_, index) => index).filter((index) => layers.length <= 16 || index % 4 === 0), ticktext: layers.map((one) => String(one.layer)).filter((_, index) => layers.length <= 16 || index % 4 === 0), range: [layers.length - 0.5, -0.5] },
+      yaxis: { title: { text: "layer" }, showgrid: false, zeroline: false, tickmode: "array", tickvals: layers.map((_, index) => index).filter((index) => layers.length <= 16 || index % 4 === 0), ticktext: layers.map((one) => escaped(String(one.layer))).filter((_, index) => layers.length <= 16 || index % 4 === 0), range: [layers.length - 0.5, -0.5] },
       shapes: [{ type: "rect", x0: state.head - 0.5, x1: state.head + 0.5, y0: state.layer - 0.5, y1: state.layer + 0.5, line: { color: style("--text"), width: 3 } }],
     });
     const value = layer().measures[state.head][measure];
@@ -457,7 +473,7 @@
     if (!traces.length) return;
     const axis = { gridcolor: style("--line"), zeroline: false };
     draw("curves", traces, {
-      height: 380, margin: { l: 56, r: 50, t: 8, b: 42 }, plot_bgcolor: "rgba(0,0,0,0)", legend: { orientation: "h", y: -0.2 },
+      height: 380, margin: { l: 56, r: 50, t: 8, b: 42 }, plot_bgcolor: "rgba(0,0,0,0)", showlegend: true, legend: { orientation: "h", y: -0.2 },
       xaxis: { ...axis, title: { text: "optimizer steps" } }, yaxis: { ...axis, title: { text: "nats per token" } },
       yaxis2: { overlaying: "y", side: "right", range: [0, 1.02], dtick: 0.25, tickmode: "linear", tickformat: ".0%", showgrid: false, title: { text: "accuracy" } },
     });

@@ -1,6 +1,7 @@
 """Records of ``antiphase look`` → one interactive page: attention of every layer and head, offline, in one file.
 
-plotly.js and the maps lie in the page as gzip in base64. A content security policy allows two scripts, named by their
+plotly.js and the maps lie in the page as gzip in base85: 5 characters for 4 bytes, 6 % less than base64, so that any 12
+layers of 12 causal maps on 256 tokens stay below 8 MB. A content security policy allows two scripts, named by their
 hashes, so that no text of a record can run.
 """
 
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy
 from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from antiphase.errors import InputError
@@ -60,9 +60,8 @@ def look_page(records: Sequence[Record]) -> str:
         models=models,
         meta={"models": models},
         sections=[_section(record) for record in records],
-        blobs={name: Markup(text) for name, text in blobs.items()},  # base64
-        plotly=Markup(_plotly()),
-        script=Markup(script),
+        blobs=blobs | {"plotly": _plotly()},
+        script=script,
         hashes=[_hash(script), _hash(get_plotlyjs())],
     )
 
@@ -146,7 +145,8 @@ def _alone(pair: tuple[int, dict[str, Any]]) -> int:
 
 
 def _packed(content: bytes) -> str:
-    return base64.b64encode(gzip.compress(content, compresslevel=9, mtime=0)).decode("ascii")
+    """Gzip in base85 (RFC 1924's digits), a comma for ``<``: nothing in it can end or begin an element."""
+    return base64.b85encode(gzip.compress(content, compresslevel=9, mtime=0)).decode("ascii").replace("<", ",")
 
 
 @cache

@@ -45,6 +45,8 @@ class LookRequest:
         """Raise an InputError for what is empty or out of range; it names the flag."""
         if not self.text.strip():
             raise InputError("--text is empty; give a sentence to look at")
+        if any("\ud800" <= letter <= "\udfff" for letter in self.text):  # bytes of a shell that are not UTF-8
+            raise InputError("--text is not valid Unicode; write it in UTF-8")
         if not 1 <= self.length <= LONGEST:
             raise InputError(
                 f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; "
