@@ -392,7 +392,7 @@
       const plain = { showgrid: false, zeroline: false, showticklabels: false, ticks: "", fixedrange: true };
       layout[`xaxis${name}`] = { ...plain, domain: place.x, range: [-0.5, M - 0.5], anchor: `y${name}` };
       layout[`yaxis${name}`] = { ...plain, domain: place.y, range: [N - 0.5, -0.5], anchor: `x${name}` };
-      layout.annotations.push({ text: titles[index], xref: "paper", yref: "paper", x: place.x[0], y: place.y[1], xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: 12 } });
+      layout.annotations.push({ text: titles[index], xref: "paper", yref: "paper", x: place.x[0], y: place.y[1], xanchor: "left", yanchor: "bottom", showarrow: false, font: { size: narrow.matches ? 10.5 : 12 } });
       if (bold === index) layout.shapes.push({ type: "rect", xref: "paper", yref: "paper", x0: place.x[0], x1: place.x[1], y0: place.y[0], y1: place.y[1], line: { color: style("--text"), width: 3 } });
     }
     return layout;

@@ -74,6 +74,8 @@ def look(request: LookRequest, output: Path) -> Record:
             raise InputError(f"MODEL {request.name} has an encoder and a decoder, which antiphase look cannot draw yet")
         ids = loaded.tokenizer(request.text, return_tensors="pt")["input_ids"]
         _check_length(ids.shape[1], request, getattr(config, "max_position_embeddings", None))
+        if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
+            raise InputError(f"--text holds no word that {request.name} knows; give words of its own vocabulary")
         try:
             found = attention_maps(loaded.model, ids)
         except ValueError as error:

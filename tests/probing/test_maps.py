@@ -28,7 +28,7 @@ from transformers import (
 
 import antiphase
 from antiphase.interface import join_halves, swapped
-from antiphase.probing.maps import attention_maps
+from antiphase.probing.maps import _visible, attention_maps
 
 BASE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
 SIZES: dict[str, Any] = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -196,3 +196,11 @@ def test_the_model_is_unchanged_after_an_error(ids: torch.Tensor) -> None:
 def test_one_text_at_a_time(ids: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"one text, \(1, N\), got shape \(2, 13\)"):
         attention_maps(FOREIGN["llama"](), ids.expand(2, -1))
+
+
+@pytest.mark.parametrize(("causal", "expected"), [(True, [1, 2, 2, 2, 2]), (False, [5, 5, 5, 5, 5])])
+def test_a_window_without_a_mask_by_query_is_the_functions_own(causal: bool, expected: list[int]) -> None:
+    """Attention functions apply it so: a window ends behind the query, where attention is causal."""
+    layer = torch.nn.Linear(1, 1)
+    layer.is_causal = causal  # type: ignore[assignment]
+    assert _visible(layer, None, 5, 5, window=2).sum(-1).tolist() == expected

@@ -37,9 +37,10 @@ def test_long_texts_show_the_strongest_weight_of_each_block_with_its_sign(look_r
     weights = layers_of(record)[0].weights[1]
     found = sheet[:44, 47 : 47 + 44]
     assert not numpy.isnan(found).any()
-    for row, column in ((0, 0), (5, 17), (43, 43)):
-        block = weights[3 * row : 3 * row + 3, 3 * column : 3 * column + 3]
-        assert found[row, column] == block.flat[numpy.abs(block).argmax()]
+    for row in range(44):
+        for column in range(44):
+            block = weights[3 * row : 3 * row + 3, 3 * column : 3 * column + 3]
+            assert found[row, column] == block.flat[numpy.abs(block).argmax()]
     assert (found < 0).any()
     assert (found > 0).any()
 

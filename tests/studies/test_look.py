@@ -147,11 +147,14 @@ def test_a_model_trained_here_brings_its_learning_curve(tiny_preset, tmp_path):
     run = load_preset(str(tiny_preset), ["training.seed=3"]).run
     data = prepare(run.data, tmp_path / "run-tokens")
     trained = train(run, data, tmp_path / "run", evaluations=curve_evaluations(run, data))
-    record = look(LookRequest(name=str(tmp_path / "run"), text="a b c"), tmp_path / "out")
+    known = " ".join(data.tokenizer.convert_ids_to_tokens([5, 9, 6]))
+    record = look(LookRequest(name=str(tmp_path / "run"), text=known), tmp_path / "out")
     (found,) = record.values["runs"]
     assert found["seed"] == 3
     assert found["curve"] == trained.values["curve"]
     assert len(found["curve"]) > 4
+    with pytest.raises(InputError, match=r"--text holds no word that .*run knows"):
+        look(LookRequest(name=str(tmp_path / "run"), text="a harbour at noon"), tmp_path / "other")
 
 
 @pytest.mark.parametrize(
