@@ -368,6 +368,30 @@ def calibrate_study(
     _finish(console, record, output)
 
 
+@app.command()
+def look(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a model.")],
+    output: NewOutputOption,
+    text: Annotated[str, typer.Option("--text", help="What to look at.")],
+    length: Annotated[int, typer.Option("--length", help="Most tokens; the page grows with their square.")] = 256,
+    device: DeviceOption = "auto",
+) -> None:
+    """Look at one text through every layer and head: a record, and an interactive page that opens offline.
+
+    Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
+    """
+    from antiphase.report.look_page import write_look
+    from antiphase.report.terminal import print_summary
+    from antiphase.studies.look import LookRequest
+    from antiphase.studies.look import look as run_look
+
+    console = _console()
+    record = run_look(LookRequest(name=model, text=text, length=length, device=device), output)
+    print_summary(record, console)
+    page = write_look([record], output / "report.html")
+    console.print(f"record: {output / 'record.json'}\npage:   {page}", highlight=False)
+
+
 class Target(StrEnum):
     """Formats that ``antiphase convert`` writes."""
 
@@ -447,16 +471,22 @@ def report(
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG.", show_default=False)
     ] = None,
 ) -> None:
-    """Draw one self-contained page from records.
+    """Draw one self-contained page from records; an interactive one if all are of antiphase look.
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
     from antiphase.records import Record
     from antiphase.report.figures import save_figures
     from antiphase.report.html import write_report
+    from antiphase.report.look import is_look
 
     records = [Record.load(path) for path in runs]
-    write_report(records, output)
+    if all(is_look(record) for record in records):
+        from antiphase.report.look_page import write_look
+
+        write_look(records, output)
+    else:
+        write_report(records, output)
     if figures is not None:
         for path, record in zip(runs, records, strict=True):
             save_figures(record, figures / path.stem if len(records) > 1 else figures)

@@ -454,3 +454,30 @@ def test_probe_of_another_family(antiphase, refused, tmp_path, foreign_model, te
     assert page.count("<img") >= 2  # no token may have been a sink
     assert "Sinks by layer and position" in page
     refused("exists and is not empty", "probe llama --data book.txt --length 64 --output new")
+
+
+# ---------------------------------------------------------------------------------- looking at one text
+
+
+def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, foreign_model, tmp_path):
+    code, out, err = antiphase("look", foreign_model, "--output out --device cpu --text", BOOK[:50].replace(" ", "_"))
+    assert code == 0, err
+    assert "Attention by layer" in out
+    page = (tmp_path / "out" / "report.html").read_bytes()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"record.json", "record.safetensors", "report.html"}
+    code, _, _ = antiphase("report out --output again.html --figures figures")
+    assert code == 0
+    assert (tmp_path / "again.html").read_bytes() == page
+    assert len(list((tmp_path / "figures").glob("look-*.png"))) == 4
+
+
+@pytest.mark.parametrize(
+    ("pattern", "arguments"),
+    [
+        ("--length must lie between 1 and 512, got 600", "--text a --length 600"),
+        ("more than the 3 of --length", "--text harbour,harbour --length 3"),
+        ("missing option '--text'", ""),
+    ],
+)
+def test_look_refuses(refused, foreign_model, pattern, arguments):
+    refused(pattern, "look", foreign_model, "--output out", arguments)

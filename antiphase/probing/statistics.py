@@ -178,7 +178,7 @@ class _Probe:
                 query.unflatten(1, (2, groups, -1)).movedim(1, 3),
                 key.unflatten(1, (2, groups)).transpose(1, 2),
             )
-            lam = _lambda_of(module)
+            lam = diffllama_lambda(module)
             order = _Order.HALVES
         else:
             groups = key.shape[1]
@@ -219,7 +219,7 @@ class _Seen:
     order: _Order
 
 
-def _lambda_of(module: nn.Module) -> Tensor:
+def diffllama_lambda(module: nn.Module) -> Tensor:
     """λ of a DiffLlama layer, 0-d."""
     first, second = (
         torch.exp((getattr(module, f"lambda_q{i}").float() * getattr(module, f"lambda_k{i}").float()).sum())

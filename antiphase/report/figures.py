@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import calibration_plots, plots, sink_plots
+from antiphase.report import calibration_plots, look_plots, plots, sink_plots
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "benchmark": plots.relative_times,
@@ -28,6 +28,10 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "calibration-effects": calibration_plots.effect_rows,
     "calibration-sweeps": calibration_plots.sweeps,
     "calibration-screen": calibration_plots.slopes,
+    "look-heads": look_plots.every_head,
+    "look-head": look_plots.one_head,
+    "look-masks": look_plots.masks,
+    "look-positions": look_plots.positions,
 }
 """Every figure by the name of its file, in the order of the page; None where the record has nothing for it."""
 

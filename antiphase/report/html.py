@@ -13,12 +13,12 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import benchmarks, figures, plots, summary, tables
+from antiphase.report import benchmarks, figures, look_plots, plots, summary, tables
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads")
+RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads", *look_plots.WORDS)
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -202,6 +202,8 @@ def _paragraphs(record: Record) -> list[str]:
         "same precision allows.",
         "benchmark-calibration": "Calibrated attention, every head of it, beside the attention that it replaces, and "
         "what probing a text holds beside a forward pass. The candidates took turns.",
+        "look": "Attention of every layer and head on one text. The same record drawn alone (antiphase report RUN) "
+        "gives a page in which every weight can be looked up.",
         "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "
         "prompt, and the tokens generated after it. The candidates took turns.",
     }
@@ -364,5 +366,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "A dot for each head: what one backward pass foretells, and what calibrating the head does.",
         "Scatter plot of slopes and exact changes of the log probability of right answers.",
     ),
+    **look_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

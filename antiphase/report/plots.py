@@ -306,7 +306,7 @@ def attention_maps(record: Record) -> Figure | None:
     shape = max(panel.shape for pair in panels.values() for panel in pair)
     largest = max(float(numpy.abs(panel).max()) for pair in panels.values() for panel in pair) or 1.0
     # The square root lets noise of 0.01 be seen beside a weight of 1.
-    norm = FuncNorm((partial(_signed_power, power=0.5), partial(_signed_power, power=2)), -largest, largest)
+    norm = FuncNorm((partial(signed_power, power=0.5), partial(signed_power, power=2)), -largest, largest)
     map_height = max(1.6, 6.2 * shape[0] / shape[1])
     ratios = [map_height, 1.7, map_height]
     figure = Figure(figsize=(6.4 * len(maps) + 1, sum(ratios) + 2.6), layout="constrained")
@@ -321,7 +321,7 @@ def attention_maps(record: Record) -> Figure | None:
             axes.grid(visible=False)
             axes.set_ylabel("query token" if column == 0 else "")
             first = _row_numbers(record, maps[arm])[0]
-            _label_tokens(axes.yaxis, tokens[first:] if len(tokens) <= LABELLED_TOKENS else [], weights.shape[0], first)
+            label_tokens(axes.yaxis, tokens[first:] if len(tokens) <= LABELLED_TOKENS else [], weights.shape[0], first)
         profile = grid[1, column]
         shades = [colour if token in answer else "#9a9a9a" for token in range(shape[1])]
         profile.bar(range(shape[1]), pair[0][row], color=shades, width=0.9)
@@ -330,7 +330,7 @@ def attention_maps(record: Record) -> Figure | None:
         profile.set_ylabel("weight" if column == 0 else "")
         bottom = grid[2, column]
         bottom.set_xlabel("key token")
-        _label_tokens(bottom.xaxis, tokens if len(tokens) <= LABELLED_TOKENS else [], shape[1], 0)
+        label_tokens(bottom.xaxis, tokens if len(tokens) <= LABELLED_TOKENS else [], shape[1], 0)
         bottom.tick_params(axis="x", labelrotation=90 if 0 < len(tokens) <= LABELLED_TOKENS else 0)
     words = "signed weight (colour follows its square root)"
     bar = figure.colorbar(ScalarMappable(norm, "RdBu_r"), ax=grid, shrink=0.5, aspect=35, label=words)
@@ -456,7 +456,8 @@ def _legend_below(figure: Figure, columns: int) -> None:
         figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, handlelength=3)
 
 
-def _signed_power(numbers: Any, power: float) -> Any:
+def signed_power(numbers: Any, power: float) -> Any:
+    """A power of the size, with the sign."""
     return numpy.sign(numbers) * numpy.abs(numbers) ** power
 
 
@@ -490,7 +491,7 @@ def _mark_answer(axes: Axes, answer: Sequence[int], row: int, shape: tuple[int, 
     )  # fmt: skip
 
 
-def _label_tokens(axis: Any, tokens: list[str], count: int, first: int) -> None:
+def label_tokens(axis: Any, tokens: list[str], count: int, first: int) -> None:
     """Every token by its text where there are few, else by its number."""
     if tokens:
         axis.set_ticks(range(min(count, len(tokens))), tokens[:count])

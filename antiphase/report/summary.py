@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, calibration, tables
+from antiphase.report import benchmarks, calibration, look, tables
 from antiphase.report.tables import Table
 
 TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         calibration.screening(record),
         calibration.effects(record),
     ],
+    "look": lambda record: [look.layer_table(record)],
 }
 """The tables to read first, by kind of record; any other kind shows its lists and single values."""
 

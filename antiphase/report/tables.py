@@ -79,7 +79,7 @@ def runs_of(record: Record) -> list[dict[str, Any]]:
     if record.kind == "train":
         name = record.values.get("arm") or record.config.get("model", {}).get("attention_type") or "model"
         return [{"seed": record.seeds[0] if record.seeds else None, **record.values, "arm": name}]
-    return list(record.values.get("runs") or []) if record.kind == "compare" else []
+    return list(record.values.get("runs") or []) if record.kind in ("compare", "look") else []
 
 
 def needles_of(record: Record, part: str) -> list[dict[str, Any]]:

@@ -1,0 +1,178 @@
+"""Whole attention maps of one text in every layer of any Hugging Face model; memory is layers × maps × N²."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphase.interface import (
+    AttentionFunction,
+    carries_positions,
+    combine_mask,
+    has_two_keys,
+    is_differential,
+    swapped,
+    visible_keys,
+)  # fmt: skip
+from antiphase.ops.reference import softmax_maps
+from antiphase.ops.shapes import Shapes
+from antiphase.probing.statistics import diffllama_lambda
+
+
+@dataclass(frozen=True)
+class AttentionMaps:
+    """What one layer did: H heads of S maps (1, or 2 in differential heads), N queries, M keys. On the CPU, in fp32."""
+
+    layer: int
+    """The model's number of the layer, 0-based."""
+    maps: Tensor
+    """(H, S, N, M): softmax weights, 0 or more."""
+    lam: Tensor | None
+    """(H, N), None where S is 1. The head's weights are maps[:, 0] - λ maps[:, 1]."""
+    visible: Tensor
+    """(N, M) bool: what a query may look at."""
+
+    def weights(self) -> Tensor:
+        """What multiplies the values: (H, N, M), signed in differential heads."""
+        if self.lam is None:
+            return self.maps[:, 0]
+        return self.maps[:, 0] - self.lam.unsqueeze(-1) * self.maps[:, 1]
+
+
+@torch.no_grad()
+def attention_maps(model: PreTrainedModel, input_ids: Tensor) -> list[AttentionMaps]:
+    """Every layer's maps on one text, in the order of the calls.
+
+    The weights are those of the model's own eager attention, so whatever it does to its scores (soft caps, sinks
+    without a key, its scale) is in them. Differential heads show both maps: layers of this package, and DiffLlama,
+    whose map i is subtracted from by map i + H. The model is unchanged afterwards, also after an error.
+
+    Args:
+        input_ids: (1, N), without padding.
+
+    Raises:
+        ValueError: the model's attention does not go through transformers' interface, has no eager function, or has
+            a mask for each head.
+    """
+    if input_ids.dim() != 2 or input_ids.shape[0] != 1:
+        raise ValueError(f"input_ids must be one text, (1, N), got shape {tuple(input_ids.shape)}")
+    base = model.base_model
+    arguments: dict[str, Any] = {"input_ids": input_ids.to(model.device)}
+    if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
+        arguments["use_cache"] = False
+    watch = _Watch()
+    with _eager(model), swapped(model, watch.wrap):
+        base(**arguments)
+    return watch.found
+
+
+@contextmanager
+def _eager(model: PreTrainedModel) -> Iterator[None]:
+    """The model under its eager implementation, which alone has weights to show; a differential one as it is."""
+    if any(_subtracts(module) for module in model.modules()):
+        yield
+        return
+    original = model.config._attn_implementation
+    if not model._can_set_attn_implementation():
+        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(original)
+
+
+class _Watch:
+    """The attention function that keeps the weights of each call."""
+
+    def __init__(self) -> None:
+        self.found: list[AttentionMaps] = []
+        self.query: Tensor | None = None  # of the last call
+
+    def wrap(self, function: AttentionFunction) -> AttentionFunction:
+        """Call what the model would have called, and keep what it shows."""
+
+        def observe(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            output, weights = function(module, query, key, value, attention_mask, **kwargs)
+            if query is not self.query:  # DiffLlama calls twice with the same queries, once for each half of the values
+                self.found.append(self._look(module, query, key, attention_mask, weights, kwargs))
+            self.query = query
+            return output, weights
+
+        return observe
+
+    def _look(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        attention_mask: Tensor | None,
+        weights: Tensor | None,
+        kwargs: dict[str, Any],
+    ) -> AttentionMaps:
+        queries, keys = query.shape[2], key.shape[2]
+        visible = _visible(module, attention_mask, queries, keys, window=kwargs.get("sliding_window"))
+        lam: Tensor | None = None
+        if _subtracts(module):
+            maps = _both_maps(module, query, key, visible, kwargs.get("scaling"))[0]
+            lam = kwargs["lam"] if "lam" in kwargs else module.differential.lam()  # type: ignore[operator, union-attr]
+        elif weights is None:
+            raise ValueError(f"the eager attention of {type(module).__name__} does not return its weights")
+        elif hasattr(module, "lambda_init"):
+            maps, lam = weights[0].unflatten(0, (2, -1)).transpose(0, 1), diffllama_lambda(module)
+        else:
+            maps = weights[0].unsqueeze(1)
+        maps = maps.float().cpu()  # (H, S, N, M)
+        if lam is not None:
+            lam = lam.detach().float().cpu()
+            lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(1, len(maps), queries)[0]
+        visible = visible.cpu()
+        if bool(maps[:, :, ~visible].any()):
+            raise ValueError(f"{type(module).__name__} has weight on keys that its mask hides, which is not understood")
+        number = getattr(module, "layer_idx", None)
+        return AttentionMaps(len(self.found) if number is None else int(number), maps, lam, visible)
+
+
+def _subtracts(module: nn.Module) -> bool:
+    """Whether this is an attention layer of this package that subtracts, in its own models or inside another's."""
+    return (hasattr(module, "config") and is_differential(module)) or hasattr(module, "differential")
+
+
+def _both_maps(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor, scale: float | None) -> Tensor:
+    """(B, H, 2, N, M) of a differential layer of this package."""
+    key_maps = 2 if has_two_keys(module) or hasattr(module, "differential") else 1
+    width = query.shape[-1]
+    shapes = Shapes(
+        batch=query.shape[0], heads=query.shape[1] // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
+        queries=query.shape[2], keys=key.shape[2], width=width, value_width=key_maps * width,
+    )  # fmt: skip
+    scale = width**-0.5 if scale is None else scale
+    return softmax_maps(
+        query, key, visible[None, None], is_causal=False, sliding_window=None, scale=scale, shapes=shapes
+    )
+
+
+def _visible(
+    module: nn.Module, attention_mask: Tensor | None, queries: int, keys: int, *, window: int | None
+) -> Tensor:
+    """(N, M) bool on the mask's device."""
+    mask, is_causal = visible_keys(attention_mask, queries, causal=getattr(module, "is_causal", True))
+    if mask is not None and mask.shape[1] > 1:
+        raise ValueError(f"{type(module).__name__} has an attention mask for each head, which is not drawn")
+    device = next(module.parameters()).device
+    found = combine_mask(
+        mask, queries, keys, is_causal=is_causal, device=device,
+        sliding_window=None if carries_positions(mask, queries) or not is_causal else window,
+    )  # fmt: skip
+    if found is None:
+        return torch.ones(queries, keys, dtype=torch.bool, device=device)
+    return found.expand(1, 1, queries, keys)[0, 0] if found.dim() == 4 else found.expand(queries, keys)

@@ -1,0 +1,145 @@
+"""Records of ``antiphase look`` read: sequences, masks and maps of each layer, and their table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy
+
+from antiphase.codes import decode
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.report.tables import Column, Table
+
+MASK_WORDS = {"global": "global", "causal": "causal", "local": "local", "other": "of its own kind"}
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """One entry of a record's ``maps``: H heads of S maps, N queries, M keys."""
+
+    layer: int
+    queries: str
+    """Name of the sequence of queries."""
+    keys: str
+    mask: int
+    """Index of its mask."""
+    visible: numpy.ndarray
+    """(N, M) bool."""
+    codes: numpy.ndarray
+    """(H, S, N, M) uint8, as ``codes.encode`` gives them."""
+    scales: numpy.ndarray
+    """(H, S, N) fp32."""
+    lam: numpy.ndarray | None
+    """(H, N) fp32 where S is 2."""
+
+    @cached_property
+    def maps(self) -> numpy.ndarray:
+        """(H, S, N, M) fp32."""
+        return decode(self.codes, self.scales)
+
+    @cached_property
+    def weights(self) -> numpy.ndarray:
+        """What multiplies the values, (H, N, M) fp32, signed where maps are subtracted."""
+        if self.lam is None:
+            return numpy.asarray(self.maps[:, 0])
+        return numpy.asarray(self.maps[:, 0] - self.lam[..., None] * self.maps[:, 1])
+
+    @cached_property
+    def shares(self) -> numpy.ndarray:
+        """\\|A\\| / Σ\\|A\\| of each query, (H, N, M); zeros where a query sees nothing."""
+        size = numpy.abs(self.weights)
+        return numpy.asarray(size / numpy.maximum(size.sum(-1, keepdims=True), 1e-30))
+
+
+def is_look(record: Record) -> bool:
+    """Whether the record holds attention maps."""
+    return record.kind == "look" and bool(record.values.get("maps"))
+
+
+def tokens_of(record: Record, sequence: str) -> list[dict[str, Any]]:
+    """The tokens of a sequence: ``id``, ``piece``, ``text`` and ``word``."""
+    return list(record.values["sequences"][sequence]["tokens"])
+
+
+def layers_of(record: Record) -> list[LayerMaps]:
+    """Every layer's maps, in order; empty for other records.
+
+    Raises:
+        InputError: arrays are missing or do not fit what the record says of them.
+    """
+    if not is_look(record):
+        return []
+    found = []
+    for entry in record.values["maps"]:
+        name, mask = entry["arrays"], record.values["masks"][entry["mask"]]["array"]
+        needed = [f"{name}.codes", f"{name}.scales", mask] + [f"{name}.lambda"] * (entry["maps_per_head"] == 2)
+        missing = [key for key in needed if key not in record.arrays]
+        if missing:
+            raise InputError(f"the record lacks the array {missing[0]}: its .safetensors file must lie beside it")
+        layer = LayerMaps(
+            entry["layer"], entry["queries"], entry["keys"], entry["mask"], record.arrays[mask].astype(bool),
+            record.arrays[f"{name}.codes"], record.arrays[f"{name}.scales"], record.arrays.get(f"{name}.lambda"),
+        )  # fmt: skip
+        heads, each = entry["heads"], entry["maps_per_head"]
+        queries, keys = len(tokens_of(record, layer.queries)), len(tokens_of(record, layer.keys))
+        shapes = {
+            "codes": (layer.codes, (heads, each, queries, keys)),
+            "scales": (layer.scales, (heads, each, queries)),
+            "lambda": (layer.lam, (heads, queries)),
+        }
+        for part, (array, shape) in shapes.items():
+            if array is not None and array.shape != shape:
+                raise InputError(f"the record's array {name}.{part} has shape {array.shape}, expected {shape}")
+        found.append(layer)
+    return found
+
+
+def mask_words(mask: dict[str, Any]) -> str:
+    """``causal, window 4``."""
+    words = MASK_WORDS.get(mask["kind"], str(mask["kind"]))
+    return words if mask["window"] is None else f"{words}, window {mask['window']}"
+
+
+def layer_table(record: Record) -> Table | None:
+    """What each layer does on this text, as means over heads and queries."""
+    rows = []
+    for layer in layers_of(record):
+        share, weights = layer.shares, layer.weights
+        row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
+        distance = numpy.abs(row - numpy.arange(share.shape[2]))
+        entropy = -(share * numpy.log(numpy.maximum(share, 1e-30))).sum(-1)
+        negative = (share * (weights < 0)).sum(-1).mean() if layer.lam is not None else None
+        rows.append(
+            [
+                layer.layer, len(weights), mask_words(record.values["masks"][layer.mask]),
+                float(share[..., 0].mean()), float(entropy.mean()),
+                float((share * distance).sum(-1).mean()) if layer.queries == layer.keys else None,
+                None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
+            ]
+        )  # fmt: skip
+    columns = [
+        Column("Layer", "integer"), Column("Heads", "integer"), Column("Mask"), Column("On the first token", "percent"),
+        Column("Entropy, nats", "number"), Column("Distance, tokens", "number"), Column("λ", "number"),
+        Column("Negative", "percent"),
+    ]  # fmt: skip
+    if not rows:
+        return None
+    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    return Table(
+        title="Attention by layer",
+        columns=[columns[index] for index in shown],
+        rows=[[row[index] for index in shown] for row in rows],
+        note="Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.",
+    )
+
+
+def piece_counts(record: Record, sequence: str) -> tuple[int, int | None]:
+    """Number of pieces, and of words where the tokenizer told them; special tokens count as neither."""
+    tokens = tokens_of(record, sequence)
+    words = {token["word"] for token in tokens if token["word"] is not None}
+    if not words:
+        return len(tokens), None
+    return sum(token["word"] is not None for token in tokens), len(words)

@@ -1,0 +1,196 @@
+"""Attention of every layer and head on one text, from request to record: what ``antiphase look`` does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.codes import encode
+from antiphase.errors import InputError
+from antiphase.evals.loading import load_model
+from antiphase.ops.positions import sinusoidal_positions
+from antiphase.ops.shapes import positions_mask
+from antiphase.probing.maps import AttentionMaps, attention_maps
+from antiphase.records import Record, finite
+from antiphase.studies.single import check_empty
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import make_folder, undone_if_refused
+
+LONGEST = 512
+"""Most tokens that can be asked for: 12 layers of 12 maps are 38 MB of record then, and a page of some 25 MB."""
+POSITIONS = (50, 128)
+"""Positions and width of the matrix of sinusoidal positions."""
+TEXT = "text"
+"""Name of the one sequence: queries and keys both. Maps between two sequences name two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookRequest:
+    """What ``antiphase look`` was asked for."""
+
+    name: str
+    """Local folder or Hub name of a model."""
+    text: str
+    length: int = 256
+    """Most tokens: memory and page grow with their square."""
+    device: str = "auto"
+
+    def check(self) -> None:
+        """Raise an InputError for what is empty or out of range; it names the flag."""
+        if not self.text.strip():
+            raise InputError("--text is empty; give a sentence to look at")
+        if any("\ud800" <= letter <= "\udfff" for letter in self.text):  # bytes of a shell that are not UTF-8
+            raise InputError("--text is not valid Unicode; write it in UTF-8")
+        if not 1 <= self.length <= LONGEST:
+            raise InputError(
+                f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; "
+                "`antiphase probe` sums up longer texts"
+            )
+
+
+def look(request: LookRequest, output: Path) -> Record:
+    """Every map of every layer on the text, in 8 bits (``codes.py``). Writes ``record.json`` in ``output``.
+
+    ``values["maps"]`` lists the layers; each names its sequences of queries and keys, its mask and its arrays:
+    codes (H, S, N, M), scales (H, S, N) and, where S is 2, λ (H, N).
+
+    Raises:
+        InputError: a model or text that cannot be used, attention that cannot be seen, a folder that is not empty.
+    """
+    check_empty(output)
+    request.check()
+    started = time.perf_counter()
+    with undone_if_refused(output):
+        make_folder(output)
+        loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
+        config = loaded.model.config
+        if getattr(config, "is_encoder_decoder", False):
+            raise InputError(f"MODEL {request.name} has an encoder and a decoder, which antiphase look cannot draw yet")
+        ids = loaded.tokenizer(request.text, return_tensors="pt")["input_ids"]
+        _check_length(ids.shape[1], request, getattr(config, "max_position_embeddings", None))
+        if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
+            raise InputError(f"--text holds no word that {request.name} knows; give words of its own vocabulary")
+        try:
+            found = attention_maps(loaded.model, ids)
+        except ValueError as error:
+            raise InputError(f"MODEL {request.name}: {error}") from error
+        maps, masks, arrays = _stored(found)
+        tokens = tokens_of(loaded.tokenizer, request.text, ids[0])
+        arrays["positions"] = sinusoidal_positions(*POSITIONS).numpy()
+        record = Record(
+            kind="look",
+            values=finite({
+                "model": request.name,
+                "model_type": config.model_type,
+                "attention_type": getattr(config, "attention_type", None),
+                "sequences": {TEXT: {"text": request.text, "tokens": tokens}},
+                "maps": maps,
+                "masks": masks,
+                "runs": _runs_of(Path(request.name)),
+            }),
+            config=finite(vars(request)),
+            seconds=time.perf_counter() - started,
+            arrays=arrays,
+        )  # fmt: skip
+        record.save(output)
+    return record
+
+
+def _check_length(count: int, request: LookRequest, positions: int | None) -> None:
+    if count == 0:
+        raise InputError("--text has no token in this model's tokenizer; give a sentence to look at")
+    if count > request.length:
+        remedy = f"raise --length (up to {LONGEST}) or shorten the text" if count <= LONGEST else "shorten the text"
+        raise InputError(f"--text has {count} tokens, more than the {request.length} of --length; {remedy}")
+    if positions is not None and count > positions:
+        raise InputError(
+            f"--text has {count} tokens, more than the {positions} positions of {request.name}; shorten it"
+        )
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> list[dict[str, Any]]:
+    """For each token its id, its piece in the vocabulary, the text it stands for, and the number of its word.
+
+    A token that is only some bytes of a character stands as ``日[1/3]``, the first of its three tokens; where the
+    tokenizer does not tell the character, as its piece. Words are those that the tokenizer cuts first; null for
+    special tokens and where the tokenizer does not tell.
+    """
+    listed = ids.tolist()
+    texts = [tokenizer.decode([number]) for number in listed]
+    pieces = tokenizer.convert_ids_to_tokens(listed)
+    words: list[int | None] = [None] * len(listed)
+    places: list[tuple[int, int]] = [(0, 0)] * len(listed)
+    if tokenizer.is_fast:
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        words, places = encoded.word_ids(), encoded["offset_mapping"]
+    labels = []
+    for index, (piece, shown, place) in enumerate(zip(pieces, texts, places, strict=True)):
+        if shown and "\ufffd" not in shown:
+            labels.append(shown)
+        elif place[0] < place[1] and places.count(place) > 1:
+            first = places.index(place)
+            labels.append(f"{text[slice(*place)]}[{index - first + 1}/{places.count(place)}]")
+        else:
+            labels.append(piece)
+    return [
+        {"id": number, "piece": piece, "text": label, "word": word}
+        for number, piece, label, word in zip(listed, pieces, labels, words, strict=True)
+    ]
+
+
+def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """What the record says of each layer and each mask, and their arrays; equal masks are stored once."""
+    maps: list[dict[str, Any]] = []
+    masks: list[dict[str, Any]] = []
+    kept: list[Tensor] = []
+    arrays: dict[str, Any] = {}
+    for number, one in enumerate(found):
+        mask = next((index for index, other in enumerate(kept) if one.visible.equal(other)), len(kept))
+        if mask == len(kept):
+            kept.append(one.visible)
+            arrays[f"masks.{mask}"] = one.visible.numpy()
+            masks.append({"array": f"masks.{mask}", **mask_kind(one.visible)})
+        heads, each = one.maps.shape[:2]
+        arrays[f"maps.{number}.codes"], arrays[f"maps.{number}.scales"] = encode(one.maps.numpy())
+        if one.lam is not None:
+            arrays[f"maps.{number}.lambda"] = one.lam.contiguous().numpy()
+        maps.append(
+            {"layer": one.layer, "heads": heads, "maps_per_head": each, "queries": TEXT, "keys": TEXT, "mask": mask,
+             "arrays": f"maps.{number}"}
+        )  # fmt: skip
+    return maps, masks, arrays
+
+
+def mask_kind(visible: Tensor) -> dict[str, Any]:
+    """``kind`` of a mask (N, M): global, causal, local (as far back as ahead) or other; ``window``: keys that a query
+    sees at most, where distance limits them.
+    """
+    if visible.all():
+        return {"kind": "global", "window": None}
+    queries, keys = visible.shape
+    widest = int(visible.sum(-1).max())
+    for window in (None, widest):
+        causal = positions_mask(queries, keys, is_causal=True, sliding_window=window, device=visible.device)
+        if causal is not None and visible.equal(causal):
+            return {"kind": "causal", "window": window}
+    reach = int(visible[0].sum()) - 1
+    places = torch.arange(max(queries, keys), device=visible.device)
+    if queries == keys and visible.equal((places[:, None] - places).abs() <= reach):
+        return {"kind": "local", "window": 2 * reach + 1}
+    return {"kind": "other", "window": None}
+
+
+def _runs_of(folder: Path) -> list[dict[str, Any]]:
+    """The learning curve of a model that was trained here."""
+    if not (folder / "record.json").is_file():
+        return []
+    trained = Record.load(folder)
+    name = trained.values.get("arm") or trained.config.get("model", {}).get("attention_type") or "model"
+    seed = trained.seeds[0] if trained.seeds else None
+    return [{"arm": name, "seed": seed, "curve": trained.values.get("curve") or []}] if trained.kind == "train" else []

@@ -1,0 +1,206 @@
+"""Whole maps equal the weights that each model's own eager attention returns, which are read another way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertModel,
+)
+
+import antiphase
+from antiphase.interface import join_halves, swapped
+from antiphase.probing.maps import _visible, attention_maps
+
+BASE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
+SIZES: dict[str, Any] = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+N = 13
+
+FOREIGN: dict[str, Any] = {
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SIZES, head_dim=8, sliding_window=5, attn_logit_softcapping=0.3)
+    ),
+    "gpt_oss": lambda: GptOssForCausalLM(
+        GptOssConfig(**SIZES, head_dim=8, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
+    "bert": lambda: BertModel(BertConfig(**BASE, num_attention_heads=4)),
+    "modernbert": lambda: ModernBertModel(
+        ModernBertConfig(
+            **BASE,
+            num_attention_heads=4,
+            local_attention=6,
+            global_attn_every_n_layers=2,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+            cls_token_id=1,
+            sep_token_id=2,
+        )
+    ),
+}
+CAUSAL = {"llama", "mistral", "gemma2", "gpt_oss", "gpt2"}
+
+
+@pytest.fixture
+def ids() -> torch.Tensor:
+    return torch.randint(3, 61, (1, N), generator=torch.Generator().manual_seed(2))
+
+
+def enlarged(model: Any) -> Any:
+    """Weights so large that maps are far from uniform."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "q_proj" in name or "k_proj" in name or "c_attn.weight" in name or "Wqkv" in name:
+                parameter *= 15
+            if "query.weight" in name or "key.weight" in name:
+                parameter *= 15
+            if "sinks" in name:
+                parameter.fill_(1.0)
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_maps_are_the_weights_of_the_models_own_eager_attention(name: str, ids: torch.Tensor) -> None:
+    model = enlarged(FOREIGN[name]())
+    before = model.config._attn_implementation
+    found = attention_maps(model, ids)
+    assert model.config._attn_implementation == before
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+    assert [one.layer for one in found] == [0, 1, 2]
+    for one, whole in zip(found, expected, strict=True):
+        assert one.lam is None
+        assert one.maps.shape == (4, 1, N, N)
+        torch.testing.assert_close(one.weights(), whole[0], rtol=1e-5, atol=1e-6)
+        assert bool((one.maps[:, :, one.visible] > 0).all()), "what the mask shows has weight"
+        assert not one.maps[:, :, ~one.visible].any()
+        assert bool(one.visible.tril().equal(one.visible)) == (name in CAUSAL)
+    spread = torch.stack([one.maps.amax(-1) for one in found])[..., -1]
+    assert spread.max() > 0.15, "a test of uniform maps would show little"
+
+
+def test_windows_are_in_the_masks_of_their_layers(ids: torch.Tensor) -> None:
+    layers = attention_maps(FOREIGN["gemma2"](), ids)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    near = (distance >= 0) & (distance < 5)
+    assert [bool(one.visible.equal(near)) for one in layers] == [True, False, True]
+    assert layers[1].visible.equal(distance >= 0)
+
+
+def test_soft_caps_and_sinks_without_a_key_are_in_the_weights(ids: torch.Tensor) -> None:
+    capped = attention_maps(enlarged(FOREIGN["gemma2"]()), ids)
+    for one in capped:  # scores lie between -0.3 and 0.3
+        seen = one.visible.sum(-1, keepdim=True)
+        assert bool((one.maps.amax(-1, keepdim=True) <= torch.exp(torch.tensor(0.6)) / seen + 1e-6).all())
+    sums = torch.stack([one.maps.sum(-1) for one in attention_maps(enlarged(FOREIGN["gpt_oss"]()), ids)])
+    assert bool((sums < 1 + 1e-6).all())
+    assert sums.mean() < 0.9
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_models_of_this_package_show_both_maps(tiny_model: Any, kind: str, implementation: str, ids: Any) -> None:
+    fields = {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    eager = tiny_model(kind, attn_implementation="eager", **fields).double()
+    expected = eager(ids, output_attentions=True).attentions
+    found = attention_maps(tiny_model(kind, attn_implementation=implementation, **fields).double(), ids)
+    heads, maps = (8, 1) if kind == "softmax" else (4, 2)
+    for one, whole in zip(found, expected, strict=True):
+        assert one.maps.shape == (heads, maps, N, N)
+        torch.testing.assert_close(one.weights(), whole[0].detach().float(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(one.maps.sum(-1), torch.ones(heads, maps, N))
+        assert (one.lam is None) == (kind == "softmax")
+        if one.lam is not None:
+            assert one.lam.shape == (heads, N)
+            assert bool((one.lam == one.lam[:, :1]).all()) == (kind == "differential"), "in V2 λ is a token's own"
+    assert [int(one.visible[-1].sum()) for one in found] == [N, 5, N]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_differential_attention_inside_other_architectures(name: str, ids: torch.Tensor) -> None:
+    """The weights are those that give the outputs of the layer's attention function."""
+    config = FOREIGN[name]().config
+    config.attention_probs_dropout_prob = 0.0
+    model = AutoModel.from_config(antiphase.differential_config(config)).eval()
+    calls: list[Any] = []
+
+    def wrap(function: Any) -> Any:
+        def observe(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+            found = function(module, query, key, value, *args, **kwargs)
+            calls.append((module, value, found[0]))
+            return found
+
+        return observe
+
+    with swapped(model, wrap), torch.no_grad():
+        model(ids)
+    found = attention_maps(model, ids)
+    assert len(found) == len(calls) == 3
+    for one, (module, value, output) in zip(found, calls, strict=True):
+        assert one.maps.shape == (2, 2, N, N)
+        assert bool(one.visible.all()) == (name == "bert")
+        heads = one.weights() @ join_halves(value)[0].repeat_interleave(2 * 2 // value.shape[1], dim=0)
+        expected = module.differential.finish(heads[None].transpose(1, 2))
+        torch.testing.assert_close(output.flatten(2), expected.flatten(2), rtol=1e-4, atol=1e-5)
+
+
+def test_diffllama_is_the_same_model_in_another_form(ids: torch.Tensor) -> None:
+    """Its two calls a layer count once, and map i is subtracted from by map i + H."""
+    model = DiffLlamaForCausalLM(DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
+    model = enlarged(model)
+    found = attention_maps(model, ids)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+    assert len(found) == 3
+    for number, (one, whole) in enumerate(zip(found, expected, strict=True)):
+        layer = model.model.layers[number].self_attn
+        lam = (
+            torch.exp((layer.lambda_q1 * layer.lambda_k1).sum())
+            - torch.exp((layer.lambda_q2 * layer.lambda_k2).sum())
+            + layer.lambda_init
+        )
+        assert one.maps.shape == (4, 2, N, N)
+        torch.testing.assert_close(one.weights(), whole[0, :4] - lam.detach() * whole[0, 4:], rtol=1e-5, atol=1e-6)
+
+
+def test_the_model_is_unchanged_after_an_error(ids: torch.Tensor) -> None:
+    model = FOREIGN["llama"]()
+    with pytest.raises(IndexError):
+        attention_maps(model, ids + 1000)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_one_text_at_a_time(ids: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"one text, \(1, N\), got shape \(2, 13\)"):
+        attention_maps(FOREIGN["llama"](), ids.expand(2, -1))
+
+
+@pytest.mark.parametrize(("causal", "expected"), [(True, [1, 2, 2, 2, 2]), (False, [5, 5, 5, 5, 5])])
+def test_a_window_without_a_mask_by_query_is_the_functions_own(causal: bool, expected: list[int]) -> None:
+    """Attention functions apply it so: a window ends behind the query, where attention is causal."""
+    layer = torch.nn.Linear(1, 1)
+    layer.is_causal = causal  # type: ignore[assignment]
+    assert _visible(layer, None, 5, 5, window=2).sum(-1).tolist() == expected

@@ -1,0 +1,189 @@
+"""The record of one text: every map of the model within the bound of 8 bits, its tokens, its masks; limits in words."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertModel,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import antiphase
+from antiphase.codes import decode, error_bound
+from antiphase.config import load_preset
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError
+from antiphase.probing.maps import attention_maps
+from antiphase.records import Record
+from antiphase.studies.look import LookRequest, look, mask_kind, tokens_of
+from antiphase.studies.single import curve_evaluations
+from antiphase.training.loop import train
+
+SENTENCE = "Ein Stein, am Rand\tder Stadt:\n12 x <b> 日本"
+SIZES = {
+    "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 300, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def saved(tmp_path, text_tokenizer):
+    """A factory of model folders, random weights, with a tokenizer."""
+
+    def save(kind):
+        size = {**SIZES, "vocab_size": len(text_tokenizer)}
+        torch.manual_seed(4)
+        if kind == "bert":
+            model = BertModel(BertConfig(**{name: value for name, value in size.items() if "key_value" not in name}))
+        elif kind == "diffllama":
+            model = DiffLlamaForCausalLM(DiffLlamaConfig(**size))
+        else:
+            windows = {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
+            model = antiphase.AntiphaseForCausalLM(antiphase.AntiphaseConfig(attention_type=kind, **size, **windows))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "q_proj" in name or "k_proj" in name or "query.w" in name or "key.w" in name:
+                    parameter.mul_(25)
+        folder = tmp_path / kind
+        model.save_pretrained(folder)
+        text_tokenizer.save_pretrained(folder)
+        return model.eval(), str(folder)
+
+    return save
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "diffllama", "bert"])
+def test_the_record_holds_every_map_within_its_bound(saved, tmp_path, text_tokenizer, kind):
+    model, folder = saved(kind)
+    made = look(LookRequest(name=folder, text=SENTENCE, device="cpu"), tmp_path / "out")
+    record = Record.load(tmp_path / "out")
+    assert record.values == made.values
+    assert record.kind == "look"
+    expected = attention_maps(model, text_tokenizer(SENTENCE, return_tensors="pt")["input_ids"])
+    count = len(record.values["sequences"]["text"]["tokens"])
+    assert count == expected[0].maps.shape[-1] > 20
+    assert len(record.values["maps"]) == len(expected) == 2
+    spread = 0.0
+    for entry, one in zip(record.values["maps"], expected, strict=True):
+        codes, scales = (record.arrays[f"{entry['arrays']}.{part}"] for part in ("codes", "scales"))
+        whole = one.maps.numpy()
+        error = numpy.abs(decode(codes, scales) - whole)
+        assert (error <= error_bound(whole) + 1e-6).all()
+        spread = max(spread, float(whole[..., -1, :].max()))
+        differential = kind not in ("softmax", "bert")
+        assert (entry["heads"], entry["maps_per_head"]) == ((2, 2) if differential else (4, 1))
+        assert (entry["queries"], entry["keys"]) == ("text", "text")
+        if differential:
+            numpy.testing.assert_allclose(record.arrays[f"{entry['arrays']}.lambda"], one.lam.numpy())
+        mask = record.values["masks"][entry["mask"]]
+        numpy.testing.assert_array_equal(record.arrays[mask["array"]], one.visible.numpy())
+    assert spread > 0.15
+    kinds = [(mask["kind"], mask["window"]) for mask in record.values["masks"]]
+    whole = {"bert": [("global", None)], "diffllama": [("causal", None)]}
+    assert kinds == whole.get(kind, [("causal", None), ("causal", 7)])
+    assert record.arrays["positions"].shape == (50, 128)
+
+
+def test_tokens_have_their_words_pieces_and_text(saved, tmp_path, text_tokenizer):
+    _, folder = saved("softmax")
+    found = look(LookRequest(name=folder, text=SENTENCE), tmp_path / "out").values["sequences"]["text"]
+    assert found["text"] == SENTENCE
+    tokens = found["tokens"]
+    assert [token["id"] for token in tokens] == text_tokenizer(SENTENCE)["input_ids"]
+    assert [token["piece"] for token in tokens] == text_tokenizer.tokenize(SENTENCE)
+    plain = SENTENCE.index("日")
+    assert "".join(token["text"] for token in tokens if "[" not in token["text"]) == SENTENCE[:plain]
+    assert [token["text"] for token in tokens[-6:]] == [
+        f"{letter}[{part}/3]" for letter in "日本" for part in (1, 2, 3)
+    ]
+    words = [token["word"] for token in tokens]
+    assert words == sorted(words)
+    assert len({token["word"] for token in tokens if token["text"] in ("1", "2")}) == 2, "digits are words of their own"
+
+
+def test_special_tokens_belong_to_no_word():
+    backend = Tokenizer(models.WordLevel({"[CLS]": 0, "ab": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    from tokenizers.processors import TemplateProcessing
+
+    backend.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", unk_token="[UNK]")
+    ids = torch.tensor(tokenizer("ab zz")["input_ids"])
+    assert tokens_of(tokenizer, "ab zz", ids) == [
+        {"id": 0, "piece": "[CLS]", "text": "[CLS]", "word": None},
+        {"id": 1, "piece": "ab", "text": "ab", "word": 0},
+        {"id": 2, "piece": "[UNK]", "text": "[UNK]", "word": 1},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("global", ("global", None)), ("causal", ("causal", None)), ("window", ("causal", 3)), ("local", ("local", 5)),
+        ("other", ("other", None)), ("wide", ("global", None)), ("shifted", ("causal", None)),
+    ],
+)  # fmt: skip
+def test_masks_are_named(kind, expected):
+    distance = torch.arange(9)[:, None] - torch.arange(9)
+    masks = {
+        "global": distance == distance, "causal": distance >= 0, "window": (distance >= 0) & (distance < 3),
+        "local": distance.abs() <= 2, "other": distance % 2 == 0, "wide": torch.ones(4, 9, dtype=torch.bool),
+        "shifted": (distance >= 0)[4:],
+    }  # fmt: skip
+    found = mask_kind(masks[kind])
+    assert (found["kind"], found["window"]) == expected
+
+
+@pytest.mark.slow
+def test_a_model_trained_here_brings_its_learning_curve(tiny_preset, tmp_path):
+    run = load_preset(str(tiny_preset), ["training.seed=3"]).run
+    data = prepare(run.data, tmp_path / "run-tokens")
+    trained = train(run, data, tmp_path / "run", evaluations=curve_evaluations(run, data))
+    known = " ".join(data.tokenizer.convert_ids_to_tokens([5, 9, 6]))
+    record = look(LookRequest(name=str(tmp_path / "run"), text=known), tmp_path / "out")
+    (found,) = record.values["runs"]
+    assert found["seed"] == 3
+    assert found["curve"] == trained.values["curve"]
+    assert len(found["curve"]) > 4
+    with pytest.raises(InputError, match=r"--text holds no word that .*run knows"):
+        look(LookRequest(name=str(tmp_path / "run"), text="a harbour at noon"), tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"text": " \n"}, "--text is empty; give a sentence"),
+        ({"text": "caf\udce9"}, "--text is not valid Unicode"),
+        ({"length": 0}, "--length must lie between 1 and 512, got 0"),
+        ({"length": 513}, "--length must lie between 1 and 512, got 513.*antiphase probe"),
+        ({"text": SENTENCE, "length": 8}, r"--text has \d\d tokens, more than the 8 of --length; raise --length"),
+        ({"text": "1" * 600}, "--text has 600 tokens, more than the 256 of --length; shorten the text$"),
+        ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_said(saved, tmp_path, fields, message):
+    _, folder = saved("softmax")
+    with pytest.raises(InputError, match=message):
+        look(LookRequest(**{"name": folder, "text": "a", **fields}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_whose_attention_cannot_be_seen_are_refused(tmp_path, text_tokenizer):
+    config = T5Config(
+        vocab_size=len(text_tokenizer), d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, pad_token_id=0,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    text_tokenizer.save_pretrained(tmp_path / "t5")
+    with pytest.raises(InputError, match=r"MODEL .*t5 has an encoder and a decoder"):
+        look(LookRequest(name=str(tmp_path / "t5"), text="a"), tmp_path / "out")
+    with pytest.raises(InputError, match="not empty"):
+        look(LookRequest(name=str(tmp_path / "t5"), text="a"), tmp_path / "t5")
