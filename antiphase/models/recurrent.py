@@ -75,6 +75,14 @@ class RecurrentModel(RecurrentPreTrainedModel):
         pooled = last[-directions:].transpose(0, 1).flatten(1) * (lengths > 0).unsqueeze(-1)
         return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=pooled)
 
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
+        """Of the network, both directions together; embeddings are no layer."""
+        named = list(self.network.named_parameters())
+        return [
+            [parameter for name, parameter in named if name.removesuffix("_reverse").endswith(f"_l{layer}")]
+            for layer in range(self.config.num_hidden_layers)
+        ]
+
 
 def _rows(values: Tensor, order: Tensor) -> Tensor:
     """(B, N, width) with the tokens of each text in the ``order`` (B, N)."""
