@@ -285,11 +285,12 @@ def test_batch_norm_is_torchs_over_the_real_tokens():
         rows = [row + 0.5 for row in rows]
 
 
-def test_batch_norm_in_a_model_is_trained_by_real_tokens_alone():
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_batch_norm_in_a_model_is_trained_by_real_tokens_alone(place):
     rows, states = [ids_of(length) for length in (6, 3)], []
     for width in (6, 11):
         torch.manual_seed(3)
-        model = model_of(norm="batch_norm").train()
+        model = model_of(norm="batch_norm", norm_position=place).train()
         ids, mask = torch.zeros(2, width, dtype=torch.int64), torch.zeros(2, width, dtype=torch.int64)
         for index, row in enumerate(rows):
             ids[index, : len(row)], mask[index, : len(row)] = row, 1
