@@ -28,13 +28,18 @@ SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "tra
 
 @dataclass(kw_only=True)
 class ModelSettings:
-    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with ``rope_theta`` for its rope_parameters."""
+    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with ``rope_theta`` for its rope_parameters.
+
+    A recurrent network (``kind``) needs few of them.
+    """
 
     hidden_size: int
     num_hidden_layers: int
     intermediate_size: int
     num_attention_heads: int
     """Softmax maps a layer; a differential layer has half as many heads."""
+    kind: Literal["transformer", "rnn", "lstm"] = "transformer"
+    """``rnn`` and ``lstm`` read hidden_size (of states and embeddings), num_hidden_layers and tie_word_embeddings."""
     attention_type: Literal["softmax", "differential", "differential_v2"] = "differential"
     num_key_value_heads: int | None = None
     """Key maps a layer; None: as many as ``num_attention_heads``, half as many in V2."""
@@ -391,6 +396,13 @@ def _check_run(run: RunSettings) -> None:
             raise InputError(f"{name} must not name a value twice, got {listed}")
     if any(not 0 <= depth <= 1 for depth in evaluation.depths) or not evaluation.depths:
         raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
+    if run.model.kind != "transformer":
+        for name, given in (
+            ("start_from", training.start_from),
+            ("gradient_checkpointing", training.gradient_checkpointing),
+        ):
+            if given:
+                raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
     longest = run.model.max_position_embeddings
     if longest is not None and longest < max([data.sequence_length, *evaluation.lengths]):
         raise InputError(

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache
+from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from antiphase.interface import AttentionFunction, differential_function, subtracting_function
 from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
+from antiphase.models.classic_configs import VanillaConfig
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.ops.shapes import statistics_dtype
 
@@ -23,12 +24,13 @@ LAMBDA_STD = 0.1
 
 
 class Attention(nn.Module):
-    """Softmax attention with rotary positions and grouped keys (Vaswani et al., 1706.03762, section 3.2)."""
+    """Softmax attention with grouped keys, causal or not (Vaswani et al., 1706.03762, section 3.2)."""
 
-    is_causal = True
-
-    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
+    def __init__(
+        self, config: AntiphaseConfig | VanillaConfig, layer_idx: int, *, is_causal: bool = True, bias: bool = False
+    ) -> None:
         super().__init__()
+        self.is_causal = is_causal
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = config.head_dim
@@ -38,10 +40,10 @@ class Attention(nn.Module):
         self.sliding_window = config.sliding_window if is_sliding else None
         queries = config.num_attention_heads * config.head_dim
         keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, queries, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, keys, bias=False)
-        self.o_proj = nn.Linear(self.outputs * config.head_dim, config.hidden_size, bias=False)
+        self.q_proj = nn.Linear(config.hidden_size, queries, bias=bias)
+        self.k_proj = nn.Linear(config.hidden_size, keys, bias=bias)
+        self.v_proj = nn.Linear(config.hidden_size, keys, bias=bias)
+        self.o_proj = nn.Linear(self.outputs * config.head_dim, config.hidden_size, bias=bias)
 
     @property
     def outputs(self) -> int:
@@ -51,25 +53,51 @@ class Attention(nn.Module):
     def forward(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: tuple[Tensor, Tensor] | None,
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
+        context: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, hidden) to (B, N, hidden), and the weights where the implementation forms them."""
+        """(B, N, hidden) to (B, N, hidden), and the weights where the implementation forms them.
+
+        Args:
+            position_embeddings: cosines and sines of rotary positions; None: none.
+            context: (B, M, hidden) of another sequence to attend to, the same at every step; None: the hidden states.
+        """
         tokens = hidden_states.shape[:-1]
-        split = (*tokens, -1, self.head_dim)
-        query = self.q_proj(hidden_states).view(split).transpose(1, 2)  # (B, maps, N, d)
-        key = self.k_proj(hidden_states).view(split).transpose(1, 2)  # (B, key maps, N, d)
-        value = self.v_proj(hidden_states).view(split).transpose(1, 2)  # (B, key maps, N, d)
-        query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        query = self._maps(self.q_proj(hidden_states))  # (B, maps, N, d)
+        if context is None:
+            key, value = self._maps(self.k_proj(hidden_states)), self._maps(self.v_proj(hidden_states))
+            if position_embeddings is not None:
+                query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
+            if isinstance(past_key_values, EncoderDecoderCache):
+                past_key_values = past_key_values.self_attention_cache
+            if past_key_values is not None:
+                key, value = past_key_values.update(key, value, self.layer_idx)
+        else:
+            assert past_key_values is None or isinstance(past_key_values, EncoderDecoderCache)
+            key, value = self._keys_of_context(context, past_key_values)
         out, weights = self._attention_function()(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
             sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
         )  # fmt: skip
         return self.o_proj(self._finish(out).reshape(*tokens, -1)), weights
+
+    def _maps(self, projected: Tensor) -> Tensor:
+        """(B, N, maps · d) as (B, maps, N, d)."""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _keys_of_context(self, context: Tensor, cache: EncoderDecoderCache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, key maps, M, d) of another sequence, projected once where there is a cache."""
+        if cache is not None and cache.is_updated.get(self.layer_idx):
+            kept = cache.cross_attention_cache.layers[self.layer_idx]
+            return kept.keys, kept.values
+        key, value = self._maps(self.k_proj(context)), self._maps(self.v_proj(context))
+        if cache is not None:
+            key, value = cache.cross_attention_cache.update(key, value, self.layer_idx)
+            cache.is_updated[self.layer_idx] = True
+        return key, value
 
     def _attention_function(self) -> AttentionFunction:
         return ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
@@ -125,8 +153,8 @@ class DifferentialHeads(_LambdaAndNorm):
 class DifferentialAttentionV1(Attention, _LambdaAndNorm):
     """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head."""
 
-    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(self, config: AntiphaseConfig | VanillaConfig, layer_idx: int, **options: bool) -> None:
+        super().__init__(config, layer_idx, **options)
         self._add_lambda_and_norm(config.head_dim, layer_idx, config.head_norm_eps)
 
     def _attention_function(self) -> AttentionFunction:
@@ -145,8 +173,8 @@ class DifferentialAttentionV2(Attention):
     λ by token and head, no head norm, no factor 1 - λinit, no schedule; half the output projection of V1.
     """
 
-    def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
-        super().__init__(config, layer_idx)
+    def __init__(self, config: AntiphaseConfig | VanillaConfig, layer_idx: int, **options: bool) -> None:
+        super().__init__(config, layer_idx, **options)
         self.lambda_proj = nn.Linear(config.hidden_size, config.num_attention_heads // 2, bias=False)
 
     @property

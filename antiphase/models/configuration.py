@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from typing import Any, ClassVar
 
@@ -65,7 +66,7 @@ class AntiphaseConfig(PreTrainedConfig):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
-        _refuse_unknown(kwargs)
+        refuse_unknown(type(self), kwargs)
         self.attention_type = attention_type
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -98,7 +99,7 @@ class AntiphaseConfig(PreTrainedConfig):
             eos_token_id=eos_token_id,
             **kwargs,
         )
-        _register_models()
+        register_models()
 
     def _check_sizes(self, head_dim: int | None) -> None:
         if self.attention_type not in ATTENTION_TYPES:
@@ -154,16 +155,21 @@ class AntiphaseConfig(PreTrainedConfig):
                 raise InputError(f"{name} must be a number of at least 0, got {value!r}")
 
 
-def _register_models() -> None:
+def register_models() -> None:
     """Before the Auto classes can meet a configuration, and not earlier: see ``antiphase/__init__.py``."""
-    from antiphase.models.registration import register_models
+    from antiphase.models import registration
 
-    register_models()
+    registration.register_models()
 
 
-def _refuse_unknown(kwargs: dict[str, Any]) -> None:
-    """Transformers keeps unknown keys in silence; a typo should be an error."""
-    own = set(inspect.signature(AntiphaseConfig.__init__).parameters) - {"self", "kwargs"}
+def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:
+    """Transformers keeps unknown keys in silence; a typo should be an error.
+
+    Raises:
+        InputError: a key that neither the configuration ``kind`` nor transformers has; it names the nearest.
+    """
+    own = set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"}
+    own |= {item.name for item in dataclasses.fields(kind)}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
     general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
     general |= set(PreTrainedConfig().to_dict())

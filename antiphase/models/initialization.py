@@ -6,12 +6,17 @@ what makes a comparison of two kinds of attention fair.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from antiphase.models.attention import LAMBDA_STD
 from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -33,3 +38,13 @@ def normal(shape: torch.Size, std: float, *, seed: int, name: str) -> Tensor:
     """Normal values of ``shape`` that depend on the seed, the name and nothing else; fp32, on the CPU."""
     generator = keyed_generator(seed, name)
     return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+
+
+def seeded(build: Callable[[], M], seed: int) -> M:
+    """The model that ``build`` makes, its initial weights a function of the seed; torch's generators stay as they are.
+
+    For models whose initial values are their own (``classic.py``); it keeps no two kinds equal where they could be.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build()

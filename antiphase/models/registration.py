@@ -2,31 +2,66 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from antiphase.models.classic_configs import (
+    CONFIGURATIONS,
+    ConvolutionConfig,
+    RecurrentConfig,
+    SequenceToSequenceConfig,
+    VanillaConfig,
+)
 from antiphase.models.configuration import AntiphaseConfig
 
 
 def register_configuration() -> None:
-    """``AutoConfig`` knows ``model_type`` "antiphase"."""
+    """``AutoConfig`` knows the model types."""
     from transformers.models.auto.configuration_auto import AutoConfig
 
-    AutoConfig.register(AntiphaseConfig.model_type, AntiphaseConfig, exist_ok=True)
+    kinds: tuple[Any, ...] = (AntiphaseConfig, *CONFIGURATIONS)
+    for kind in kinds:
+        AutoConfig.register(kind.model_type, kind, exist_ok=True)
 
 
 def register_models() -> None:
-    """``AutoModel``, ``AutoModelForCausalLM`` and ``AutoModelForSequenceClassification`` know the decoder."""
+    """The Auto classes of models know the model of each configuration."""
     from transformers.models.auto.modeling_auto import (
         AutoModel,
         AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
         AutoModelForSequenceClassification,
     )
 
-    from antiphase.models.transformer import (
-        AntiphaseForCausalLM,
-        AntiphaseForSequenceClassification,
-        AntiphaseModel,
-    )
+    from antiphase.models import convolution, recurrent, sequence_to_sequence, transformer, vanilla
 
     register_configuration()
-    AutoModel.register(AntiphaseConfig, AntiphaseModel, exist_ok=True)
-    AutoModelForCausalLM.register(AntiphaseConfig, AntiphaseForCausalLM, exist_ok=True)
-    AutoModelForSequenceClassification.register(AntiphaseConfig, AntiphaseForSequenceClassification, exist_ok=True)
+    models: dict[Any, dict[Any, Any]] = {
+        AntiphaseConfig: {
+            AutoModel: transformer.AntiphaseModel,
+            AutoModelForCausalLM: transformer.AntiphaseForCausalLM,
+            AutoModelForSequenceClassification: transformer.AntiphaseForSequenceClassification,
+        },
+        RecurrentConfig: {
+            AutoModel: recurrent.RecurrentModel,
+            AutoModelForCausalLM: recurrent.RecurrentForCausalLM,
+            AutoModelForSequenceClassification: recurrent.RecurrentForSequenceClassification,
+        },
+        ConvolutionConfig: {
+            AutoModel: convolution.ConvolutionModel,
+            AutoModelForSequenceClassification: convolution.ConvolutionForSequenceClassification,
+        },
+        VanillaConfig: {
+            AutoModel: vanilla.VanillaModel,
+            AutoModelForCausalLM: vanilla.VanillaForCausalLM,
+            AutoModelForMaskedLM: vanilla.VanillaForMaskedLM,
+            AutoModelForSequenceClassification: vanilla.VanillaForSequenceClassification,
+        },
+        SequenceToSequenceConfig: {
+            AutoModel: sequence_to_sequence.SequenceToSequenceModel,
+            AutoModelForSeq2SeqLM: sequence_to_sequence.SequenceToSequenceForConditionalGeneration,
+        },
+    }
+    for kind, by_auto in models.items():
+        for auto, model in by_auto.items():
+            auto.register(kind, model, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, DynamicCache, GenerationMixin
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -17,10 +17,10 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from antiphase import interface
-from antiphase.models.attention import ATTENTION_LAYERS, Attention, DifferentialAttentionV1
+from antiphase.models.attention import ATTENTION_LAYERS, Attention
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
+from antiphase.models.pretrained import AttendingPreTrainedModel
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -54,8 +54,8 @@ class Block(GradientCheckpointingLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-class AntiphasePreTrainedModel(PreTrainedModel):
-    """Weights, loading, saving and attention backends common to the models with a head."""
+class AntiphasePreTrainedModel(AttendingPreTrainedModel):
+    """Weights, loading and saving common to the models with a head."""
 
     config: AntiphaseConfig
     config_class = AntiphaseConfig
@@ -63,36 +63,13 @@ class AntiphasePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["Block"]
     _skip_keys_device_placement: ClassVar = ["past_key_values"]
-    _supports_flash_attn = True
-    _supports_sdpa = True
-    _supports_flex_attn = True
-    _supports_attention_backend = True
-    _keep_in_fp32_modules_strict: ClassVar = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
     _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": Attention}
-
-    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The project's own function unless another is asked for.
-
-        Raises:
-            ValueError: flash or flex attention for V1, whose masks say nothing to the function that would serve it.
-        """
-        requested = interface.NAME if requested_attention is None else requested_attention
-        if self.config.attention_type == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
-            raise ValueError(
-                f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
-                "eager, or attention_type differential_v2"
-            )
-        return super().get_correct_attn_implementation(requested, is_init_check)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Projections N(0, initializer_range²), λ vectors N(0, 0.1²), norms one (2410.05258, section 2.1)."""
         if isinstance(module, (nn.Linear, nn.Embedding)):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, DifferentialAttentionV1):
-            module.reset_lambda()
         else:
             super()._init_weights(module)
 

@@ -21,12 +21,11 @@ from antiphase.evals.allocation import allocation, attention_map
 from antiphase.evals.loading import load_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
 from antiphase.evals.perplexity import perplexity
-from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
-from antiphase.training.loop import build_model, check_settings
+from antiphase.training.loop import LanguageModel, build_model, check_settings
 from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free, only_one, undone_if_refused
 
 SETTINGS = "compare.yaml"
@@ -200,9 +199,10 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         for model, is_trained in ((trained, True), (untrained, False)):
             tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
             cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
-            rows += [{**tags, **row} for row in _allocation(model, run, data)]
+            if _has_attention(job.settings):
+                rows += [{**tags, **row} for row in _allocation(model, run, data)]
             losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
-        if job.seed == settings.seeds[0]:
+        if job.seed == settings.seeds[0] and _has_attention(job.settings):
             maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
             arrays[f"attention_map.{job.arm}"] = maps.numpy()
         runs.append({"arm": job.arm, **Record.load(study.output / job.name).values, **_steps(job, study, settings)})
@@ -236,7 +236,9 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         "needles": {"cells": cells, "summary": summary},
         "perplexity": losses,
         "allocation": rows,
-        "attention_map": pictured.describe(arms, layers=run.model.num_hidden_layers),
+        "attention_map": pictured.describe(
+            [arm for arm in arms if f"attention_map.{arm}" in arrays], layers=run.model.num_hidden_layers
+        ),
         "comparison": comparison,
         "further_comparison": further,
         **verdicts,
@@ -250,7 +252,7 @@ def _tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
     return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)
 
 
-def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
+def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
     """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
     evaluation = run.evaluation
     return needle_grid(
@@ -262,7 +264,12 @@ def _needles(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData, 
     )
 
 
-def _allocation(model: AntiphaseForCausalLM, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+def _has_attention(run: RunSettings) -> bool:
+    """Whether there is anything to see of where a model looks: recurrent networks carry a state instead."""
+    return run.model.kind == "transformer"
+
+
+def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
     return allocation(model, data.task().sample(run.evaluation.samples, keyed_generator("allocation")))
 
 

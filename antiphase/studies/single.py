@@ -22,11 +22,10 @@ from antiphase.evals.allocation import allocation
 from antiphase.evals.loading import LoadedModel, load_model
 from antiphase.evals.needles import first_query_accuracy, needle_grid, predictor, summarize, tasks_of
 from antiphase.evals.perplexity import perplexity
-from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.checkpoint import has_checkpoint
-from antiphase.training.loop import Evaluation, Reporter, check_settings, choose_device, train
+from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, choose_device, train
 from antiphase.training.run_folder import check_run, is_same_content, make_folder, undone_if_refused
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
@@ -40,10 +39,10 @@ def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Ev
     held_out = data.task().sample(settings.evaluation.curve_samples, keyed_generator("curve"))
     batch = data.validation(settings.evaluation.validation_sequences)
 
-    def retrieval(model: AntiphaseForCausalLM) -> Mapping[str, float]:
+    def retrieval(model: LanguageModel) -> Mapping[str, float]:
         return {"accuracy": first_query_accuracy(model, held_out)}
 
-    def loss(model: AntiphaseForCausalLM) -> Mapping[str, float]:
+    def loss(model: LanguageModel) -> Mapping[str, float]:
         return {"loss": perplexity(model, batch)["loss"]}
 
     return {"retrieval": retrieval, "loss": loss}

@@ -24,8 +24,10 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.models.attention import DifferentialAttentionV1
 from antiphase.models.checkpoints import Checkpoint
+from antiphase.models.classic_configs import RecurrentConfig
 from antiphase.models.configuration import AntiphaseConfig
-from antiphase.models.initialization import initialize
+from antiphase.models.initialization import initialize, seeded
+from antiphase.models.recurrent import RecurrentForCausalLM
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
 from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
@@ -33,7 +35,10 @@ from antiphase.training.distributed import Processes, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import MetricsLog, check_content, check_start, only_one, open_run, read_metrics
 
-Evaluation = Callable[[AntiphaseForCausalLM], Mapping[str, float]]
+LanguageModel = AntiphaseForCausalLM | RecurrentForCausalLM
+"""What a run trains."""
+
+Evaluation = Callable[[LanguageModel], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
 
 
@@ -99,7 +104,7 @@ def train(
 class NextTokenLoss(nn.Module):
     """Sum of -log p over the predicted tokens, in nats. The head is applied only where something is predicted."""
 
-    def __init__(self, model: AntiphaseForCausalLM) -> None:
+    def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
 
@@ -201,8 +206,8 @@ class _Run:
     def _gradient_norms(self) -> list[float]:
         """Norm of each layer's gradient, before clipping."""
         return [
-            torch.stack([p.grad.float().norm() for p in layer.parameters() if p.grad is not None]).norm().item()
-            for layer in self.model.model.layers
+            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None]).norm().item()
+            for layer in _layers(self.model)
         ]
 
     def _log(self, values: dict[str, Any]) -> None:
@@ -261,6 +266,12 @@ class _Run:
         return Record.load(self.output)
 
 
+def _layers(model: LanguageModel) -> list[list[nn.Parameter]]:
+    if isinstance(model, RecurrentForCausalLM):
+        return model.model.parameters_by_layer()
+    return [list(layer.parameters()) for layer in model.model.layers]
+
+
 def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, begins: bool = True) -> None:
     """What can be refused before anything is written or computed.
 
@@ -277,7 +288,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 
 
-def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseForCausalLM:
+def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
     """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
 
     Raises:
@@ -323,39 +334,42 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
     return checkpoint
 
 
-def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> AntiphaseForCausalLM:
+def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> LanguageModel:
     """A fresh model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
 
     Raises:
         InputError: sizes that do not fit; the message names the field.
     """
-    model = AntiphaseForCausalLM(model_config(settings, tokenizer))
+    config = model_config(settings, tokenizer)
+    if isinstance(config, RecurrentConfig):
+        return seeded(lambda: RecurrentForCausalLM(config), seed).train()
+    model = AntiphaseForCausalLM(config)
     initialize(model, seed)
     return model.train()
 
 
-def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseConfig:
+def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseConfig | RecurrentConfig:
     """The configuration of the run's sizes for the tokenizer.
 
     Raises:
         InputError: sizes that do not fit; the message names the field.
     """
     chosen = dict(vars(settings.model))
+    kind = chosen.pop("kind")
+    words = {
+        "vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    if kind != "transformer":
+        sizes = {name: chosen[name] for name in ("hidden_size", "num_hidden_layers", "tie_word_embeddings")}
+        return RecurrentConfig(cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)
     chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
     longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
     chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
-    return AntiphaseConfig(
-        **chosen,
-        vocab_size=len(tokenizer),
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    return AntiphaseConfig(**chosen, **words)
 
 
-def run_values(
-    model: AntiphaseForCausalLM, progress: Progress, output: Path, training: TrainingSettings
-) -> dict[str, Any]:
+def run_values(model: LanguageModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
     """What a record says of one run."""
     lines = read_metrics(output)
     curve = progress.curve
@@ -378,13 +392,13 @@ def run_values(
     }
 
 
-def attention_only(model: AntiphaseForCausalLM) -> int:
+def attention_only(model: LanguageModel) -> int:
     """Parameters that a softmax model of the same size does not have: λ vectors and head norms."""
     own = re.compile(r"\.(lambda_[qk][12]|lambda_proj\.weight|head_norm\.weight)$")
     return sum(parameter.numel() for name, parameter in model.named_parameters() if own.search(name))
 
 
-def lambdas(model: AntiphaseForCausalLM) -> list[float] | None:
+def lambdas(model: LanguageModel) -> list[float] | None:
     """λ of each layer, None for softmax attention."""
     layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
     with torch.no_grad():

@@ -1,0 +1,46 @@
+"""What all models with the project's attention layers share: backends, and which values stay in fp32."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from antiphase import interface
+from antiphase.models.attention import DifferentialAttentionV1
+
+
+class AttendingPreTrainedModel(PreTrainedModel):
+    """Attention through transformers' interface, by this project's function unless another is asked for."""
+
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _keep_in_fp32_modules_strict: ClassVar = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
+
+    def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
+        """The project's own function unless another is asked for.
+
+        Raises:
+            ValueError: flash or flex attention for V1, whose masks say nothing to the function that would serve it.
+        """
+        requested = interface.NAME if requested_attention is None else requested_attention
+        if self.config.attention_type == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
+            raise ValueError(
+                f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
+                "eager, or attention_type differential_v2"
+            )
+        return super().get_correct_attn_implementation(requested, is_init_check)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """λ vectors N(0, 0.1²) (2410.05258, section 2.1), and norms one."""
+        if isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, DifferentialAttentionV1):
+            module.reset_lambda()
+        else:
+            super()._init_weights(module)

@@ -1,0 +1,105 @@
+"""Pretrained word vectors from a text file, as initial embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphase.errors import InputError
+
+
+@torch.no_grad()
+def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int]) -> int:
+    """Replace the embeddings of the words that a file knows; how many those are.
+
+    The others keep their random directions and get the same spread (Kim 2014, 1408.5882, section 4). They all stay
+    trainable: ``model.get_input_embeddings().requires_grad_(False)`` freezes them.
+
+    Args:
+        model: with learned embeddings as wide as the vectors.
+        path: a text file in the format of GloVe (a word and its numbers on each line) or word2vec (the same after a
+            line with the number of words and the width).
+        vocabulary: id of each word, such as ``tokenizer.get_vocab()``.
+
+    Raises:
+        InputError: no such file, one with lines of another width or without numbers (file and line are named), none of
+            the words in it, or a model without learned embeddings.
+    """
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        raise InputError("word vectors need a model with learned embeddings; set embeddings to learned")
+    found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim)
+    if not found:
+        raise InputError(
+            f"{path}: knows none of the {len(vocabulary)} words of the vocabulary; are its vectors "
+            f"{embedding.embedding_dim} wide, as the model's embeddings?"
+        )
+    rows = torch.tensor(sorted(found), device=embedding.weight.device)
+    vectors = torch.stack([found[row] for row in sorted(found)]).to(embedding.weight)
+    others = torch.ones(embedding.num_embeddings, dtype=torch.bool, device=embedding.weight.device)
+    others[rows] = False
+    if embedding.padding_idx is not None:
+        others[embedding.padding_idx] = False
+    if bool(others.any()):
+        embedding.weight[others] *= vectors.std() / embedding.weight[others].std()
+    embedding.weight[rows] = vectors
+    return len(rows)
+
+
+def read_word_vectors(path: str | Path, vocabulary: Mapping[str, int], *, width: int) -> dict[int, Tensor]:
+    """{id: (width,) fp32} of the words in ``vocabulary``; of a word with several lines, the first.
+
+    Raises:
+        InputError: no such file, or a line with another number of values, or without numbers.
+    """
+    found: dict[int, Tensor] = {}
+    try:
+        file = open(path, "rb")  # noqa: SIM115 – closed below; only opening may fail with these errors
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; give a text file of word vectors") from None
+    with file:
+        for number, line in enumerate(file, start=1):  # bytes: words may hold characters that str.splitlines splits at
+            # From the end: some words of GloVe contain spaces.
+            word, *values = line.strip(b" \t\r\n").replace(b"\t", b" ").rsplit(b" ", width)
+            if number == 1 and _is_header(line):
+                _check_header(path, line, width)
+                continue
+            if len(values) != width:
+                raise InputError(
+                    f"{path}, line {number}: {len(values)} numbers, but the model's embeddings are {width} wide; "
+                    "choose other vectors or another width"
+                )
+            row = vocabulary.get(word.decode("utf-8", errors="replace"))
+            if row is not None and row not in found:
+                found[row] = _vector(path, number, values)
+    return found
+
+
+def _is_header(line: bytes) -> bool:
+    """Whether this is word2vec's first line: the number of words and the width."""
+    parts = line.split()
+    return len(parts) == 2 and all(part.isdigit() for part in parts)
+
+
+def _check_header(path: str | Path, line: bytes, width: int) -> None:
+    given = int(line.split()[1])
+    if given != width:
+        raise InputError(
+            f"{path}, line 1: vectors of width {given}, but the model's embeddings are {width} wide; choose other "
+            "vectors or another width"
+        )
+
+
+def _vector(path: str | Path, number: int, values: list[bytes]) -> Tensor:
+    try:
+        vector = np.array(values, dtype=np.float64)
+    except ValueError:
+        raise InputError(f"{path}, line {number}: not a word and {len(values)} numbers") from None
+    if not np.isfinite(vector).all():
+        raise InputError(f"{path}, line {number}: a number that is not finite")
+    return torch.from_numpy(vector).float()
