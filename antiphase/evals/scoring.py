@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from antiphase.models.positions import count_positions
+
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Token ids (B, L) and positions (B, P) to the greedy token (B, P) for each position, given all tokens before it."""
 
@@ -127,7 +129,7 @@ def _score_batch(
 ) -> list[OptionScores]:
     ids, mask = padded(prompts, model.device)
     output = model(
-        input_ids=ids, attention_mask=mask, position_ids=positions_of(mask), use_cache=True, logits_to_keep=1
+        input_ids=ids, attention_mask=mask, position_ids=count_positions(mask), use_cache=True, logits_to_keep=1
     )
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
     # what is fed: each different beginning of an option once
@@ -144,7 +146,7 @@ def _score_batch(
         tokens, real = padded([tokens for _, tokens in some], ids.device, side="right")
         whole = torch.cat([mask[chosen], real], dim=1)
         logits = model(
-            input_ids=tokens, attention_mask=whole, position_ids=positions_of(whole)[:, -tokens.shape[1] :],
+            input_ids=tokens, attention_mask=whole, position_ids=count_positions(whole)[:, -tokens.shape[1] :],
             past_key_values=cache, use_cache=True,
         ).logits  # fmt: skip
         found = logits.float().log_softmax(-1)  # (fed, length, vocabulary)
@@ -205,8 +207,3 @@ def padded(
         ids[index, here] = torch.tensor(row)
         mask[index, here] = 1
     return ids.to(device), mask.to(device)
-
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Positions (B, L) of real tokens, counted from the first one."""
-    return (mask.cumsum(1) - 1).clamp(min=0)

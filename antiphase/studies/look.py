@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.codes import encode
 from antiphase.errors import InputError
 from antiphase.evals.loading import load_model
-from antiphase.ops.positions import sinusoidal_positions
+from antiphase.models.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
@@ -82,7 +82,7 @@ def look(request: LookRequest, output: Path) -> Record:
             raise InputError(f"MODEL {request.name}: {error}") from error
         maps, masks, arrays = _stored(found)
         tokens = tokens_of(loaded.tokenizer, request.text, ids[0])
-        arrays["positions"] = sinusoidal_positions(*POSITIONS).numpy()
+        arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
         record = Record(
             kind="look",
             values=finite({
