@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/performance.md anew from the records in docs/records.
+"""Write the tables of README.md, docs/performance.md and docs/calibration.md anew from the records in docs/records.
 
     python benchmarks/page_tables.py
 
@@ -19,7 +19,7 @@ from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/calibration.md")
 LENGTHS = (1024, 4096, 16384)
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 BOTH = "forward + backward"
@@ -212,6 +212,52 @@ def short_models() -> list[list[str]]:
     ])  # fmt: skip
 
 
+def percent(share: float) -> str:
+    """``0.25`` as ``25.0 %``."""
+    return f"{100 * share:.1f} %"
+
+
+def points(gain: float, interval: Sequence[float]) -> str:
+    """A gain with its interval, in points of a hundred."""
+    return f"{100 * gain:+.1f} [{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}]"
+
+
+def control() -> list[list[str]]:
+    """The search where the answer is known."""
+    found = [["method", "heads found", "evaluations", "held out, before → after", "gain in points, 95 %"]]
+    for row in record("planted-sinks").values["methods"]:
+        heads = ", ".join(f"{layer}.{head}" for layer, maps in row["heads"].items() for head in maps)
+        scores = f"{percent(row['held_out_before'])} → {percent(row['held_out_after'])}"
+        gain = points(row["held_out_gain"], row["held_out_gain_interval"])
+        found.append([row["method"], heads, str(row["evaluations"]), scores, gain])
+    return found
+
+
+def calibration_times() -> list[list[str]]:
+    """Calibrated against plain, every head."""
+    rows = record("benchmark-calibration").values["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    cells: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: lengths.index(row["length"])):
+        mode = row["subject"].removeprefix("calibrated").removeprefix(", ")
+        cells.setdefault(f"{row['task']}{f', {mode}' if mode else ''}", []).append(ratio_text(row))
+    return [
+        [RATIO_HEAD, *(f"N = {length:,}" for length in lengths)],
+        *([words, *found] for words, found in cells.items()),
+    ]
+
+
+def calibration_memory() -> list[list[str]]:
+    """Peak memory of a calibrated layer, and of probing."""
+    found = [["peak memory beyond the inputs, MiB", "tokens", "plain", "with", "ratio"]]
+    rows = record("benchmark-calibration").values["memory"]
+    for plain, other in zip(rows[::2], rows[1::2], strict=True):
+        sizes = [row["bytes"] / 2**20 for row in (plain, other)]
+        words = f"{plain['task']}, {other['scheme']}"
+        found.append([words, f"{plain['length']:,}", *(f"{size:.0f}" for size in sizes), f"{sizes[1] / sizes[0]:.2f}"])
+    return found
+
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "operator": whole_operator,
     "operator-short": short_operator,
@@ -222,6 +268,9 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "profile": profile,
     "models": models,
     "models-short": short_models,
+    "control": control,
+    "calibration-times": calibration_times,
+    "calibration-memory": calibration_memory,
 }
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     assert set(found) <= known
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/performance.md", "docs/calibration.md"])
 def test_tables_of_speed_are_those_of_the_records(page):
     """``python benchmarks/page_tables.py`` would change nothing."""
     import runpy
