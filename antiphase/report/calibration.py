@@ -72,13 +72,13 @@ def effects(record: Record) -> Table | None:
     if record.kind != "calibrate-study":
         return None
     rows = [
-        [part, row["setting"], row.get("heads"), row.get("score"), _signed(row["gain"]),
+        [row["setting"], row.get("heads"), row.get("score"), _signed(row["gain"]),
          f"{_signed(row['gain_interval'][0])} to {_signed(row['gain_interval'][1])}"]
-        for part, listed in record.values["rows"].items()
+        for listed in record.values["rows"].values()
         for row in listed
         if "gain" in row
     ]  # fmt: skip
-    columns = [Column("Part"), Column("Setting"), Column("Heads", "integer"), Column("Score", "percent"),
+    columns = [Column("Setting"), Column("Heads", "integer"), Column("Score", "percent"),
                Column("Gain in points"), Column("95 % interval")]  # fmt: skip
     note = "On the samples that chose no head. Without calibration: " + format_share(record.values["held_out_before"])
     return Table(title="What each setting does", columns=columns, rows=rows, note=note)
