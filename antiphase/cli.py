@@ -55,8 +55,11 @@ class Measurement(StrEnum):
     """What ``antiphase evaluate`` can measure."""
 
     perplexity = "perplexity"
+    long_context = "long-context"
     needles = "needles"
     allocation = "allocation"
+    outliers = "outliers"
+    quantization = "quantization"
 
 
 @app.command()
@@ -184,11 +187,15 @@ def evaluate(
         str | None, typer.Option("--queries", help="Numbers of facts asked for, e.g. 1,2.", show_default=False)
     ] = None,
     depths: Annotated[str, typer.Option("--depths", help="Depths of the asked needle, 0 to 1.")] = "0,0.25,0.5,0.75,1",
-    samples: Annotated[int, typer.Option("--samples", help="Sequences in each cell.")] = 200,
+    samples: Annotated[int, typer.Option("--samples", help="Sequences, in each cell of a grid.")] = 200,
+    bits: Annotated[str, typer.Option("--bits", help="Of attention logits, for quantization.")] = "16,8,6,4",
+    granularity: Annotated[
+        str, typer.Option("--granularity", help="What shares a step in quantization: tensor, head or row.")
+    ] = "head",
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure a model: its held-out loss, its multi-needle retrieval, or where its attention goes.
+    """Measure a model: its held-out loss, also by position; retrieval; where its attention goes; outliers and few bits.
 
     Example: [bold]antiphase evaluate needles runs/demo/softmax-seed0 --output runs/needles[/]
     """
@@ -202,6 +209,7 @@ def evaluate(
     request = Request(
         measurement=measurement.value, name=model, paths=data or [], text_field=text_field, length=length,
         needles=counts, queries=asked, depths=places, samples=samples, seed=seed, device=device,
+        bits=_numbers("--bits", bits, int), granularity=granularity,
     )  # fmt: skip
     record = run_evaluate(request, output, say=_say(console))
     _finish(console, record, output)

@@ -176,17 +176,26 @@ def _direct(call: Call, head: tuple[int, int, int], rows: Tensor, chosen: Tensor
     return redistribute(weights, sinks, beta=beta).to(value.dtype) @ value
 
 
-def weights_of(call: Call) -> Tensor:
-    """The maps (B, G, R, N, M) of few queries; a row that sees no key is zero."""
+def scores_of(call: Call) -> Tensor:
+    """Scaled scores (B, G, R, N, M), -inf where a query does not see a key."""
     keys = torch.arange(call.key.shape[2], device=call.key.device)
     rows = torch.arange(len(call.places), device=keys.device)
     batch, groups, repeats, length, width = call.query.shape
     scores = call.query.reshape(batch, groups, -1, width) @ call.key.transpose(-1, -2)
     scores = scores.view(batch, groups, repeats, length, -1).to(statistics_dtype(call.query.dtype)) * call.scale
     visible = torch.stack([call.visible(b, rows, keys) for b in range(batch)])[:, None, None]  # (B, 1, 1, N, M)
-    empty = ~visible.any(-1, keepdim=True)
-    scores = scores.masked_fill(~(visible | empty), float("-inf"))
-    return torch.softmax(scores, dim=-1).masked_fill(empty, 0.0)
+    return scores.masked_fill(~visible, float("-inf"))
+
+
+def maps_of(scores: Tensor) -> Tensor:
+    """Softmax of scores (..., N, M); a row that sees no key is zero."""
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+
+def weights_of(call: Call) -> Tensor:
+    """The maps (B, G, R, N, M), whole; a row that sees no key is zero."""
+    return maps_of(scores_of(call))
 
 
 def multiply(call: Call, weights: Tensor) -> Tensor:

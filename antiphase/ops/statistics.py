@@ -14,6 +14,9 @@ from torch import Tensor
 from antiphase.ops.blocks import Block, Plan, Unit, shaped
 from antiphase.ops.shapes import statistics_dtype
 
+MANTISSA_BITS_CUT = 17
+BINS = 1 << (31 - MANTISSA_BITS_CUT)
+"""Of a histogram of sizes."""
 PAIRS_AT_ONCE = 1 << 22
 """Pairs of query and key whose visibility is looked at in one step."""
 
@@ -66,6 +69,8 @@ class LayerStatistics:
     """(B, M) int64: real queries that see each key."""
     top_logits: Tensor
     """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, falling; 0 beyond the number of pairs."""
+    logit_histogram: Tensor | None
+    """(G, R, S, bins) int64, if wanted: how many |q·k| · scale lie in each bin of ``size_histogram``, all sequences."""
 
 
 def layer_statistics(
@@ -77,6 +82,7 @@ def layer_statistics(
     real: Tensor | None = None,
     lam: Tensor | None = None,
     top: int = 0,
+    histogram: bool = False,
 ) -> LayerStatistics:
     """Statistics of every map of a layer.
 
@@ -86,6 +92,7 @@ def layer_statistics(
         real: (B, N) bool, the queries that count; None: all.
         lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
         top: how many of the largest logits to keep.
+        histogram: whether to count logits by size.
 
     Statistics are fp32 (fp64 for fp64 input).
     """
@@ -102,6 +109,7 @@ def layer_statistics(
     sums = query.new_zeros(batch, groups, repeats, streams, keys, dtype=dtype)
     entropy = sums.new_zeros(batch, groups, repeats, streams)
     top_logits = sums.new_zeros(batch, groups, repeats, streams, top)
+    counts = sums.new_zeros(groups, repeats, streams, BINS, dtype=torch.int64) if histogram else None
     signs = None if lam is None else _Signs(plan, lam.to(dtype).expand(batch, groups, repeats, length))
     for unit in plan.units():
         here = unit.batches, unit.groups
@@ -113,6 +121,8 @@ def layer_statistics(
             maps = []
             for index in range(streams):
                 scores = unit.scores(index, block)
+                if counts is not None:
+                    _count_sizes(counts[unit.groups, :, index], scores, weight)
                 if top:
                     keep_largest(top_logits[here][:, :, :, index], scores, weight)
                 weights = unit.softmax(scores)
@@ -132,6 +142,7 @@ def layer_statistics(
         differences=None if signs is None else signs.found(count),
         queries=queries,
         top_logits=top_logits,
+        logit_histogram=counts,
     )
 
 
@@ -202,6 +213,37 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
         if bool(rows.any()):
             candidates = torch.cat([head, sizes[index, rows].flatten()])
             head.copy_(candidates.topk(len(head)).values)
+
+
+def _count_sizes(counts: Tensor, scores: Tensor, weight: Tensor) -> None:
+    """Add the sizes of scores (U R, n, m; -inf: hidden) of rows that count, (U R, 1, n), to counts (g, R, bins)."""
+    groups, repeats = counts.shape[:2]
+    by_head = scores.view(-1, groups, repeats, weight.shape[-1], scores.shape[-1])  # (b, g, R, n, m)
+    counted = (weight > 0).view(-1, groups, repeats, weight.shape[-1], 1)
+    for group in range(groups):
+        for repeat in range(repeats):
+            sizes = by_head[:, group, repeat]
+            seen = counted[:, group, repeat] & (sizes > float("-inf"))
+            counts[group, repeat] += size_histogram(sizes[seen].abs())
+
+
+def size_histogram(sizes: Tensor) -> Tensor:
+    """How many of some numbers ≥ 0 fall in each of 2¹⁴ bins, 64 to each power of two: (bins,) int64.
+
+    A bin is the exponent and the first six bits of the mantissa of a number in fp32.
+    """
+    places = sizes.float().contiguous().view(torch.int32) >> MANTISSA_BITS_CUT
+    return torch.bincount(places.flatten(), minlength=BINS)
+
+
+def histogram_median(counts: Tensor) -> float:
+    """The median of the numbers behind ``size_histogram`` (bins,), within 1 %: the middle of its bin; NaN of none."""
+    total = int(counts.sum())
+    if total == 0:
+        return float("nan")
+    place = int(torch.searchsorted(counts.cumsum(0), torch.tensor((total + 1) // 2, device=counts.device)))
+    edges = torch.tensor([place, place + 1], dtype=torch.int32) << MANTISSA_BITS_CUT
+    return float(edges.view(torch.float32).double().mean())
 
 
 def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:

@@ -70,6 +70,8 @@ class AttentionStatistics:
     """{span: (layers, B, maps)}: weight on a span, mean over queries."""
     top_logits: Tensor
     """(layers, B, maps, k): the largest |q·k| · scale, falling."""
+    logit_histogram: Tensor | None
+    """(layers, maps, bins) int64: |q·k| · scale by size, as ``ops.statistics.size_histogram`` counts; if wanted."""
     layers: list[int]
     """The model's number of each layer, 0-based."""
     alpha: float
@@ -96,6 +98,7 @@ def attention_statistics(
     alpha: float = 5.0,
     *,
     top: int = TOP_LOGITS,
+    histogram: bool = False,
     **model_inputs: Any,
 ) -> AttentionStatistics:
     """Run the model once and reduce the attention of every layer (2406.15765, section 3, for sinks).
@@ -107,6 +110,7 @@ def attention_statistics(
         spans: {name: bool (B, N)} keys whose share of attention is wanted.
         alpha: a key is a sink if it receives more than α / N, N the keys that the last query sees.
         top: how many of the largest logits to keep.
+        histogram: whether to count logits by size too.
         model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N), ...: what the model takes.
 
     Raises:
@@ -120,7 +124,7 @@ def attention_statistics(
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         model_inputs["use_cache"] = False
-    probe = _Probe(None if real is None else real.bool().to(model.device), top)
+    probe = _Probe(None if real is None else real.bool().to(model.device), top, histogram)
     with swapped(model, probe.wrap):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
@@ -130,8 +134,8 @@ def attention_statistics(
 class _Probe:
     """The attention function that looks on, and what it has seen."""
 
-    def __init__(self, real: Tensor | None, top: int) -> None:
-        self.real, self.top = real, top
+    def __init__(self, real: Tensor | None, top: int, histogram: bool) -> None:
+        self.real, self.top, self.histogram = real, top, histogram
         self.seen: list[_Seen] = []
         self.query: Tensor | None = None  # of the last call
 
@@ -188,8 +192,9 @@ class _Probe:
             lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, maps // 2, length)
             lam = lam.unflatten(1, (groups, -1))
         found = layer_statistics(
-            *grouped, visible, scale=width**-0.5 if scale is None else scale, real=real, lam=lam, top=self.top
-        )
+            *grouped, visible, scale=width**-0.5 if scale is None else scale, real=real, lam=lam, top=self.top,
+            histogram=self.histogram,
+        )  # fmt: skip
         last = keys_of_last_query(real, keys, visible)
         return _Seen(int(getattr(module, "layer_idx", len(self.seen))), found, last, real, order)
 
@@ -259,6 +264,10 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         entropy=stacked([one.order.by_map(one.found.maps.entropy) for one in seen]),
         span_share={name: stacked([share(m, span) for m in mass]) for name, span in marked.items()},
         top_logits=stacked([one.order.by_map(one.found.top_logits) for one in seen]),
+        logit_histogram=None if any(one.found.logit_histogram is None for one in seen) else stacked([
+            one.order.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
+            if one.found.logit_histogram is not None
+        ]),
         layers=[one.layer for one in seen],
         alpha=alpha,
         differences=None if any(d is None for d in differences) else DifferenceStatistics(

@@ -191,6 +191,11 @@ def _paragraphs(record: Record) -> list[str]:
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+        "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
+        "The second table scores the windows' ends behind another window's beginning: what length alone gives, shows "
+        "there too.",
+        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians.",
+        "evaluate-quantization": "Attention logits were rounded to few bits before the softmax, in every map.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
         "held-out gain and its interval.",
@@ -346,6 +351,21 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "sink-map": _sink_map_words,
     "sink-heads": _sink_heads_words,
     "sink-tokens": _sink_tokens_words,
+    "loss-by-length": lambda record: (
+        "Loss by length of context",
+        "The mean over all tokens up to a position, with its 95 % interval over windows.",
+        "Line chart of the cumulative loss over tokens of context.",
+    ),
+    "outliers": lambda record: (
+        "Largest values by layer",
+        "The largest, tenth and hundredth largest sizes and the median, on a logarithmic scale.",
+        "Line charts over layers, attention logits and hidden states.",
+    ),
+    "quantization": lambda record: (
+        "Attention logits in few bits",
+        "Dashed: all bits. Dotted: what naming any number of the context reaches.",
+        "Line charts of held-out loss and retrieval over bits.",
+    ),
     "calibrated-heads": lambda record: (
         "Each head calibrated alone",
         "Change of the score on the samples that were searched, in points; grey heads were not tried.",

@@ -20,8 +20,13 @@ from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation
 from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.long_context import long_context
 from antiphase.evals.needles import first_query_accuracy, needle_grid, predictor, summarize, tasks_of
+from antiphase.evals.outliers import outliers
 from antiphase.evals.perplexity import perplexity
+from antiphase.evals.quantization import GRANULARITIES, quantized_logits
+from antiphase.evals.scoring import negative_log_likelihoods
+from antiphase.evals.statistics import wilson_interval
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.checkpoint import has_checkpoint
@@ -79,7 +84,7 @@ class Request:
     """What ``antiphase evaluate`` was asked for. None or empty sizes: those of the model's training, or defaults."""
 
     measurement: str
-    """"perplexity", "needles" or "allocation"."""
+    """One of ``_MEASUREMENTS``."""
     name: str
     """Local folder or Hub name of any causal language model."""
     paths: Sequence[str] = ()
@@ -90,6 +95,8 @@ class Request:
     queries: Sequence[int] = ()
     depths: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     samples: int = 200
+    bits: Sequence[int] = (16, 8, 6, 4)
+    granularity: str = "head"
     seed: int = 0
     device: str = "auto"
 
@@ -102,12 +109,18 @@ class Request:
         for flag, (bound, given) in {**least, "--length": (2, [self.length])}.items():
             if any(number is not None and number < bound for number in given):
                 raise InputError(f"{flag} must be at least {bound}, got {', '.join(map(str, given))}")
+        if self.granularity not in GRANULARITIES:
+            raise InputError(f"--granularity must be one of {', '.join(GRANULARITIES)}, got {self.granularity!r}")
+        if any(bits < 2 for bits in self.bits):
+            raise InputError(f"--bits must be at least 2, got {', '.join(map(str, self.bits))}")
         if any(not 0 <= depth <= 1 for depth in self.depths):
             raise InputError(f"--depths must lie between 0 and 1, got {', '.join(map(str, self.depths))}")
-        for flag, listed in (("--needles", self.needles), ("--queries", self.queries), ("--depths", self.depths)):
+        for flag, listed in (
+            ("--needles", self.needles), ("--queries", self.queries), ("--depths", self.depths), ("--bits", self.bits)
+        ):  # fmt: skip
             if len(set(listed)) != len(listed):
                 raise InputError(f"{flag} must not name a value twice, got {', '.join(map(str, listed))}")
-            if self.measurement == "allocation" and flag != "--depths" and len(listed) > 1:
+            if self.measurement == "allocation" and flag in ("--needles", "--queries") and len(listed) > 1:
                 raise InputError(f"{flag} takes one number for allocation, got {', '.join(map(str, listed))}")
 
 
@@ -215,6 +228,40 @@ def _measure_allocation(model: PreTrainedModel, data: PreparedData, request: Req
     }
 
 
+def _measure_long_context(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
+    windows = data.validation(request.samples).input_ids
+
+    def bytes_of(ids: torch.Tensor) -> int:
+        return len(data.tokenizer.decode(ids, skip_special_tokens=True).encode())
+
+    return long_context(model, windows, bytes_of=None if data.validation_text is None else bytes_of)
+
+
+def _measure_outliers(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
+    windows = data.validation(request.samples).input_ids
+    return {"sequences": len(windows), "rows": outliers(model, windows)}
+
+
+def _measure_quantization(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
+    """Loss and retrieval with attention logits in few bits, beside all bits."""
+    held_out = data.validation(request.samples)
+    task = data.task(
+        needles=request.needles[0] if request.needles else None, queries=request.queries[0] if request.queries else None
+    )
+    check_task(task)
+    batch = task.sample(request.samples, keyed_generator(request.seed, "quantization"))
+    rows = []
+    for bits in (None, *request.bits):
+        block = nullcontext() if bits is None else quantized_logits(model, bits, granularity=request.granularity)  # type: ignore[arg-type]
+        with block:
+            losses = negative_log_likelihoods(model, held_out.input_ids, held_out.labels)
+            right = round(first_query_accuracy(model, batch) * request.samples)
+        interval = list(wilson_interval(right, request.samples))
+        rows.append({"bits": bits, "loss": float(losses.double().mean()), "retrieval": right / request.samples,
+                     "interval": interval})  # fmt: skip
+    return {"granularity": request.granularity, "guess_rate": task.guess_rate, "samples": request.samples, "rows": rows}
+
+
 def _untrained(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     """The same architecture with fresh weights."""
     with torch.random.fork_rng(devices=[]):
@@ -227,4 +274,7 @@ _MEASUREMENTS: dict[str, Callable[[PreTrainedModel, PreparedData, Request], dict
     "perplexity": _measure_perplexity,
     "needles": _measure_needles,
     "allocation": _measure_allocation,
+    "long-context": _measure_long_context,
+    "outliers": _measure_outliers,
+    "quantization": _measure_quantization,
 }

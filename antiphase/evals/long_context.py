@@ -1,0 +1,115 @@
+"""Loss by position over long texts (2410.05258, section 3.2, figure 4): does a longer context help?
+
+Windows all have the full length, so no point of the curve stands on other texts than its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import DynamicCache, PreTrainedModel
+
+from antiphase.evals.statistics import mean_interval
+
+CHUNK = 1024
+"""Tokens of one forward pass behind the cache: logits of more would not fit."""
+TAIL = 8
+"""The control scores the last eighth of each window."""
+
+
+@torch.no_grad()
+def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int = CHUNK) -> Tensor:
+    """-log p in nats of every token but the first, (B, N - 1) fp32 on the CPU; memory is linear in N.
+
+    One sequence at a time goes through the model in chunks, behind a cache.
+    """
+    rows = []
+    for ids in input_ids.to(model.device):
+        cache, found = DynamicCache(config=model.config), []
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            logits = model(input_ids=part[None], past_key_values=cache, use_cache=True).logits[0]
+            targets = ids[start + 1 : start + 1 + len(part)]
+            found.append(cross_entropy(logits[: len(targets)].float(), targets, reduction="none").cpu())
+        rows.append(torch.cat(found))
+    return torch.stack(rows)
+
+
+def long_context(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    bytes_of: Callable[[Tensor], int] | None = None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> dict[str, Any]:
+    """Cumulative loss at growing positions, and what the window's own context is worth at its end.
+
+    The control scores the last eighth of each window behind another window's beginning: what a model gains from length
+    alone, without the text's own past, shows there too.
+
+    Args:
+        input_ids: (B, N) windows of full length.
+        bytes_of: UTF-8 bytes of tokens (n,), for bits per byte; None: left out.
+        report: called with windows done and their number.
+
+    Returns:
+        ``curve``: rows with ``position`` t, ``loss`` (mean of -log p over positions up to t), ``interval`` over
+        windows, ``bits_per_byte``; ``tail``: the last eighth's loss with its own and with a foreign context, and the
+        paired difference.
+    """
+    count, length = input_ids.shape
+    losses = []
+    for index in range(count):
+        losses.append(losses_by_position(model, input_ids[index : index + 1]))
+        report(index + 1, 2 * count)
+    own = torch.cat(losses).double()  # (B, N - 1)
+    cumulative = own.cumsum(1) / torch.arange(1, length, dtype=torch.float64)
+    rows = []
+    for position in points(length):
+        at = cumulative[:, position - 2]  # after tokens 2 .. position
+        row: dict[str, Any] = {
+            "position": position,
+            "loss": float(at.mean()),
+            "interval": mean_interval(at.tolist()),
+        }
+        if bytes_of is not None:
+            sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
+            nats = own[:, : position - 1].sum(1)
+            row["bits_per_byte"] = float((nats / sizes).mean() / torch.log(torch.tensor(2.0)))
+        rows.append(row)
+    found: dict[str, Any] = {"windows": count, "length": length, "curve": rows}
+    if count > 1:
+        found["tail"] = _tail(model, input_ids, own, lambda done: report(count + done, 2 * count))
+    return found
+
+
+def points(length: int) -> list[int]:
+    """Positions of the curve: halves of the length down to 16 tokens, rising."""
+    found = [length]
+    while found[0] // 2 >= 16:
+        found.insert(0, found[0] // 2)
+    return found
+
+
+def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callable[[int], None]) -> dict[str, Any]:
+    count, length = input_ids.shape
+    tail = max(1, length // TAIL)
+    before = torch.cat([input_ids[1:], input_ids[:1]])  # each window's next one lends its beginning
+    foreign = []
+    for index in range(count):
+        mixed = torch.cat([before[index, : length - tail], input_ids[index, length - tail :]])
+        foreign.append(losses_by_position(model, mixed[None])[0, -tail:].double().mean())
+        report(index + 1)
+    here = own[:, -tail:].mean(1)
+    gain = (torch.stack(foreign) - here).tolist()
+    return {
+        "tokens": tail,
+        "loss": float(here.mean()),
+        "foreign_loss": float(torch.stack(foreign).mean()),
+        "gain": sum(gain) / count,
+        "gain_interval": mean_interval(gain),
+    }

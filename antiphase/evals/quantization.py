@@ -1,0 +1,65 @@
+"""Attention logits in few bits (2410.05258, section 3.7, figure 8): outliers make the steps coarse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.calibration.apply import Calibration, installed
+from antiphase.calibration.attention import Call, maps_of, multiply, scores_of
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.errors import InputError
+
+Granularity = Literal["tensor", "head", "row"]
+GRANULARITIES = get_args(Granularity)
+
+
+@contextmanager
+def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granularity = "head") -> Iterator[None]:
+    """Round q·k · scale of every map to ``bits`` bits before the softmax, in every forward pass within the block.
+
+    x becomes s · round(x / s) with s = max|x| / (2^(bits - 1) - 1), the maximum taken over visible pairs of the
+    sequence. In a differential model both maps are rounded before the subtraction. Maps are formed whole, so memory
+    grows with the square of the length.
+
+    Args:
+        bits: at least 2; 2^(bits - 1) - 1 steps on either side of zero.
+        granularity: what shares a step s: all maps of a layer ("tensor"), a map ("head"), a query's row ("row").
+
+    Raises:
+        InputError: bits or granularity out of range.
+    """
+    if bits < 2:
+        raise InputError(f"bits must be at least 2, got {bits}")
+    if granularity not in GRANULARITIES:
+        raise InputError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
+    text = model.config.get_text_config()
+    every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in range(text.num_hidden_layers)})
+    with installed(model, _Quantized(every, bits, granularity)):
+        yield
+
+
+class _Quantized(Calibration):
+    """Every map formed from rounded scores; nothing is calibrated."""
+
+    def __init__(self, plan: CalibrationPlan, bits: int, granularity: Granularity) -> None:
+        super().__init__(plan)
+        self.bits, self.granularity = bits, granularity
+
+    def outputs(self, layer: int, call: Call, query: Tensor) -> Tensor:
+        scores = scores_of(call)  # (B, G, R, N, M), -inf where hidden
+        return multiply(call, maps_of(rounded(scores, self.bits, self.granularity)))
+
+
+def rounded(scores: Tensor, bits: int, granularity: Granularity) -> Tensor:
+    """Scores (B, G, R, N, M) in ``bits`` bits; -inf stays."""
+    hidden = scores == float("-inf")
+    sizes = scores.abs().masked_fill(hidden, 0.0)
+    shared = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}[granularity]
+    step = sizes.amax(shared, keepdim=True) / (2 ** (bits - 1) - 1)
+    step = step.where(step > 0, 1.0)  # all scores are zero, and stay so
+    return (scores / step).round() * step

@@ -1,0 +1,72 @@
+"""Records of ``antiphase evaluate long-context``, ``outliers`` and ``quantization`` → tables."""
+
+from __future__ import annotations
+
+from antiphase.records import Record
+from antiphase.report.tables import Column, Table
+
+
+def positions(record: Record) -> Table | None:
+    """Cumulative loss at growing positions."""
+    rows = record.values.get("curve") if record.kind == "evaluate-long-context" else None
+    if not rows:
+        return None
+    columns = [Column("Tokens of context", "integer"), Column("Loss, nats per token", "loss"),
+               Column("95 % over windows"), Column("Bits per byte", "loss")]  # fmt: skip
+    cells = [[row["position"], row["loss"], interval_text(row["interval"]), row.get("bits_per_byte")] for row in rows]
+    note = (
+        f"Mean over all tokens up to there, {record.values['windows']} windows of {record.values['length']:,} tokens."
+    )
+    return Table(title="Loss by length of context", columns=columns, rows=cells, note=note)
+
+
+def context_worth(record: Record) -> Table | None:
+    """What a window's own beginning is worth at its end."""
+    tail = record.values.get("tail") if record.kind == "evaluate-long-context" else None
+    if not tail:
+        return None
+    columns = [Column("Context"), Column("Loss, nats per token", "loss"), Column("95 % over windows")]
+    rows = [
+        ["the window's own", tail["loss"], ""],
+        ["another window's", tail["foreign_loss"], ""],
+        ["difference", tail["gain"], interval_text(tail["gain_interval"])],
+    ]
+    return Table(title=f"The last {tail['tokens']:,} tokens of each window", columns=columns, rows=rows)
+
+
+def largest(record: Record) -> Table | None:
+    """Largest attention logits and hidden states, by layer."""
+    rows = record.values.get("rows") if record.kind == "evaluate-outliers" else None
+    if not rows:
+        return None
+    places = list(dict.fromkeys(place for row in rows for place in row["top"]))
+    columns = [Column("Of"), Column("Layer"), *(Column(f"Top {place}", "number") for place in places),
+               Column("Median", "number")]  # fmt: skip
+    cells = [[row["what"], row["layer"], *(row["top"].get(place) for place in places), row["median"]] for row in rows]
+    return Table(title="Largest values", columns=columns, rows=cells, note="Sizes |q·k| · scale and |hidden|.")
+
+
+def few_bits(record: Record) -> Table | None:
+    """Loss and retrieval with attention logits in few bits."""
+    rows = record.values.get("rows") if record.kind == "evaluate-quantization" else None
+    if not rows:
+        return None
+    columns = [Column("Bits"), Column("Loss, nats per token", "loss"), Column("Retrieval", "percent"),
+               Column("95 %")]  # fmt: skip
+    cells = [
+        [
+            "all" if row["bits"] is None else str(row["bits"]), row["loss"], row["retrieval"],
+            f"{100 * row['interval'][0]:.1f} to {100 * row['interval'][1]:.1f} %",
+        ]
+        for row in rows
+    ]  # fmt: skip
+    note = (
+        f"One step for each {record.values['granularity']}. Retrieval is the first question's answer; naming any "
+        f"number of the context is right in {100 * record.values['guess_rate']:.3g} %."
+    )
+    return Table(title="Attention logits in few bits", columns=columns, rows=cells, note=note)
+
+
+def interval_text(interval: list[float] | None) -> str:
+    """``2.31 to 2.54``."""
+    return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

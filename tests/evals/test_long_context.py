@@ -1,0 +1,94 @@
+"""Loss by position: equal to one whole forward pass, whatever the chunks, and honest about what context is worth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from antiphase.evals.long_context import long_context, losses_by_position, points
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def build(kind, tiny_model):
+    if kind == "llama":
+        return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    if kind == "window":
+        return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=7)).eval()
+    return tiny_model(kind)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 16, 40, 64])
+@pytest.mark.parametrize("kind", ["llama", "window", "softmax", "differential", "differential_v2"])
+@torch.no_grad()
+def test_chunks_change_nothing(kind, chunk, tiny_model):
+    model = build(kind, tiny_model)
+    ids = torch.randint(1, 61, (2, 40))
+    logits = model(ids).logits[:, :-1]
+    expected = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    found = losses_by_position(model, ids, chunk=chunk)
+    assert found.shape == (2, 39)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_points_are_halves_of_the_length():
+    assert points(4096) == [16, 32, 64, 128, 256, 512, 1024, 2048, 4096]
+    assert points(100) == [25, 50, 100]
+    assert points(20) == [20]
+
+
+def test_the_curve_is_the_mean_up_to_each_position(tiny_model):
+    model = tiny_model("softmax")
+    ids = torch.randint(1, 61, (3, 64))
+    losses = losses_by_position(model, ids).double()
+    found = long_context(model, ids, bytes_of=lambda tokens: 2 * len(tokens))
+    assert [row["position"] for row in found["curve"]] == [16, 32, 64]
+    for row in found["curve"]:
+        here = losses[:, : row["position"] - 1]
+        assert row["loss"] == pytest.approx(here.mean().item(), rel=1e-6)
+        assert row["interval"][0] < row["loss"] < row["interval"][1]
+        assert row["bits_per_byte"] == pytest.approx(row["loss"] / 2 / math.log(2), rel=1e-6)
+
+
+class Copier(torch.nn.Module):
+    """Stands for a model with perfect memory: a token seen before in the sequence is certain, others are guessed."""
+
+    device, config = torch.device("cpu"), None
+
+    def __init__(self, remembers):
+        super().__init__()
+        self.remembers = remembers
+
+    def forward(self, input_ids, past_key_values, use_cache):
+        past = getattr(past_key_values, "ids", [])
+        past_key_values.ids = past + input_ids[0].tolist()
+        logits = torch.zeros(1, input_ids.shape[1], 61)
+        if self.remembers:
+            for place in range(input_ids.shape[1]):
+                before = past_key_values.ids[: len(past) + place + 1]
+                logits[0, place, before[0]] = 50.0  # every token of a window equals its first one
+        from types import SimpleNamespace
+
+        return SimpleNamespace(logits=logits)
+
+
+def test_context_is_worth_what_it_is_worth(monkeypatch):
+    from antiphase.evals import long_context as module
+
+    monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
+    windows = torch.arange(1, 6)[:, None].expand(5, 32).contiguous()
+    knowing = long_context(Copier(True), windows)["tail"]
+    assert knowing["loss"] == pytest.approx(0, abs=1e-6)
+    assert knowing["gain"] == pytest.approx(50, rel=0.01)  # behind another window it is sure of the wrong word
+    blind = long_context(Copier(False), windows)["tail"]
+    assert blind["gain"] == 0
+    assert blind["loss"] == pytest.approx(math.log(61))
+
+
+def test_one_window_has_no_control(tiny_model):
+    assert "tail" not in long_context(tiny_model("softmax"), torch.randint(1, 61, (1, 20)))

@@ -1,0 +1,113 @@
+"""Outliers: the largest and the median of attention logits and hidden states, against whole tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from antiphase.evals import outliers as module
+from antiphase.evals.outliers import outliers
+from antiphase.ops.statistics import histogram_median, size_histogram
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=60))
+def test_the_median_of_a_histogram_is_within_one_percent(values):
+    exact = sorted(values)[(len(values) + 1) // 2 - 1]
+    found = histogram_median(size_histogram(torch.tensor(values)))
+    assert found == pytest.approx(exact, rel=0.01)
+
+
+def test_an_empty_histogram_has_no_median():
+    assert histogram_median(size_histogram(torch.zeros(0))) != histogram_median(size_histogram(torch.zeros(0)))
+
+
+def build(kind, tiny_model):
+    if kind == "llama":
+        config = LlamaConfig(vocab_size=61, hidden_size=32, intermediate_size=24, num_hidden_layers=2,
+                             num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+        model = LlamaForCausalLM(config).eval()
+    elif kind == "gpt2":
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)).eval()
+    else:
+        return tiny_model(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("at_once", [1 << 14, 25])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "softmax", "differential"])
+def test_hidden_states_are_those_of_the_layers(kind, at_once, tiny_model, monkeypatch):
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", at_once)
+    model = build(kind, tiny_model)
+    ids = torch.randint(1, 61, (3, 23))
+    seen = []
+    layers = model.transformer.h if kind == "gpt2" else model.model.layers
+    handles = [layer.register_forward_hook(lambda m, a, out: seen.append(out[0] if isinstance(out, tuple) else out))
+               for layer in layers]  # fmt: skip
+    with torch.no_grad():
+        model(ids)
+    for handle in handles:
+        handle.remove()
+    rows = [row for row in outliers(model, ids) if row["what"] == "hidden states"]
+    assert [row["layer"] for row in rows] == ["all", *map(str, range(len(layers)))]
+    for row, sizes in zip(rows, [torch.stack(seen), *seen], strict=True):
+        ordered = sizes.abs().flatten().sort(descending=True).values
+        for place, value in row["top"].items():
+            assert value == pytest.approx(ordered[int(place) - 1].item(), rel=1e-5)
+        assert row["median"] == pytest.approx(ordered.median().item(), rel=0.02)
+    assert set(rows[0]["top"]) == {"1", "2", "3", "10", "100"}
+
+
+@pytest.mark.parametrize("at_once", [1 << 14, 25])
+def test_logits_are_those_of_all_visible_pairs(at_once, tiny_model, monkeypatch):
+    monkeypatch.setattr(module, "TOKENS_AT_ONCE", at_once)
+    model = build("llama", tiny_model)
+    ids = torch.randint(1, 61, (3, 23))
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        maps = model(ids, output_attentions=True).attentions
+    model.set_attn_implementation("sdpa")
+    rows = [row for row in outliers(model, ids) if row["what"] == "attention logits"]
+    # a softmax map gives its logits up to a constant by row; the first key's logit from q and k restores it
+    logits = []
+    for layer, weights in zip(model.model.layers, maps, strict=True):
+        logits.append(exact_logits(model, layer, ids))
+        shifted = logits[-1].masked_fill(torch.ones(23, 23).triu(1).bool(), float("-inf"))
+        torch.testing.assert_close(shifted.softmax(-1), weights, rtol=1e-4, atol=1e-5)
+    seen = torch.ones(23, 23).tril().bool().expand_as(logits[0])
+    for row, sizes in zip(rows, [torch.stack(logits), *logits], strict=True):
+        mask = seen if sizes.dim() == 4 else seen.expand_as(sizes)
+        ordered = sizes[mask].abs().sort(descending=True).values
+        for place, value in row["top"].items():
+            assert value == pytest.approx(ordered[int(place) - 1].item(), rel=1e-4)
+        assert row["median"] == pytest.approx(ordered.median().item(), rel=0.02)
+
+
+def exact_logits(model, layer, ids):
+    """q·k · scale (B, heads, N, N) of a Llama layer, from its own inputs."""
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repeat_kv
+
+    seen = {}
+    handle = layer.self_attn.register_forward_pre_hook(lambda m, a, k: seen.update(k), with_kwargs=True)
+    with torch.no_grad():
+        model(ids)
+        handle.remove()
+        attention, hidden = layer.self_attn, seen["hidden_states"]
+        shape = (*hidden.shape[:2], -1, attention.head_dim)
+        query, key = (project(hidden).view(shape).transpose(1, 2) for project in (attention.q_proj, attention.k_proj))
+        query, key = apply_rotary_pos_emb(query, key, *seen["position_embeddings"])
+        return query @ repeat_kv(key, 2).transpose(-1, -2) * attention.scaling
+
+
+def test_a_planted_outlier_is_found(tiny_model):
+    model = build("llama", tiny_model)
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[5] *= 1e3
+    rows = {(row["what"], row["layer"]): row for row in outliers(model, torch.randint(1, 61, (2, 11)))}
+    assert rows["hidden states", "1"]["top"]["1"] > 20 * rows["hidden states", "0"]["top"]["1"]
+    assert rows["hidden states", "all"]["top"]["1"] == rows["hidden states", "1"]["top"]["1"]
