@@ -481,3 +481,30 @@ def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, fore
 )
 def test_look_refuses(refused, foreign_model, pattern, arguments):
     refused(pattern, "look", foreign_model, "--output out", arguments)
+
+
+def test_further_measurements_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
+    antiphase("--version")  # takes along what saving the model has printed
+    words = "llama --data book.txt --length 48 --samples 2"
+    refused("--bits must be at least 2, got 8, 1", f"evaluate quantization {words} --bits 8,1 --output new")
+    refused("--bits must not name a value twice", f"evaluate quantization {words} --bits 8,8 --output new")
+    refused(
+        "--granularity must be one of tensor, head, row", f"evaluate quantization {words} --granularity x --output new"
+    )
+    for measurement, title, figure in (
+        ("long-context", "Loss by length of context", "loss-by-length"),
+        ("outliers", "Largest values", "outliers"),
+        ("quantization --needles 1 --queries 1 --length 200", "Attention logits in few bits", "quantization"),
+    ):
+        name = measurement.split(" ")[0]
+        code, out, err = antiphase(f"evaluate {name} {words} {measurement.removeprefix(name)} --output {name}")
+        assert (code, err) == (0, "")
+        assert title in out
+        page = (tmp_path / name / "report.html").read_text()
+        assert page.count("<img") == 1
+        assert f"record-1-{figure}" in page
+    curve = json.loads((tmp_path / "long-context" / "record.json").read_text())["values"]["curve"]
+    assert [row["position"] for row in curve] == [24, 48]
+    rows = json.loads((tmp_path / "quantization" / "record.json").read_text())["values"]["rows"]
+    assert [row["bits"] for row in rows] == [None, 16, 8, 6, 4]
+    assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], abs=1e-3)
