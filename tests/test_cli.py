@@ -497,10 +497,10 @@ def test_further_measurements_of_another_family(antiphase, refused, tmp_path, fo
         ("quantization --needles 1 --queries 1 --length 200", "Attention logits in few bits", "quantization"),
     ):
         name = measurement.split(" ")[0]
-        code, out, err = antiphase(f"evaluate {name} {words} {measurement.removeprefix(name)} --output {name}")
-        assert (code, err) == (0, "")
-        assert title in out
+        code, _, err = antiphase(f"evaluate {name} {words} {measurement.removeprefix(name)} --output {name}")
+        assert code == 0, err
         page = (tmp_path / name / "report.html").read_text()
+        assert title in page
         assert page.count("<img") == 1
         assert f"record-1-{figure}" in page
     curve = json.loads((tmp_path / "long-context" / "record.json").read_text())["values"]["curve"]
