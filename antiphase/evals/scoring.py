@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,9 +69,17 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
 
 
 def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Logits (P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each; those of every token would not fit.
+    """Logits (P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each."""
+    with logits_at(model, rows, columns):
+        return model(input_ids=input_ids, use_cache=False).logits[0]
 
-    The head is handed these tokens alone, so that what a model does to its logits (scaling, soft-capping) is done.
+
+@contextmanager
+def logits_at(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Iterator[None]:
+    """Within the block the model's logits are (1, P, vocabulary), after the tokens at ``rows``, ``columns``, (P,) each.
+
+    Those of every token would not fit. The head is handed these tokens alone, so that what a model does to its logits
+    (scaling, soft-capping) is done.
     """
 
     def choose(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
@@ -78,7 +87,7 @@ def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Te
 
     handle = model.get_output_embeddings().register_forward_pre_hook(choose)
     try:
-        return model(input_ids=input_ids, use_cache=False).logits[0]
+        yield
     finally:
         handle.remove()
 
@@ -106,13 +115,13 @@ def score_options(
         options: for each prompt, options of at least one token each.
     """
     found: dict[int, OptionScores] = {}
-    for rows in _batches(prompts, TOKENS_AT_ONCE):
+    for rows in batches(prompts, TOKENS_AT_ONCE):
         scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows])
         found |= dict(zip(rows, scored, strict=True))
     return [found[row] for row in range(len(prompts))]
 
 
-def _batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list[int]]:
+def batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list[int]]:
     """Numbers of prompts that go together: those of like length, so that little of a batch is padding."""
     batch: list[int] = []
     for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row])):
@@ -178,7 +187,7 @@ def generated_tokens(
     found: list[list[int]] = [[]] * len(prompts)
     ends = model.generation_config.eos_token_id
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    for rows in _batches(prompts, TOKENS_AT_ONCE):
+    for rows in batches(prompts, TOKENS_AT_ONCE):
         ids, mask = padded([prompts[row] for row in rows], model.device)
         output = model.generate(
             input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False, num_beams=1,

@@ -1,0 +1,144 @@
+"""Greedy decoding over a few allowed answers, for many prompts that begin alike: the common beginning is read once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from antiphase.evals.scoring import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logits_at, padded
+
+Option = Sequence[int]
+"""Token ids of one allowed answer."""
+
+
+@torch.no_grad()
+def choose_options(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Option]]
+) -> list[int]:
+    """Which option greedy decoding writes after each prompt, where only tokens that go on with an option are allowed.
+
+    Where one option begins with another, the shorter one ends where the model's next choice among all tokens does not
+    go on with the longer one.
+
+    Args:
+        prompts: token ids. What all have in common at their beginning goes through the model once.
+        options: of each prompt, each of at least one token.
+
+    Returns:
+        number of the chosen option of each prompt, from 0; -1 where logits are not numbers.
+    """
+    shared = shared_beginning(prompts)
+    cache: DynamicCache | None = None
+    if shared:
+        cache = DynamicCache(config=model.config)
+        for start in range(0, shared, TOKENS_AT_ONCE):
+            part = torch.tensor([prompts[0][start : min(shared, start + TOKENS_AT_ONCE)]], device=model.device)
+            with logits_at(model, torch.tensor([0]), torch.tensor([part.shape[1] - 1])):
+                model(input_ids=part, past_key_values=cache, use_cache=True)
+    rests = [prompt[shared:] for prompt in prompts]
+    found: dict[int, int] = {}
+    rows_at_once = max(1, CACHED_TOKENS // max(1, shared)) if shared else len(prompts)
+    together: dict[int, list[int]] = {}
+    for row, rest in enumerate(rests):
+        # padding between a prompt and its answer would count as distance in a sliding window
+        together.setdefault(len(rest) if has_window(model) else 0, []).append(row)
+    groups = [[alike[i] for i in rows] for alike in together.values() for rows in
+              batches([rests[row] for row in alike], TOKENS_AT_ONCE)]  # fmt: skip
+    for rows in groups:
+        for start in range(0, len(rows), rows_at_once):
+            some = rows[start : start + rows_at_once]
+            chosen = _choose_batch(model, cache, shared, [rests[row] for row in some], [options[row] for row in some])
+            found |= dict(zip(some, chosen, strict=True))
+    return [found[row] for row in range(len(prompts))]
+
+
+def has_window(model: PreTrainedModel) -> bool:
+    """Whether any layer of a model sees only the last keys."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    return bool(getattr(config, "sliding_window", None)) and (not kinds or "sliding_attention" in kinds)
+
+
+def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """Tokens that all prompts begin with; at least one token of each is left over."""
+    shortest = min(map(len, prompts)) - 1
+    first = prompts[0]
+    for prompt in prompts[1:]:
+        while prompt[:shortest] != first[:shortest]:
+            low, high = 0, shortest - 1
+            while low < high:
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if prompt[:middle] == first[:middle] else (low, middle - 1)
+            shortest = low
+    return max(0, shortest)
+
+
+def _choose_batch(
+    model: PreTrainedModel,
+    cache: DynamicCache | None,
+    shared: int,
+    rests: Sequence[Sequence[int]],
+    options: Sequence[Sequence[Option]],
+) -> list[int]:
+    count = len(rests)
+    if cache is None:
+        own = DynamicCache(config=model.config)
+    else:
+        own = copy.deepcopy(cache)
+        own.batch_repeat_interleave(count)
+    ids, real = padded(rests, model.device, side="right")
+    mask = torch.cat([real.new_ones(count, shared), real], dim=1)
+    lengths = real.sum(1)  # (B,)
+    places = shared + (real.cumsum(1) - 1).clamp(min=0)
+    rows = torch.arange(count, device=ids.device)
+    with logits_at(model, rows, lengths - 1):
+        logits = model(
+            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=own, use_cache=True
+        ).logits[0]  # (B, vocabulary)
+    written: list[tuple[int, ...]] = [()] * count
+    chosen: dict[int, int] = {}
+    position = shared + lengths
+    while True:
+        step = torch.zeros(count, 1, dtype=torch.int64, device=ids.device)
+        alive = torch.zeros_like(step)
+        for row in range(count):
+            if row in chosen:
+                continue
+            if bool(logits[row].isnan().any()):
+                chosen[row] = -1
+                continue
+            done, token = _advance(logits[row], written[row], options[row])
+            if token is None:
+                chosen[row] = done
+                continue
+            written[row] = (*written[row], token)
+            if done >= 0:
+                chosen[row] = done
+            else:
+                step[row, 0], alive[row, 0] = token, 1
+        if len(chosen) == count:
+            return [chosen[row] for row in range(count)]
+        mask = torch.cat([mask, alive], dim=1)
+        logits = model(
+            input_ids=step, attention_mask=mask, position_ids=position[:, None], past_key_values=own, use_cache=True
+        ).logits[:, -1]
+        position = position + 1
+
+
+def _advance(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]) -> tuple[int, int | None]:
+    """The next token, and the option that is whole with it (-1: none yet); no token where one is whole already."""
+    length = len(written)
+    going_on = [tuple(option) for option in options if tuple(option[:length]) == written and len(option) > length]
+    whole = next((index for index, option in enumerate(options) if tuple(option) == written), -1)
+    if whole >= 0 and int(logits.argmax()) not in {option[length] for option in going_on}:
+        return whole, None
+    allowed = sorted({option[length] for option in going_on})
+    token = allowed[int(logits[torch.tensor(allowed, device=logits.device)].argmax())]
+    after = (*written, token)
+    longer = any(len(option) > length + 1 and tuple(option[: length + 1]) == after for option in going_on)
+    ended = next((index for index, option in enumerate(options) if tuple(option) == after), -1)
+    return (-1 if longer else ended), token

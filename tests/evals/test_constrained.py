@@ -1,0 +1,84 @@
+"""Constrained decoding: equal to the same done one token at a time without any cache, whatever is shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+
+from antiphase.evals import constrained
+from antiphase.evals.constrained import choose_options, shared_beginning
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def build(kind, tiny_model):
+    if kind == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    elif kind == "window":
+        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
+    else:
+        return tiny_model(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+@torch.no_grad()
+def by_hand(model, prompt, options):
+    """One token at a time, everything anew."""
+    written = []
+    while True:
+        logits = model(torch.tensor([[*prompt, *written]])).logits[0, -1]
+        longer = [option for option in options if option[: len(written)] == written and len(option) > len(written)]
+        if written in options and int(logits.argmax()) not in [option[len(written)] for option in longer]:
+            return options.index(written)
+        allowed = {option[len(written)] for option in longer}
+        written = [*written, max(allowed, key=lambda token: logits[token].item())]
+        if written in options and not any(o[: len(written)] == written and len(o) > len(written) for o in options):
+            return options.index(written)
+
+
+OPTIONS = [[3, 4], [3, 5, 6], [7], [8, 9], [8, 9, 10], [3, 5, 7, 11]]
+
+
+@pytest.mark.parametrize("shared", [0, 1, 9])
+@pytest.mark.parametrize("kind", ["llama", "window", "softmax", "differential", "differential_v2"])
+def test_equal_to_decoding_by_hand(kind, shared, tiny_model, monkeypatch):
+    monkeypatch.setattr(constrained, "CACHED_TOKENS", 40)  # several batches
+    model = build(kind, tiny_model)
+    begin = list(range(20, 20 + shared))
+    rests = [torch.randint(30, 61, (length,)).tolist() for length in (1, 5, 3, 8, 3, 11, 2)]
+    prompts = [begin + rest for rest in rests]
+    found = choose_options(model, prompts, [OPTIONS] * len(prompts))
+    assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
+
+
+def test_options_of_each_prompt(tiny_model):
+    model = build("llama", tiny_model)
+    prompts = [[5, 6, 7], [5, 6, 8, 9]]
+    options = [[[1], [2, 3]], [[4, 5], [4, 6], [7]]]
+    assert choose_options(model, prompts, options) == [
+        by_hand(model, p, o) for p, o in zip(prompts, options, strict=True)
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_the_shared_beginning_is_the_longest_that_leaves_a_token(prompts):
+    found = shared_beginning(prompts)
+    assert all(prompt[:found] == prompts[0][:found] for prompt in prompts)
+    assert found <= min(map(len, prompts)) - 1
+    more = found + 1
+    assert more > min(map(len, prompts)) - 1 or any(prompt[:more] != prompts[0][:more] for prompt in prompts)
+
+
+def test_logits_that_are_no_numbers_choose_nothing(tiny_model):
+    model = build("llama", tiny_model)
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    assert choose_options(model, [[3, 4], [3, 5]], [OPTIONS] * 2) == [-1, -1]
