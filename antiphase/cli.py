@@ -56,6 +56,7 @@ class Measurement(StrEnum):
 
     perplexity = "perplexity"
     long_context = "long-context"
+    many_shot = "many-shot"
     needles = "needles"
     allocation = "allocation"
     outliers = "outliers"
@@ -188,6 +189,11 @@ def evaluate(
     ] = None,
     depths: Annotated[str, typer.Option("--depths", help="Depths of the asked needle, 0 to 1.")] = "0,0.25,0.5,0.75,1",
     samples: Annotated[int, typer.Option("--samples", help="Sequences, in each cell of a grid.")] = 200,
+    task: Annotated[list[str] | None, typer.Option("--task", help="YAML file of a task, for many-shot.")] = None,
+    shots: Annotated[
+        str, typer.Option("--shots", help="Numbers of examples, for many-shot.")
+    ] = "1,2,4,8,16,32,64,128,256,512,1024",
+    orders: Annotated[int, typer.Option("--orders", help="Orders of the examples, for many-shot.")] = 10,
     bits: Annotated[str, typer.Option("--bits", help="Of attention logits, for quantization.")] = "16,8,6,4",
     granularity: Annotated[
         str, typer.Option("--granularity", help="What shares a step in quantization: tensor, head or row.")
@@ -195,13 +201,17 @@ def evaluate(
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Measure a model: its held-out loss, also by position; retrieval; where its attention goes; outliers and few bits.
+    """Measure a model: its held-out loss, also by position; retrieval; learning in context; where its attention goes;
+    outliers and few bits.
 
     Example: [bold]antiphase evaluate needles runs/demo/softmax-seed0 --output runs/needles[/]
     """
     from antiphase.studies.single import Request
     from antiphase.studies.single import evaluate as run_evaluate
 
+    if measurement is Measurement.many_shot:
+        _evaluate_many_shot(model, output, task or [], _numbers("--shots", shots, int), orders, samples, seed, device)
+        return
     counts = _numbers("--needles", needles, int) if needles else []
     asked = _numbers("--queries", queries, int) if queries else []
     places = _numbers("--depths", depths, float)
@@ -212,6 +222,20 @@ def evaluate(
         bits=_numbers("--bits", bits, int), granularity=granularity,
     )  # fmt: skip
     record = run_evaluate(request, output, say=_say(console))
+    _finish(console, record, output)
+
+
+def _evaluate_many_shot(
+    model: str, output: Path, tasks: list[str], shots: list[int], orders: int, samples: int, seed: int, device: str
+) -> None:
+    from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
+
+    console = _console()
+    request = ManyShotRequest(
+        name=model, tasks=tasks, shots=shots, orders=orders, samples=samples, seed=seed, device=device
+    )
+    with _count_progress(console, "settings") as report:
+        record = evaluate_many_shot(request, output, say=_say(console), report=report)
     _finish(console, record, output)
 
 

@@ -508,3 +508,25 @@ def test_further_measurements_of_another_family(antiphase, refused, tmp_path, fo
     rows = json.loads((tmp_path / "quantization" / "record.json").read_text())["values"]["rows"]
     assert [row["bits"] for row in rows] == [None, 16, 8, 6, 4]
     assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], abs=1e-3)
+
+
+def test_learning_in_context_of_another_family(antiphase, refused, tmp_path, foreign_model):
+    antiphase("--version")  # takes along what saving the model has printed
+    (tmp_path / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(40)))
+    (tmp_path / "task.yaml").write_text("template: cr\ndata: rows.all\n")
+    (tmp_path / "text.yaml").write_text("template: continuation\ndata: rows.all\n")
+    words = "evaluate many-shot llama --samples 8 --output new"
+    refused("--task is missing", words)
+    refused("a task with labelled rows is needed", f"{words} --task text.yaml")
+    refused("--shots must be different whole numbers", f"{words} --task task.yaml --shots 2,2")
+    refused("--orders must be 0 or at least 2", f"{words} --task task.yaml --orders 1")
+    refused("there are too few rows for --shots 50", f"{words} --task task.yaml --shots 50")
+    code, _, err = antiphase(f"{words} --task task.yaml --shots 1,2 --orders 2")
+    assert code == 0, err
+    found = json.loads((tmp_path / "new" / "record.json").read_text())["values"]["tasks"]["cr"]
+    assert [row["shots"] for row in found["rows"]] == [1, 2]
+    assert list(found["orders"]) == ["random", "alternating"]
+    page = (tmp_path / "new" / "report.html").read_text()
+    assert "Accuracy by number of examples" in page
+    assert "The same examples in other orders" in page
+    assert page.count("<img") == 1

@@ -56,13 +56,13 @@ def load_task(
             return continuations(settings, folder, tokenizer, samples or 100, seed, longest)
         if settings.kind == "needles":
             return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
-        return _Maker(settings, folder, tokenizer, longest, seed).task(samples)
+        return LabelledTask(settings, folder, tokenizer, longest, seed).task(samples)
     except InputError as error:
         raise InputError(f"{flag} {path}: {error}") from None
 
 
-class _Maker:
-    """Makes samples from rows."""
+class LabelledTask:
+    """Labelled rows and a template, from which prompts are made."""
 
     def __init__(
         self, settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase, longest: int | None, seed: int
@@ -78,35 +78,63 @@ class _Maker:
         self.stop = tuple(
             token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])
         ) if settings.kind == "answer" else ()  # fmt: skip
+        self.has_own_examples = settings.demonstrations is not None
+        self._read()
 
     def task(self, count: int | None) -> Task:
+        """``count`` rows drawn at random, behind the examples that the settings ask for; None: all, in their order."""
+        shots = self.settings.shots
+        shown = self.examples(shots) if shots else []
+        samples = self.samples(self.asked(count, shown), shown)
+        return Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
+
+    def examples(self, count: int) -> list[Row]:
+        """Rows to be shown with their answers, drawn at random; fewer are the first of more.
+
+        Raises:
+            InputError: there are not so many.
+        """
+        if len(self.pool) < count + (0 if self.has_own_examples else 1):
+            raise InputError(f"shots ({count}) needs more rows than the {len(self.pool)} there are")
+        generator = keyed_generator(self.seed, "examples", self.settings.name)
+        return [self.pool[index] for index in torch.randperm(len(self.pool), generator=generator)[:count].tolist()]
+
+    def asked(self, count: int | None, shown: Sequence[Row] = ()) -> list[int]:
+        """Numbers of rows to be asked, none of them shown; None: all, in their order."""
+        numbers = list(range(len(self.rows)))
+        if count is not None:
+            generator = keyed_generator(self.seed, "rows", self.settings.name)
+            numbers = torch.randperm(len(self.rows), generator=generator).tolist()
+        taken = set() if self.has_own_examples else {id(row) for row in shown}
+        return [number for number in numbers if id(self.rows[number]) not in taken][:count]
+
+    def samples(self, asked: Sequence[int], shown: Sequence[Row]) -> list[Sample]:
+        """Prompts for some rows behind examples in this order.
+
+        Raises:
+            InputError: a row that the template does not fit, or too long a prompt.
+        """
+        examples = "".join(self._example(row) + self.settings.separator for row in shown)
+        return [self._sample(self.rows[number], examples, number) for number in asked]
+
+    def label(self, row: Row) -> str:
+        """The label of a row of a classification."""
+        return str(self._value(self.target, "target", row))
+
+    def _read(self) -> None:
         settings = self.settings
-        rows = self._rows(settings.data, settings.split)
+        self.rows = self._rows(settings.data, settings.split)
         for name, column in settings.columns.items():
             values = column_of(str(self.folder / column), flag="columns")
-            if len(values) != len(rows):
-                raise InputError(f"columns: {column} has {len(values)} lines for {len(rows)} rows")
-            for row, value in zip(rows, values, strict=True):
+            if len(values) != len(self.rows):
+                raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
+            for row, value in zip(self.rows, values, strict=True):
                 row.values[name] = value
-        has_own = settings.demonstrations is not None
-        pool = self._rows(settings.demonstrations, settings.demonstrations_split) if has_own else rows
+        self.pool = self.rows
+        if self.has_own_examples:
+            self.pool = self._rows(settings.demonstrations, settings.demonstrations_split)
         if settings.kind == "classification":
-            self.labels = self._labels([*rows, *(pool if has_own and settings.shots else [])])
-        order = torch.randperm(len(rows), generator=keyed_generator(self.seed, "rows", settings.name)).tolist()
-        shown: list[Row] = []
-        if settings.shots:
-            if len(pool) < settings.shots + (0 if has_own else 1):
-                raise InputError(f"shots ({settings.shots}) needs more rows than the {len(pool)} there are")
-            drawn = torch.randperm(len(pool), generator=keyed_generator(self.seed, "examples", settings.name)).tolist()
-            shown = [pool[index] for index in drawn[: settings.shots]]
-        asked = order if count is not None else list(range(len(rows)))
-        if shown and not has_own:
-            taken = {id(row) for row in shown}
-            asked = [index for index in asked if id(rows[index]) not in taken]
-        asked = asked[:count]
-        examples = "".join(self._example(row) + settings.separator for row in shown)
-        samples = [self._sample(rows[index], examples, index) for index in asked]
-        return Task(settings.name, samples, self._chance(samples), samples[0].metric)
+            self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 
     def _rows(self, given: Any, split: str | None) -> list[Row]:
         if isinstance(given, Mapping):
@@ -236,6 +264,23 @@ class _Maker:
         guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
         targets = torch.tensor([sample.target for sample in samples])
         return max(guess, int(torch.bincount(targets).max()) / len(samples))
+
+
+def load_labelled_task(
+    path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, longest: int | None = None, flag: str = "--task"
+) -> LabelledTask:
+    """The rows and the template of a task file with labelled data.
+
+    Raises:
+        InputError: it cannot be used, or is of another kind.
+    """
+    settings, folder = read_task(path, flag=flag)
+    if settings.kind in ("needles", "continuation"):
+        raise InputError(f"{flag} {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
+    try:
+        return LabelledTask(settings, folder, tokenizer, longest, seed)
+    except InputError as error:
+        raise InputError(f"{flag} {path}: {error}") from None
 
 
 def _template(name: str, text: str) -> Any:

@@ -25,6 +25,7 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "sink-heads": sink_plots.sink_heads,
     "sink-tokens": sink_plots.sink_tokens,
     "loss-by-length": measurement_plots.loss_by_length,
+    "many-shot": measurement_plots.accuracy_by_shots,
     "outliers": measurement_plots.largest_by_layer,
     "quantization": measurement_plots.loss_by_bits,
     "calibrated-heads": calibration_plots.head_changes,

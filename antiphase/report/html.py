@@ -194,6 +194,8 @@ def _paragraphs(record: Record) -> list[str]:
         "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
         "The second table scores the windows' ends behind another window's beginning: what length alone gives, shows "
         "there too.",
+        "evaluate-many-shot": "Labelled examples before each question: accuracy over their number, and the same "
+        "examples in other orders. Read every margin beside the accuracy and the share of answers that flip.",
         "evaluate-outliers": "The largest attention logits and hidden states, beside their medians.",
         "evaluate-quantization": "Attention logits were rounded to few bits before the softmax, in every map.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
@@ -355,6 +357,11 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "Loss by length of context",
         "The mean over all tokens up to a position, with its 95 % interval over windows.",
         "Line chart of the cumulative loss over tokens of context.",
+    ),
+    "many-shot": lambda record: (
+        "Learning in context",
+        "Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an order.",
+        "Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
     ),
     "outliers": lambda record: (
         "Largest values by layer",

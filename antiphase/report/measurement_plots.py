@@ -85,3 +85,35 @@ def loss_by_bits(record: Record) -> Figure | None:
         axes.set_xlabel("bits of attention logits")
         axes.legend(fontsize=9)
     return figure
+
+
+@matplotlib.rc_context(STYLE)
+def accuracy_by_shots(record: Record) -> Figure | None:
+    """Accuracy over numbers of examples, and over their orders."""
+    tasks = record.values.get("tasks") if record.kind == "evaluate-many-shot" else None
+    if not tasks:
+        return None
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    counts = sorted({row["shots"] for found in tasks.values() for row in found["rows"]})
+    for index, (name, found) in enumerate(tasks.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        places = [counts.index(row["shots"]) for row in found["rows"]]
+        left.plot(places, [row["accuracy"] for row in found["rows"]], "o-", color=colour, label=name)
+        low, high = zip(*(row["interval"] for row in found["rows"]), strict=True)
+        left.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        left.axhline(found["majority_rate"], color=colour, linewidth=1.2, linestyle=":")
+        for place, row in enumerate(found["orders"].values()):
+            right.plot([place + 0.12 * index] * len(row["accuracies"]), row["accuracies"], "o", color=colour, alpha=0.5)
+            right.plot(place + 0.12 * index, row["mean_accuracy"], "_", color=colour, markersize=22, markeredgewidth=2)
+    left.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])
+    left.set(title="Accuracy by number of examples", xlabel="examples (dotted: commonest label)")
+    left.legend(fontsize=9)
+    kinds = list(dict.fromkeys(kind for found in tasks.values() for kind in found["orders"]))
+    right.set_xticks(range(len(kinds)), kinds)
+    right.set_xlim(-0.5, max(1, len(kinds)) - 0.5 + 0.12 * len(tasks))
+    right.set(title="Same examples, other orders")
+    for axes in (left, right):
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PERCENT)
+    return figure

@@ -67,6 +67,50 @@ def few_bits(record: Record) -> Table | None:
     return Table(title="Attention logits in few bits", columns=columns, rows=cells, note=note)
 
 
+def shots(record: Record) -> Table | None:
+    """Accuracy over numbers of examples."""
+    tasks = record.values.get("tasks") if record.kind == "evaluate-many-shot" else None
+    if not tasks:
+        return None
+    columns = [Column("Task"), Column("Examples", "integer"), Column("Tokens", "integer"),
+               Column("Accuracy", "percent"), Column("95 %"), Column("Guess", "percent"),
+               Column("Commonest label", "percent")]  # fmt: skip
+    rows = [
+        [
+            name, row["shots"], row["tokens"], row["accuracy"],
+            f"{100 * row['interval'][0]:.1f} to {100 * row['interval'][1]:.1f} %", found["guess_rate"],
+            found["majority_rate"],
+        ]
+        for name, found in tasks.items()
+        for row in found["rows"]
+    ]  # fmt: skip
+    note = "Answers are decoded over the labels only. Tokens: the median prompt's."
+    left_out = sorted({count for found in tasks.values() for count in found["left_out"]})
+    if left_out:
+        note += f" Longer than the model reads: {', '.join(map(str, left_out))} examples."
+    return Table(title="Accuracy by number of examples", columns=columns, rows=rows, note=note)
+
+
+def orders(record: Record) -> Table | None:
+    """Accuracy over orders of the same examples."""
+    tasks = record.values.get("tasks") if record.kind == "evaluate-many-shot" else None
+    rows = [
+        [
+            name, kind, row["shots"], len(row["accuracies"]), row["mean_accuracy"], row["margin"], row["flip_share"],
+            found["majority_rate"],
+        ]
+        for name, found in (tasks or {}).items()
+        for kind, row in found["orders"].items()
+    ]  # fmt: skip
+    if not rows:
+        return None
+    columns = [Column("Task"), Column("Order"), Column("Examples", "integer"), Column("Orders", "integer"),
+               Column("Mean accuracy", "percent"), Column("Best - worst", "percent"),
+               Column("Answers that flip", "percent"), Column("Commonest label", "percent")]  # fmt: skip
+    note = "A model that always gives one answer has margin 0: read it beside accuracy, flips and the commonest label."
+    return Table(title="The same examples in other orders", columns=columns, rows=rows, note=note)
+
+
 def interval_text(interval: list[float] | None) -> str:
     """``2.31 to 2.54``."""
     return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"

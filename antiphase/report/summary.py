@@ -15,6 +15,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-perplexity": lambda record: [tables.perplexity(record)],
     "evaluate-allocation": lambda record: [tables.allocation(record)],
     "evaluate-long-context": lambda record: [measurements.positions(record), measurements.context_worth(record)],
+    "evaluate-many-shot": lambda record: [measurements.shots(record), measurements.orders(record)],
     "evaluate-outliers": lambda record: [measurements.largest(record)],
     "evaluate-quantization": lambda record: [measurements.few_bits(record)],
     "benchmark-attention": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],

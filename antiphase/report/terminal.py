@@ -12,6 +12,9 @@ from antiphase.records import Record
 from antiphase.report.summary import main_tables
 from antiphase.report.tables import Table, sentences
 
+NARROWEST = 72
+"""Characters that a long title may make of a narrow table."""
+
 
 def print_summary(record: Record, console: Console) -> None:
     """The tables to read first, the sentences of a comparison and its verdict."""
@@ -34,7 +37,10 @@ def _drawn(table: Table) -> RichTable:
     }
     same = ", ".join(f"{table.columns[index].name.lower()} {value}" for index, value in constant.items())
     title = f"{table.title} ({same})" if same else table.title
-    drawn = RichTable(title=Text(title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left")
+    drawn = RichTable(
+        title=Text(title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left",
+        min_width=min(NARROWEST, len(title)),
+    )  # fmt: skip
     drawn.caption_justify = "left"
     shown = [index for index in range(len(table.columns)) if index not in constant]
     for index in shown:

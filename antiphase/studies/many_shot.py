@@ -1,0 +1,91 @@
+"""Many-shot learning in context, from request to record: ``antiphase evaluate many-shot``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from antiphase.errors import InputError
+from antiphase.evals.loading import load_model
+from antiphase.evals.many_shot import many_shot
+from antiphase.evals.tasks import load_labelled_task
+from antiphase.records import Record, finite
+from antiphase.studies.single import check_empty
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import make_folder, undone_if_refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManyShotRequest:
+    """What ``antiphase evaluate many-shot`` was asked for."""
+
+    name: str
+    """Local folder or Hub name of a causal language model."""
+    tasks: Sequence[str]
+    shots: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+    orders: int = 10
+    samples: int = 200
+    seed: int = 0
+    device: str = "auto"
+
+    def check(self) -> None:
+        """Raise an InputError for a value out of range; it names the flag."""
+        if not self.tasks:
+            raise InputError("--task is missing: a YAML file, for example with 'template: trec' and 'data: FILE'")
+        if not self.shots or min(self.shots) < 0 or len(set(self.shots)) < len(self.shots):
+            raise InputError(f"--shots must be different whole numbers from 0, got {', '.join(map(str, self.shots))}")
+        if self.orders < 0 or self.orders == 1:
+            raise InputError(f"--orders must be 0 or at least 2, got {self.orders}")
+        if self.samples < 1:
+            raise InputError(f"--samples must be at least 1, got {self.samples}")
+
+
+def evaluate_many_shot(
+    request: ManyShotRequest,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """Accuracy over numbers and orders of examples on each task. Writes ``record.json`` in ``output``.
+
+    Raises:
+        InputError: a model or task that cannot be used, a folder that is not empty.
+    """
+    check_empty(output)
+    request.check()
+    started = time.perf_counter()
+    with undone_if_refused(output):
+        make_folder(output)
+        loaded = load_model(request.name, device=str(choose_device(request.device)))
+        longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+        tasks = {}
+        for path in request.tasks:
+            task = load_labelled_task(path, loaded.tokenizer, seed=request.seed, longest=longest)
+            if task.settings.kind != "classification":
+                raise InputError(f"--task {path}: many-shot learning needs a classification, not {task.settings.kind}")
+            say(f"{task.settings.name}: {len(task.labels)} labels")
+            most = len(task.pool) - (0 if task.has_own_examples else request.samples)
+            shots = [count for count in request.shots if count <= most]
+            if not shots:
+                raise InputError(f"--task {path}: there are too few rows for --shots {min(request.shots)}")
+            try:
+                tasks[task.settings.name] = many_shot(
+                    loaded.model, task, shots=shots, samples=request.samples, orders=request.orders, seed=request.seed,
+                    report=report,
+                )  # fmt: skip
+            except InputError as error:
+                raise InputError(f"--task {path}: {error}") from None
+            except ValueError as error:
+                raise InputError(f"MODEL {request.name}: {error}") from error
+        record = Record(
+            kind="evaluate-many-shot",
+            values=finite({"model": request.name, "tasks": tasks}),
+            config=finite(asdict(request)),
+            seeds=[request.seed],
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record

@@ -1,0 +1,151 @@
+"""Many-shot learning: systems whose score is known get it; examples, orders and rows are the same for all models."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+import torch
+import yaml
+
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
+from antiphase.evals import many_shot as module
+from antiphase.evals.many_shot import many_shot
+from antiphase.evals.tasks import load_labelled_task
+
+WORDS = ["cat", "dog", "hen", "fox", "cow", "pig"]
+LABELS = ["red", "blue", "green"]
+ROWS = [[f"{a} {b}", LABELS[min(2, (i + j) % 4)]] for i, a in enumerate(WORDS) for j, b in enumerate(WORDS)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([" ".join([*WORDS, *LABELS, "Text Colour : "])] * 9, 300)
+
+
+@pytest.fixture
+def task(tmp_path, tokenizer):
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    tree = {"kind": "classification", "data": "rows.json", "prompt": "Text: {{ text }}\nColour:", "name": "colours"}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(tree))
+
+    def load(longest=None, seed=0):
+        return load_labelled_task(str(tmp_path / "task.yaml"), tokenizer, longest=longest, seed=seed)
+
+    return load
+
+
+@pytest.fixture
+def run(task, monkeypatch, tokenizer):
+    """The result of a system that says ``answer(prompt text, labels)``; and the prompts that it was asked."""
+
+    def call(answer, longest=None, **options):
+        seen = []
+
+        def choose(model, prompts, given):
+            texts = [tokenizer.decode(prompt) for prompt in prompts]
+            seen.append(texts)
+            labels = [[tokenizer.decode(option).strip() for option in listed] for listed in given]
+            return [names.index(answer(text, names)) for text, names in zip(texts, labels, strict=True)]
+
+        monkeypatch.setattr(module, "choose_options", choose)
+        settings = {"shots": [1, 2, 4], "samples": 20, "orders": 3, "seed": 0, **options}
+        return many_shot(None, task(longest), **settings), seen
+
+    return call
+
+
+TRUTH = dict(map(tuple, ROWS))
+
+
+def perfect(text, labels):
+    return TRUTH[text.rsplit("Text: ", 1)[1].split("\n")[0]]
+
+
+def constant(text, labels):
+    return "red"
+
+
+def last_shown(text, labels):
+    """Names the label of the example before the question."""
+    return text.split("\n\n")[-2].rsplit("Colour: ", 1)[1]
+
+
+def test_known_systems(run):
+    found, _ = run(perfect)
+    assert [row["accuracy"] for row in found["rows"]] == [1.0, 1.0, 1.0]
+    assert list(found["orders"]) == ["random", "alternating"]
+    for row in found["orders"].values():
+        assert (row["mean_accuracy"], row["margin"], row["flip_share"]) == (1.0, 0.0, 0.0)
+
+    found, _ = run(constant)
+    rates = {row["accuracy"] for row in found["rows"]}
+    assert len(rates) == 1
+    assert rates.pop() <= found["majority_rate"]
+    assert all((row["margin"], row["flip_share"]) == (0.0, 0.0) for row in found["orders"].values())
+    assert [row["answers_given"] for row in found["rows"]] == [1, 1, 1]
+
+    found, _ = run(last_shown, shots=[6], orders=6)  # all that it does depends on the order
+    assert found["orders"]["random"]["flip_share"] == 1.0
+    assert found["orders"]["random"]["margin"] > 0
+
+
+def test_examples_and_orders(run):
+    found, seen = run(constant, shots=[1, 2, 4])
+    one, two, four, *orders = seen
+
+    def shown(text):
+        return text.split("\n\n")[:-1]
+
+    asked = [text.split("\n\n")[-1] for text in one]
+    for prompts in seen:
+        assert [text.split("\n\n")[-1] for text in prompts] == asked  # the same rows everywhere
+        assert len({tuple(shown(text)) for text in prompts}) == 1  # and the same examples for all of them
+        assert not {part.rsplit("\nColour:", 1)[0] for part in shown(prompts[0])} & {
+            part.rsplit("\nColour:", 1)[0] for part in asked
+        }
+    assert shown(four[0])[:2] == shown(two[0])
+    assert shown(two[0])[:1] == shown(one[0])
+    for prompts in orders:
+        assert Counter(shown(prompts[0])) == Counter(shown(four[0]))
+    assert len({tuple(shown(prompts[0])) for prompts in orders[:3]}) > 1
+    again, _ = run(constant, shots=[1, 2, 4])
+    assert again == found
+
+
+def test_alternating_orders_alternate(run):
+    _, seen = run(constant, shots=[9], orders=2)
+    for prompts in seen[-2:]:
+        labels = [part.rsplit("Colour: ", 1)[1] for part in prompts[0].split("\n\n")[:-1]]
+        kinds = len(set(labels))
+        fewest = min(Counter(labels).values())
+        for turn in range(fewest):
+            assert len(set(labels[turn * kinds : (turn + 1) * kinds])) == kinds
+
+
+def test_what_does_not_fit_is_left_out_and_said(run):
+    found, _ = run(perfect, longest=60)
+    assert found["left_out"]
+    assert [row["shots"] for row in found["rows"]] + found["left_out"] == [1, 2, 4]
+    with pytest.raises(InputError, match="the model reads 10 at most"):
+        run(perfect, longest=10)
+
+
+def test_too_few_rows(run):
+    with pytest.raises(InputError, match=r"--samples 40 is more than the 32 rows"):
+        run(perfect, samples=40)
+    with pytest.raises(InputError, match=r"shots \(36\) needs more rows"):
+        run(perfect, shots=[36])
+
+
+def test_a_model(task, tiny_model, tokenizer):
+    model = tiny_model("softmax", vocab_size=len(tokenizer), max_position_embeddings=400)
+    found = many_shot(model, task(400), shots=[0, 2], samples=12, orders=2, seed=0)
+    assert [row["shots"] for row in found["rows"]] == [0, 2]
+    assert all(0 <= row["accuracy"] <= 1 for row in found["rows"])
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="sample 0"):
+        many_shot(model, task(400), shots=[1], samples=3, orders=0, seed=0)
