@@ -117,6 +117,39 @@ def tune(
 
 
 @app.command()
+def scaling(
+    output: OutputOption,
+    widths: Annotated[
+        str | None, typer.Option("--widths", help="Hidden sizes, e.g. 64,96,128,192.", show_default=False)
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option("--steps", help="Numbers of steps, e.g. 200,400,800,1600.", show_default=False)
+    ] = None,
+    preset: PresetOption = "half-hour",
+    data: DataOption = None,
+    validation: ValidationOption = None,
+    seeds: SeedsOption = None,
+    resume: ResumeOption = False,
+    settings: SetOption = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Train every arm at several sizes and for several numbers of steps, and fit laws to the losses.
+
+    Example: [bold]antiphase scaling --data book.txt --widths 64,96,128,192 --output runs/scaling[/]
+    """
+    from antiphase.studies.scaling import scaling as run_scaling
+
+    chosen = _preset(preset, settings, data, validation, seeds, device)
+    console = _console()
+    grown = [_numbers(flag, given, int) if given else [] for flag, given in (("--widths", widths), ("--steps", steps))]
+    with _job_progress(console, chosen) as report:
+        record = run_scaling(
+            chosen, output, widths=grown[0], steps=grown[1], resume=resume, report=report, say=_say(console)
+        )
+    _finish(console, record, output)
+
+
+@app.command()
 def upcycle(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a softmax model trained here.")],
     output: OutputOption,

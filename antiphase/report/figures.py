@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import calibration_plots, look_plots, measurement_plots, plots, sink_plots
+from antiphase.report import calibration_plots, look_plots, measurement_plots, plots, scaling_plots, sink_plots
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "benchmark": plots.relative_times,
@@ -24,6 +24,7 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "sink-map": sink_plots.sink_map,
     "sink-heads": sink_plots.sink_heads,
     "sink-tokens": sink_plots.sink_tokens,
+    "loss-laws": scaling_plots.loss_laws,
     "loss-by-length": measurement_plots.loss_by_length,
     "many-shot": measurement_plots.accuracy_by_shots,
     "outliers": measurement_plots.largest_by_layer,

@@ -191,6 +191,8 @@ def _paragraphs(record: Record) -> list[str]:
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+        "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) fitted to "
+        "all runs of an arm.",
         "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
         "The second table scores the windows' ends behind another window's beginning: what length alone gives, shows "
         "there too.",
@@ -353,6 +355,11 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "sink-map": _sink_map_words,
     "sink-heads": _sink_heads_words,
     "sink-tokens": _sink_tokens_words,
+    "loss-laws": lambda record: (
+        "Loss by size and tokens",
+        "Dots are runs, curves the fitted laws.",
+        "Scatter plots of held-out loss over parameters and training tokens, with a curve for each arm.",
+    ),
     "loss-by-length": lambda record: (
         "Loss by length of context",
         "The mean over all tokens up to a position, with its 95 % interval over windows.",

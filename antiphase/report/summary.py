@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, calibration, look, measurements, tables
+from antiphase.report import benchmarks, calibration, look, measurements, scaling, tables
 from antiphase.report.tables import Table
 
 TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
@@ -14,6 +14,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-needles": lambda record: [tables.needle_summary(record)],
     "evaluate-perplexity": lambda record: [tables.perplexity(record)],
     "evaluate-allocation": lambda record: [tables.allocation(record)],
+    "scaling": lambda record: [scaling.equal_loss(record), scaling.losses(record)],
     "evaluate-long-context": lambda record: [measurements.positions(record), measurements.context_worth(record)],
     "evaluate-many-shot": lambda record: [measurements.shots(record), measurements.orders(record)],
     "evaluate-outliers": lambda record: [measurements.largest(record)],

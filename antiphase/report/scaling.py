@@ -1,0 +1,44 @@
+"""Records of ``antiphase scaling`` → tables."""
+
+from __future__ import annotations
+
+import statistics
+
+from antiphase.records import Record
+from antiphase.report.tables import Column, Table
+
+
+def losses(record: Record) -> Table | None:
+    """Median held-out loss of each arm at each size and budget."""
+    runs = record.values.get("runs") if record.kind == "scaling" else None
+    if not runs:
+        return None
+    arms = record.values["arms"]
+    points = sorted({(run["width"], run["layers"], run["steps"]) for run in runs})
+    rows = []
+    for point in points:
+        here = [run for run in runs if (run["width"], run["layers"], run["steps"]) == point]
+        by_arm = [[run["loss"] for run in here if run["arm"] == arm] for arm in arms]
+        parameters = statistics.median(run["parameters"] for run in here)
+        rows.append([*point, parameters, here[0]["tokens"], *(statistics.median(found) for found in by_arm)])
+    columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
+               Column("Parameters", "integer"), Column("Tokens", "integer"), *(Column(arm, "loss") for arm in arms)]  # fmt: skip
+    note = f"Held-out loss in nats per token, median of {len(record.seeds)} seeds."
+    return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
+
+
+def equal_loss(record: Record) -> Table | None:
+    """What each arm needs for the loss of the first one's largest run."""
+    ladders = record.values.get("ladders") if record.kind == "scaling" else None
+    rows = []
+    for ladder in ladders or []:
+        for arm, found in ladder["equal_loss"].items():
+            interval = found["interval"]
+            shown = None if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
+            rows.append([ladder["axis"], arm, found["loss"], found["baseline"], found["needed"], found["ratio"], shown])
+    if not rows:
+        return None
+    columns = [Column("Over"), Column("Arm"), Column("Loss", "loss"), Column("Baseline has", "integer"),
+               Column("Arm needs", "integer"), Column("Ratio", "number"), Column("95 % over seeds")]  # fmt: skip
+    note = "By the fitted laws. The paper: 6.8B parameters do for 11B, 160B tokens for 251B (2410.05258, figure 3)."
+    return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)
