@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from typing import Any, ClassVar
 
@@ -168,8 +167,7 @@ def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None
     Raises:
         InputError: a key that neither the configuration ``kind`` nor transformers has; it names the nearest.
     """
-    own = set(inspect.signature(kind.__init__).parameters) - {"self", "args", "kwargs"}
-    own |= {item.name for item in dataclasses.fields(kind)}
+    own = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
     general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
     general |= set(PreTrainedConfig().to_dict())

@@ -32,7 +32,7 @@ def test_a_batch_with_holes_gives_what_torch_gives_single_texts(cell, bidirectio
     model = network(cell=cell, bidirectional=bidirectional, num_hidden_layers=layers)
     ids = torch.randint(0, 23, (5, 9))
     mask = torch.tensor(
-        [[1] * 9, [0, 0, 1, 1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 1, 0]]
+        [[1] * 9, [0, 0, 1, 1, 1, 1, 1, 0, 0], [1, 0, 1, 1, 0, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0, 0, 1, 0], [0] * 9]
     )
     found = model(ids, attention_mask=mask)
     for row, seen, states, pooled in zip(ids, mask.bool(), found.last_hidden_state, found.pooler_output, strict=True):

@@ -210,6 +210,8 @@ def test_the_vector_of_a_text_is_the_mean_of_an_encoder_and_the_last_of_a_decode
     assert_near(out.pooler_output[1], out.last_hidden_state[1, 3:].mean(0))
     out = model_of(is_causal=True)(ids, attention_mask=mask)
     assert_near(out.pooler_output, torch.stack([out.last_hidden_state[0, 4], out.last_hidden_state[1, 7]]))
+    for is_causal in (False, True):
+        assert not model_of(is_causal=is_causal)(ids, attention_mask=torch.zeros_like(mask)).pooler_output.any()
 
 
 # ------------------------------------------------------------------------------------------ positions
@@ -299,8 +301,12 @@ def test_batch_norm_in_a_model_is_trained_by_real_tokens_alone(place):
         states.append((out, model.layers[2].mlp_norm.inner.running_var, model.layers[0].mlp.up_proj.weight.grad))
     for one, other in zip(*states, strict=True):
         assert_near(one, other)
+    everything = torch.ones(2, 1, 11, 11, dtype=torch.bool)
     with pytest.raises(ValueError, match="norm=batch_norm needs attention_mask as"):
-        model(ids, attention_mask=torch.ones(2, 1, 11, 11, dtype=torch.bool))
+        model(ids, attention_mask=everything)
+    model.eval()  # no statistics are taken any more
+    found = model(ids, attention_mask=everything, position_ids=torch.arange(11)[None]).last_hidden_state
+    assert_near(found, model(ids).last_hidden_state)
 
 
 @pytest.mark.parametrize(("norm", "kind"), [("layer_norm", nn.LayerNorm), ("rms_norm", nn.RMSNorm)])
