@@ -191,8 +191,8 @@ def _paragraphs(record: Record) -> list[str]:
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
         "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
-        "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) fitted to "
-        "all runs of an arm.",
+        "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
+        "fitted to all runs of an arm.",
         "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
         "The second table scores the windows' ends behind another window's beginning: what length alone gives, shows "
         "there too.",

@@ -22,7 +22,8 @@ def losses(record: Record) -> Table | None:
         parameters = statistics.median(run["parameters"] for run in here)
         rows.append([*point, parameters, here[0]["tokens"], *(statistics.median(found) for found in by_arm)])
     columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
-               Column("Parameters", "integer"), Column("Tokens", "integer"), *(Column(arm, "loss") for arm in arms)]  # fmt: skip
+               Column("Parameters", "integer"), Column("Tokens", "integer"),
+               *(Column(arm, "loss") for arm in arms)]  # fmt: skip
     note = f"Held-out loss in nats per token, median of {len(record.seeds)} seeds."
     return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
 

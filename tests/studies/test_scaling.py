@@ -1,0 +1,78 @@
+"""Scaling: ladders of sizes and of tokens, each run whole and by itself, and what is told of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from antiphase import cli
+from antiphase.config import load_preset
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.report import figures, summary
+from antiphase.studies.scaling import resized, scaling
+
+
+@pytest.mark.parametrize(("width", "layers", "heads", "mlp"), [(8, 1, 2, 16), (16, 2, 4, 24), (32, 4, 8, 48)])
+def test_a_width_takes_the_rest_along(width, layers, heads, mlp, tiny_preset):
+    model = resized(load_preset(str(tiny_preset)).run, width).model
+    assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (width, layers, heads)
+    assert (model.intermediate_size, model.head_dim) == (mlp, 4)
+
+
+def test_shared_keys_stay_shared(tiny_preset):
+    run = load_preset(str(tiny_preset), ["model.num_key_value_heads=2"]).run
+    assert resized(run, 32).model.num_key_value_heads == 4
+    with pytest.raises(InputError, match="--widths 24: its 6 heads cannot share keys 2 by 2"):
+        resized(run, 24)
+
+
+def test_bad_ladders_are_named(tiny_preset, tmp_path):
+    preset = load_preset(str(tiny_preset))
+    for widths, steps, said in (
+        ([], [], "--widths or --steps is missing"),
+        ([8, 8], [], "--widths must be different whole numbers"),
+        ([], [0], "--steps must be different whole numbers"),
+        ([10], [], "--widths 10 is not an even number of heads of width 4; give multiples of 8"),
+    ):
+        with pytest.raises(InputError, match=said):
+            scaling(preset, tmp_path / "new", widths=widths, steps=steps)
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, capsys):
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", [
+            "antiphase", "scaling", "--preset", str(tiny_preset), "--output", str(tmp_path / "s"), "--seeds", "0",
+            "--widths", "8,16,24,32", "--steps", "10,20", *more,
+        ])  # fmt: skip
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0
+
+    assert run() == 0
+    values = json.loads((tmp_path / "s" / "record.json").read_text())["values"]
+    assert len(values["runs"]) == 2 * (4 + 1)  # width 16 with 20 steps stands on both ladders
+    ladders = {ladder["axis"]: ladder for ladder in values["ladders"]}
+    assert set(ladders) == {"size", "size without embeddings", "tokens"}
+    assert set(ladders["size"]["laws"]) == {"softmax", "differential"}
+    assert ladders["tokens"]["laws"] == {}
+    assert "at least 4" in ladders["tokens"]["why_no_law"]
+    assert [point["x"] for point in ladders["tokens"]["points"]] == [10 * 6 * 25, 20 * 6 * 25] * 2
+    for row in values["runs"]:
+        run_values = Record.load(tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0").values
+        assert row["loss"] == run_values["final"]["loss"]
+        vocabulary = json.loads(
+            (tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0" / "config.json").read_text()
+        )["vocab_size"]
+        assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
+    record = Record.load(tmp_path / "s")
+    assert "Loss by size and by tokens" in [table.title for table in summary.main_tables(record)]
+    assert len(figures.FIGURES["loss-laws"](record).axes) == 3
+    assert run() == 2  # nothing is overwritten
+    assert "add --resume" in capsys.readouterr().err
+    assert run("--resume") == 0
+    assert json.loads((tmp_path / "s" / "record.json").read_text())["values"] == values
