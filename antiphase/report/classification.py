@@ -180,10 +180,10 @@ def pieces(record: Record) -> list[Table]:
     return [
         Table(
             title=f"Pieces of {found['tokenizer']}",
-            columns=[Column("Word"), Column("Pieces"), Column("In the vocabulary"), Column("Ids")],
+            columns=[Column("Words"), Column("Pieces"), Column("In the vocabulary"), Column("Ids")],
             rows=[
                 [
-                    row["word"] or "",
+                    " ".join(row["words"]),
                     " | ".join(piece["text"] for piece in row["pieces"]),
                     " | ".join(piece["piece"] for piece in row["pieces"]),
                     " ".join(str(piece["id"]) for piece in row["pieces"]),

@@ -103,27 +103,27 @@ def _tokenizer(name: str, request: TokenizeRequest, say: Callable[[str], None]) 
 def piece_rows(
     tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Runs of pieces that belong to one word: its text, None between words, and ``pieces`` with id, piece and text.
+    """Rows of pieces that belong together: ``words``, one of them as a rule, and ``pieces`` with id, piece and text.
 
-    A piece belongs to the word in which it ends, white space at its begin or not; where it holds several words, all of
-    them stand there.
+    White space at the begin of a piece counts for nothing; a piece of white space alone has no word. Words that share a
+    piece share a row. Each word stands in one row.
     """
     tokens = tokens_of(tokenizer, text, tokenizer(text, return_tensors="pt")["input_ids"][0].long())
     places: list[tuple[int, int]] = [(0, 0)] * len(tokens)
     if tokenizer.is_fast:
         places = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     before: int | None = None
-    row: dict[str, Any] = {}
+    row: dict[str, Any] = {"words": [], "pieces": []}
     for token, (begin, end) in zip(tokens, places, strict=True):
         words = [i for i, (first, last) in enumerate(spans) if max(begin, first) < min(end, last)]
-        if not words or words != [before]:
-            if row:
-                yield row
-            shown = [visible(text[slice(*spans[word])]) for word in words]
-            row = {"word": " ".join(shown) or None, "pieces": []}
-        before = words[-1] if words else None
+        if row["pieces"] and (not words or words[0] != before):
+            yield row
+            row = {"words": [], "pieces": []}
+        fresh = words[1:] if row["pieces"] else words
+        row["words"] += [visible(text[slice(*spans[word])]) for word in fresh]
         row["pieces"].append({"id": token["id"], "piece": visible(token["piece"]), "text": visible(token["text"])})
-    if row:
+        before = words[-1] if words else None
+    if row["pieces"]:
         yield row
 
 
