@@ -68,7 +68,7 @@ def _encoder(attention_type: str) -> Classifier:
             "attention_type": attention_type, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
             "mlp_ratio": 2.0, "norm_position": "pre", "dropout": 0.3,
         },
-        training=ClassifierTraining(learning_rate=5e-4, warmup_steps=100),
+        training=ClassifierTraining(learning_rate=1e-3, warmup_steps=100),
     )  # fmt: skip
 
 
