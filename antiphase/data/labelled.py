@@ -65,7 +65,7 @@ def labelled_rows(
         return [
             Row(place, {"text": text, "label": label})
             for label, path in given.items()
-            for place, text in _text_lines(Path(path), flag)
+            for place, text in text_lines(Path(path), flag)
         ]
     rows: list[Row] = []
     for source in sources([given], flag):
@@ -82,7 +82,7 @@ def labelled_rows(
 def column_of(path: str, *, flag: str = "--data") -> list[str]:
     """A further column, kept in a plain text file of its own with one value a line."""
     sources([path], flag)
-    return [text for _, text in _text_lines(Path(path), flag)]
+    return [text for _, text in text_lines(Path(path), flag)]
 
 
 def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str) -> list[Row]:
@@ -100,7 +100,7 @@ def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: 
     return list(_label_lines(path, flag))
 
 
-def _text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
+def text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
     """Place and text of each line.
 
     Raises:
@@ -116,7 +116,7 @@ def _text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
 
 def _label_lines(path: Path, flag: str) -> Iterator[Row]:
     found = []
-    for place, line in _text_lines(path, flag):
+    for place, line in text_lines(path, flag):
         if line[0].isspace():
             raise InputError(f"{place}: the line begins without a label; write the label, a space and the text")
         label = line.split(None, 1)[0]

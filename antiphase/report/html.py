@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import benchmarks, figures, look_plots, plots, summary, tables
+from antiphase.report import benchmarks, classification, figures, look_plots, plots, summary, tables
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
@@ -129,6 +129,8 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     _lambda_table,
     _gradient_table,
     benchmarks.timing,
+    classification.model_details,
+    classification.runs,
     tables.settings,
     tables.environment,
 )
@@ -211,6 +213,11 @@ def _paragraphs(record: Record) -> list[str]:
         "same precision allows.",
         "benchmark-calibration": "Calibrated attention, every head of it, beside the attention that it replaces, and "
         "what probing a text holds beside a forward pass. The candidates took turns.",
+        "classify": "Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
+        "intervals overlap, luck may have chosen the order.",
+        "predict": "The probability that a trained classifier gives each label.",
+        "tokenize": "One text cut by several tokenizers: spaces are shown as ␣, other characters without a shape as "
+        "escapes, and 日[1/3] is the first of three tokens that make up one character.",
         "look": "Attention of every layer and head on one text. The same record drawn alone (antiphase report RUN) "
         "gives a page in which every weight can be looked up.",
         "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "

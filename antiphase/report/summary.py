@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, calibration, look, measurements, scaling, tables
+from antiphase.report import benchmarks, calibration, classification, look, measurements, scaling, tables
 from antiphase.report.tables import Table
 
 TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
@@ -31,6 +31,13 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         calibration.effects(record),
     ],
     "look": lambda record: [look.layer_table(record)],
+    "classify": lambda record: [
+        classification.data(record),
+        classification.models(record),
+        *classification.confusions(record),
+    ],
+    "predict": lambda record: [classification.predictions(record)],
+    "tokenize": lambda record: [*classification.pieces(record), classification.ratios(record)],
 }
 """The tables to read first, by kind of record; any other kind shows its lists and single values."""
 

@@ -1,0 +1,243 @@
+"""Labelled texts for a classifier: columns, labels, stratified parts, duplicates.
+
+Files are those of ``labelled.py``: ``label text`` or ``COARSE:fine text`` lines, CSV and TSV with a header, JSON Lines,
+Parquet, ``.json`` (``FILE@PART`` names one of its parts), and datasets of the Hub.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphase.data.files import kind_of, sources
+from antiphase.data.labelled import Row, labelled_rows, text_lines
+from antiphase.errors import InputError, nearest
+from antiphase.randomness import keyed_generator
+
+logger = logging.getLogger(__name__)
+
+LABELS = ("coarse", "fine")
+TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
+LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
+"""What columns of text and labels are called, the likelier first; capitals do not count."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text and its label."""
+
+    place: str
+    """File and line, for messages."""
+    text: str
+    label: str
+
+
+def read_examples(
+    paths: Sequence[str],
+    *,
+    labels: str = "coarse",
+    text_field: str | None = None,
+    label_field: str | None = None,
+    flag: str = "--train",
+) -> list[Example]:
+    """All labelled texts of the files, in their order; a label with an empty text is kept, with a warning.
+
+    Args:
+        paths: files, folders or Hub datasets.
+        labels: where every label has a colon, as in ``HUM:ind``: ``coarse`` for what stands before it, ``fine`` for
+            the whole.
+        text_field, label_field: columns of tables; None: a usual name, or the only other column beside one.
+
+    Raises:
+        InputError: nothing there, a row without a label, columns that are missing or not clear.
+    """
+    if not paths:
+        raise InputError(f"{flag} is missing: a file with labelled texts")
+    found: list[Example] = []
+    empty: list[str] = []
+    for given in paths:
+        path, split = _part(given)
+        rows = labelled_rows(path, split=split, flag=flag)
+        is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # whose reader has warned already
+        text_column, label_column = _columns(rows[0], text_field, label_field)
+        for row in rows:
+            text = _text(row, text_column)
+            if not text.strip() and not is_plain:
+                empty.append(row.place)
+            found.append(Example(row.place, text, _label(row, label_column)))
+    if empty:
+        logger.warning("%s: the text is empty (%d such rows); it is kept", empty[0], len(empty))
+    if labels == "coarse" and all(example.label.partition(":")[1] for example in found):
+        return [Example(e.place, e.text, e.label.partition(":")[0]) for e in found]
+    return found
+
+
+def _part(given: str) -> tuple[str, str | None]:
+    """``FILE.json@PART`` as file and part."""
+    path, at, split = given.rpartition("@")
+    is_part = at and not Path(given).exists() and Path(path).is_file()
+    return (path, split) if is_part else (given, None)
+
+
+def _columns(row: Row, text_field: str | None, label_field: str | None) -> tuple[str, str]:
+    names = list(row.values)
+    for flag, field in (("--text-field", text_field), ("--label-field", label_field)):
+        if field is not None and field not in names:
+            raise InputError(f"{row.place}: {flag} {field}: there is no such column{nearest(field, names)}")
+    text = text_field or _usual(names, TEXT_NAMES, label_field)
+    label = label_field or _usual(names, LABEL_NAMES, text)
+    if len(names) == 2:
+        text = text or (next(name for name in names if name != label) if label else None)
+        label = label or (next(name for name in names if name != text) if text else None)
+    for what, column, flag in (("text", text, "--text-field"), ("label", label, "--label-field")):
+        if column is None:
+            raise InputError(
+                f"{row.place}: which column holds the {what} is not clear (columns: {', '.join(names)}); the first "
+                f"line must name the columns, and {flag} says which it is"
+            )
+    assert text is not None
+    assert label is not None
+    if text == label:
+        raise InputError(f"{row.place}: --text-field and --label-field name the same column, {text}")
+    return text, label
+
+
+def _usual(names: Sequence[str], known: Sequence[str], taken: str | None) -> str | None:
+    by_name = {name.lower(): name for name in reversed(names) if name != taken}
+    return next((by_name[name] for name in known if name in by_name), None)
+
+
+def _text(row: Row, column: str) -> str:
+    if column not in row.values:
+        raise InputError(f"{row.place}: there is no column '{column}' (columns: {', '.join(map(str, row.values))})")
+    text = row.values[column]
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise InputError(
+            f"{row.place}: the column '{column}' holds {type(text).__name__} in place of text; name the right one "
+            "with --text-field"
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{row.place}: the text holds half a surrogate pair; write whole characters") from None
+    return text
+
+
+def _label(row: Row, column: str) -> str:
+    value: Any = row.values.get(column)
+    label = "" if value is None else str(value).strip()
+    if not label:
+        raise InputError(f"{row.place}: there is no label; write one in the column '{column}' or remove the row")
+    if isinstance(value, (float, list, dict)):
+        raise InputError(
+            f"{row.place}: the column '{column}' holds {type(value).__name__} in place of a label; name the right one "
+            "with --label-field"
+        )
+    return label
+
+
+def check_labels(train: Sequence[Example], test: Sequence[Example], *, flag: str = "--train") -> list[str]:
+    """The labels of training in alphabetical order (numbers by size).
+
+    Raises:
+        InputError: there is one only, or the test part has one that training never saw.
+    """
+    known = sorted({example.label for example in train}, key=_order)
+    if len(known) < 2:
+        raise InputError(
+            f"{flag}: every row has the label '{known[0]}'; a classifier needs two labels at least (of labels with a "
+            "colon, --labels fine reads the whole)"
+        )
+    for example in test:
+        if example.label not in known:
+            raise InputError(
+                f"{example.place}: the label '{example.label}' stands nowhere in training"
+                f"{nearest(example.label, known[:12])}"
+            )
+    return known
+
+
+def _order(label: str) -> tuple[int, str]:
+    is_number = label.isascii() and label.isdigit() and len(label) < 10
+    return (int(label), label) if is_number else (2**31, label)
+
+
+def stratified_parts(labels: Sequence[str], count: int, *key: object) -> list[list[int]]:
+    """Row numbers dealt out into ``count`` parts, each label as evenly as it can be, and so the parts' sizes.
+
+    The order within a label is drawn by ``key``. The one row of a label that has no other is in no part.
+    """
+    by_label: dict[str, list[int]] = {}
+    for row, label in enumerate(labels):
+        by_label.setdefault(label, []).append(row)
+    parts: list[list[int]] = [[] for _ in range(count)]
+    dealt = 0
+    for label in sorted(by_label):
+        rows = by_label[label]
+        if len(rows) < 2:
+            continue
+        for index in torch.randperm(len(rows), generator=keyed_generator(*key, label)).tolist():
+            parts[dealt % count].append(rows[index])
+            dealt += 1
+    return [sorted(part) for part in parts]
+
+
+def held_out_tenth(examples: Sequence[Example], *key: object) -> tuple[list[Example], list[Example]]:
+    """The rest, and a stratified tenth of the examples.
+
+    Raises:
+        InputError: no label has two rows, so that none can be held out.
+    """
+    chosen = set(stratified_parts([example.label for example in examples], 10, *key)[0])
+    if not chosen:
+        raise InputError(f"{examples[0].place}: every label has one row only, so none can be held out; give more rows")
+    rest = [example for row, example in enumerate(examples) if row not in chosen]
+    return rest, [examples[row] for row in sorted(chosen)]
+
+
+def same_text(text: str) -> str:
+    """What two texts share that count as one: the words without capitals and without the white space between them."""
+    return " ".join(text.split()).casefold()
+
+
+def duplicates(examples: Sequence[Example]) -> dict[str, int]:
+    """Rows, different texts, rows that repeat an earlier text, and texts that stand with several labels."""
+    texts = Counter(same_text(example.text) for example in examples)
+    pairs = {(same_text(example.text), example.label) for example in examples}
+    several = Counter(text for text, _ in pairs)
+    return {
+        "rows": len(examples),
+        "texts": len(texts),
+        "repeated_rows": len(examples) - len(texts),
+        "texts_with_several_labels": sum(count > 1 for count in several.values()),
+    }
+
+
+def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file") -> list[tuple[str, str]]:
+    """Place and text of each line of a plain text file, or of each row of a table.
+
+    Raises:
+        InputError: nothing there, an empty line, or no column that is clear; it names file and line.
+    """
+    path = Path(given).expanduser()
+    if path.is_file() and kind_of(path) == ".txt":
+        sources([given], flag)  # refuses an empty file
+        return list(text_lines(path, flag))
+    path_or_name, split = _part(given)
+    rows = labelled_rows(path_or_name, split=split, flag=flag)
+    names = list(rows[0].values)
+    column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
+    if column is None or column not in names:
+        raise InputError(
+            f"{rows[0].place}: which column holds the text is not clear (columns: {', '.join(names)}); name it with "
+            "--text-field"
+        )
+    return [(row.place, _text(row, column)) for row in rows]
