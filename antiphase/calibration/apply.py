@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from types import MethodType
 from typing import Any
@@ -389,13 +389,17 @@ def _call(
     window: int | None,
 ) -> Call:
     batch, _, _, length, width = grouped.query.shape
-    keys = grouped.key.shape[2]
     total = forward.past + length
+    if attention_mask is None and grouped.key.shape[2] > total:  # empty slots of a static cache
+        grouped = replace(grouped, key=grouped.key[:, :, :total], value=grouped.value[:, :, :total])
+    keys = grouped.key.shape[2]
     mask, is_causal = visible_keys(attention_mask, length, causal=getattr(module, "is_causal", True))
     if mask is not None and mask.shape[1] > 1:
         raise ValueError(ONE_MASK)
-    if mask is not None and carries_positions(mask, length):
+    seen = mask[:, 0].any(1) if mask is not None and carries_positions(mask, length) else None  # (1|B, M)
+    if seen is not None:
         assert attention_mask is not None
+        assert mask is not None
         by_key = _simple(forward, attention_mask, mask, module, window)
         if by_key is None:
             window = None
@@ -405,8 +409,8 @@ def _call(
         real = forward.real[:, :total]
     else:
         real = grouped.query.new_ones(batch, total, dtype=torch.bool)
-        if mask is not None and carries_positions(mask, length):
-            real = forward.state.seen(layer_of(module), mask[:, 0].any(1).expand(batch, -1), total)
+        if seen is not None:
+            real = forward.state.seen(layer_of(module), seen.expand(batch, -1), total)
     before = real[:, : max(0, total - keys)].sum(1)
     places = torch.arange(length, device=real.device) + min(total, keys) - length
     real = real[:, max(0, total - keys) :]
@@ -497,6 +501,12 @@ def _crop(self: Cache, *args: Any, **kwargs: Any) -> None:
         raise ValueError('a cache cannot be cropped under calibration in mode "running": what the cropped queries '
                          "looked at is part of its sums")  # fmt: skip
     type(self).crop(self, *args, **kwargs)
+    for state in getattr(self, STATES).values():
+        for name, layer in list(state.kept):
+            if name == "others":
+                del state.kept[name, layer]
+            elif name == "sinks":  # what comes in the place of cropped tokens is none
+                state.kept[name, layer] = state.kept[name, layer][..., : self.get_seq_length()]
 
 
 _FOLLOWED = ("reorder_cache", "batch_select_indices", "batch_repeat_interleave", "crop")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -50,8 +51,8 @@ class CalibrationPlan:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise InputError(f"mode must be one of {', '.join(MODES)}, got {self.mode!r}{nearest(self.mode, MODES)}")
-        if not self.alpha > 0:
-            raise InputError(f"alpha must be above 0, got {self.alpha}")
+        if not 0 < self.alpha < math.inf:
+            raise InputError(f"alpha must be above 0 and finite, got {self.alpha}")
         if not 0 < self.beta <= 1:
             raise InputError(f"beta must be above 0 and at most 1, got {self.beta}")
         found = {}

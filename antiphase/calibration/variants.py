@@ -68,6 +68,9 @@ class _Varied(Calibration):
         super().before(module, args, kwargs)
         self.ids = kwargs.get("input_ids", args[0] if args else None)
 
+    def is_step(self, module: nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
+        return False  # the short way of a step knows one rule only
+
     def outputs(self, layer: int, call: Call, query: Tensor) -> Tensor:
         weights = weights_of(call)  # (B, G, R, N, M)
         mass = (weights * call.real_queries[:, None, None, :, None]).sum(-2)
@@ -80,7 +83,8 @@ class _Varied(Calibration):
         sinks = found.unsqueeze(-2)
         if self.rule == "temperature":
             first = torch.arange(weights.shape[-1], device=weights.device) == call.first[:, None]  # (B, M)
-            factor = torch.where(first[:, None, None, None] | ~call.chosen.unsqueeze(-1), 1.0, self.temperature)
+            stays = first[:, None, None, None] | ~call.chosen.unsqueeze(-1)
+            factor = torch.ones_like(weights).masked_fill_(~stays, self.temperature)
             scaled = weights * factor
             total = scaled.sum(-1, keepdim=True)
             return torch.where(total > 0, scaled / total.where(total > 0, 1.0), weights)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from antiphase.models.positions import count_positions
 
@@ -103,7 +103,11 @@ class OptionScores:
 
 
 def score_options(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: Sequence[Sequence[Sequence[int]]],
+    *,
+    stepwise: bool = False,
 ) -> list[OptionScores]:
     """How likely each option is after its prompt.
 
@@ -113,10 +117,12 @@ def score_options(
     Args:
         prompts: token ids.
         options: for each prompt, options of at least one token each.
+        stepwise: feed an option's tokens one at a time, as decoding would: where a call's own queries choose the
+            sinks, its later tokens would change what its earlier ones see.
     """
     found: dict[int, OptionScores] = {}
     for rows in batches(prompts, TOKENS_AT_ONCE):
-        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows])
+        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], stepwise)
         found |= dict(zip(rows, scored, strict=True))
     return [found[row] for row in range(len(prompts))]
 
@@ -134,7 +140,10 @@ def batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list
 
 
 def _score_batch(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: Sequence[Sequence[Sequence[int]]],
+    stepwise: bool,
 ) -> list[OptionScores]:
     ids, mask = padded(prompts, model.device)
     output = model(
@@ -154,11 +163,17 @@ def _score_batch(
         cache.batch_select_indices(chosen)
         tokens, real = padded([tokens for _, tokens in some], ids.device, side="right")
         whole = torch.cat([mask[chosen], real], dim=1)
-        logits = model(
-            input_ids=tokens, attention_mask=whole, position_ids=count_positions(whole)[:, -tokens.shape[1] :],
-            past_key_values=cache, use_cache=True,
-        ).logits  # fmt: skip
-        found = logits.float().log_softmax(-1)  # (fed, length, vocabulary)
+        before, width = ids.shape[1], tokens.shape[1]
+        logits = [
+            model(
+                input_ids=tokens[:, first : first + size], attention_mask=whole[:, : before + first + size],
+                position_ids=count_positions(whole)[:, before + first : before + first + size], past_key_values=cache,
+                use_cache=True,
+            ).logits
+            for size in [1 if stepwise else width]
+            for first in range(0, width, size)
+        ]  # fmt: skip
+        found = torch.cat(logits, dim=1).float().log_softmax(-1)  # (fed, length, vocabulary)
         later |= {beginning: (found, index) for index, beginning in enumerate(some)}
     scores = []
     for row, listed in enumerate(options):
@@ -189,11 +204,11 @@ def generated_tokens(
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     for rows in batches(prompts, TOKENS_AT_ONCE):
         ids, mask = padded([prompts[row] for row in rows], model.device)
-        output = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=longest, do_sample=False, num_beams=1,
-            eos_token_id=sorted(ends) or None, pad_token_id=min(ends, default=0), output_logits=True,
-            return_dict_in_generate=True,
+        plain = GenerationConfig(  # a model's own may ask for penalties, which is not greedy decoding
+            max_new_tokens=longest, do_sample=False, num_beams=1, eos_token_id=sorted(ends) or None,
+            pad_token_id=min(ends, default=0), output_logits=True, return_dict_in_generate=True,
         )  # fmt: skip
+        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=plain)
         for row, tokens, *logits in zip(
             rows, output.sequences[:, ids.shape[1] :].tolist(), *output.logits, strict=True
         ):

@@ -17,22 +17,25 @@ from antiphase.evals.scoring import OptionScores, generated_tokens, score_option
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
-def score_samples(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
-    """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN where logits are not numbers."""
+def score_samples(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
+    """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN where logits are not numbers.
+
+    ``stepwise``, here and below: as in ``score_options``.
+    """
     with torch.no_grad():
-        found = _scored(model, [sample for sample in samples if not sample.answers])
+        found = _scored(model, [sample for sample in samples if not sample.answers], stepwise)
     return _metrics(model, samples, found)
 
 
-def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
     """Log p of the right option among the options, or of the right answer by token: (samples,), differentiable."""
-    return _log_probabilities(samples, _scored(model, samples))
+    return _log_probabilities(samples, _scored(model, samples, stepwise))
 
 
-def both_scores(model: PreTrainedModel, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
+def both_scores(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> tuple[Tensor, Tensor]:
     """``score_samples`` and ``log_probabilities``; what both need is done once."""
     with torch.no_grad():
-        found = _scored(model, samples)
+        found = _scored(model, samples, stepwise)
     chosen = [scores for sample, scores in zip(samples, found, strict=True) if not sample.answers]
     return _metrics(model, samples, chosen), _log_probabilities(samples, found).double()
 
@@ -66,13 +69,14 @@ def _log_probabilities(samples: Sequence[Sample], found: Sequence[OptionScores])
     return torch.stack(values)
 
 
-def probabilities(model: PreTrainedModel, samples: Sequence[Sample]) -> Tensor:
+def probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
     """The same as a probability, 0 to 1: less noise than a count where samples are few."""
-    return log_probabilities(model, samples).exp()
+    return log_probabilities(model, samples, stepwise=stepwise).exp()
 
 
-def _scored(model: PreTrainedModel, samples: Sequence[Sample]) -> list[OptionScores]:
-    return score_options(model, [sample.prompt for sample in samples], [sample.options for sample in samples])
+def _scored(model: PreTrainedModel, samples: Sequence[Sample], stepwise: bool) -> list[OptionScores]:
+    prompts, options = [sample.prompt for sample in samples], [sample.options for sample in samples]
+    return score_options(model, prompts, options, stepwise=stepwise)
 
 
 def _option_score(sample: Sample, found: OptionScores) -> float:

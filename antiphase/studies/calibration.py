@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,11 @@ def load_tasks(request: TaskRequest, loaded: LoadedModel) -> dict[str, Task]:
     return found
 
 
+def by_mode(score: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """A score that feeds labels as decoding would, where a call's own queries choose the sinks."""
+    return partial(score, stepwise=mode == "paper")
+
+
 def check_layers(layers: Sequence[int] | None, model: PreTrainedModel) -> None:
     """Raise an InputError for a layer that the model does not have."""
     last = model.config.get_text_config().num_hidden_layers - 1
@@ -196,9 +202,10 @@ def search(
                 report(done[0], count)
 
             plan = search_calibration(
-                loaded.model, SCORES[request.score], searched,
+                loaded.model, by_mode(SCORES[request.score], request.mode), searched,
                 alpha=request.alpha, beta=request.beta, mode=request.mode, method=request.method,
-                layers=request.layers, surrogate=log_probabilities, held_out=request.held_out, seed=request.seed,
+                layers=request.layers, surrogate=by_mode(log_probabilities, request.mode), held_out=request.held_out,
+                seed=request.seed,
                 known=known, report=keep,
             )  # fmt: skip
         except ValueError as error:
@@ -250,7 +257,10 @@ def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, T
     Raises:
         InputError: the model or the tasks changed since the work began.
     """
-    prompts = {name: hash_of([[s.prompt, s.options, s.answers] for s in task.samples]) for name, task in tasks.items()}
+    prompts = {
+        name: hash_of([[s.prompt, s.options, s.answers, s.target, s.lengths, s.metric] for s in task.samples])
+        for name, task in tasks.items()
+    }
     tree = {"request": finite(request), "model": fingerprint(model), "samples": prompts}
     path = output / REQUEST
     if path.is_file():
@@ -355,10 +365,11 @@ def _compared(
 ) -> dict[str, Any]:
     samples: dict[str, list[Sample]] = {task.name: task.samples}
     say(f"{task.name}: without the plan")
-    before = scores_of(model, score_samples, samples)
+    score = by_mode(score_samples, plan.mode)
+    before = scores_of(model, score, samples)
     say(f"{task.name}: with the plan")
     with calibrated(model, plan):
-        after = scores_of(model, score_samples, samples)
+        after = scores_of(model, score, samples)
     row = standing(task, before[task.name])
     return {
         **row,

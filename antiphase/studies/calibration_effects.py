@@ -33,6 +33,7 @@ from antiphase.studies.calibration import (
     SCORES,
     TaskRequest,
     append_line,
+    by_mode,
     check_layers,
     load_tasks,
     open_folder,
@@ -107,8 +108,8 @@ class Cell:
 class Cells:
     """Evaluates settings, and remembers them in a file."""
 
-    def __init__(self, path: Path, say: Callable[[int], None]) -> None:
-        self.path, self.say = path, say
+    def __init__(self, path: Path, mode: str, say: Callable[[int], None]) -> None:
+        self.path, self.scores, self.say = path, by_mode(both_scores, mode), say
         self.known = {line["key"]: line for line in read_lines(path)}
 
     def evaluate(
@@ -123,7 +124,7 @@ class Cells:
             line: dict[str, Any] = {"key": key, "metric": {}, "log_probability": {}}
             for name, task in tasks.items():
                 with torch.no_grad(), setting():
-                    metric, log_probability = both_scores(model, task.samples)
+                    metric, log_probability = self.scores(model, task.samples)
                 bad = (~(metric.isfinite() & log_probability.isfinite())).nonzero()[:, 0]
                 if len(bad):
                     raise ValueError(f"the score of sample {int(bad[0])} of {name} (from 0) is not a number in {key}")
@@ -205,7 +206,7 @@ class _Study:
         self.request, self.loaded, self.model, self.tasks, self.heads = request, loaded, loaded.model, tasks, heads
         self.say, self.kind = say, request.score
         count = len(heads) + 1 + 2 * len(ALPHAS) + 3 * CONTROLS
-        self.cells = Cells(output / CELLS, lambda done: report(done, max(count, done)))
+        self.cells = Cells(output / CELLS, request.mode, lambda done: report(done, max(count, done)))
         split = split_samples(
             {name: task.samples for name, task in tasks.items()}, held_out=request.held_out, seed=request.seed
         )
@@ -382,7 +383,7 @@ class _Study:
         """Slopes against exact changes, and the gain that the most promising heads alone would give."""
         self.say("slopes of all heads")
         samples = {name: [task.samples[i] for i in self.chosen[name]] for name, task in self.tasks.items()}
-        slopes = slopes_of(self.model, self.plan(self.heads), log_probabilities, samples)
+        slopes = slopes_of(self.model, self.plan(self.heads), by_mode(log_probabilities, self.request.mode), samples)
         exact = {
             head: mean_of(self.part_of(cell.log_probability, self.chosen))
             - mean_of(self.part_of(self.plain.log_probability, self.chosen))

@@ -19,6 +19,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
+    StaticCache,
 )  # fmt: skip
 
 import antiphase
@@ -462,3 +463,67 @@ def test_the_first_token_that_a_cache_still_has_is_not_the_first_one():
 
     assert call([0, 0]).first.tolist() == [0, 2]
     assert call([3, 0]).first.tolist() == [-1, 2]
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "diffllama", "differential"])
+@torch.no_grad()
+def test_a_mask_by_query_says_what_the_mask_of_padding_says(name, mode):
+    model = build(name)
+    ids, mask = padded("left")
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    causal = torch.ones(N, N, dtype=torch.bool).tril()
+    window = getattr(model.config, "sliding_window", None)
+    if window:
+        causal &= ~torch.ones(N, N, dtype=torch.bool).tril(-window)
+    by_query = causal & mask.bool()[:, None, None]
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA, mode=mode)
+    with calibrated(model, plan):
+        one = hidden(model, input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+        other = hidden(model, input_ids=ids, attention_mask=by_query, position_ids=positions, use_cache=False)
+    real = mask.bool()
+    torch.testing.assert_close(one[real], other[real], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "diffllama", "softmax", "differential_v2"])
+@torch.no_grad()
+def test_a_static_cache_changes_nothing(name, mode):
+    """Its empty slots are no keys, with a mask and without."""
+    model = build(name)
+    ids, _ = padded("none")
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA, mode=mode)
+    found = {}
+    with calibrated(model, plan):
+        for kind in (DynamicCache, StaticCache):
+            room = {"max_cache_len": 64} if kind is StaticCache else {}
+            cache = kind(config=model.config, **room)
+            pieces = [
+                model.base_model(input_ids=ids[:, part], past_key_values=cache, use_cache=True).last_hidden_state
+                for part in (slice(0, 25), slice(25, 26), slice(26, 27))
+            ]
+            found[kind] = torch.cat(pieces, dim=1)
+    torch.testing.assert_close(found[StaticCache], found[DynamicCache], rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink():
+    model = build("llama")
+    ids = torch.randint(1, 61, (1, 30))
+    more = torch.randint(1, 61, (1, 9))
+    plan = CalibrationPlan(heads={0: [0, 1, 2, 3], 1: [0, 1]}, alpha=1.2, beta=BETA)
+    base = model.base_model
+    with calibrated(model, plan):
+        cropped, whole = DynamicCache(), DynamicCache()
+        base(input_ids=ids, past_key_values=cropped, use_cache=True)
+        base(input_ids=ids, past_key_values=whole, use_cache=True)
+        base(input_ids=more[:, :1], past_key_values=cropped, use_cache=True)  # a step, whose room must go as well
+        cropped.crop(-11)
+        found = base(input_ids=more, past_key_values=cropped, use_cache=True).last_hidden_state
+        (state,) = whole._antiphase_calibrations.values()
+        for name in list(state.kept):
+            state.kept[name] = state.kept[name][..., :20]
+        for layer in whole.layers:
+            layer.keys, layer.values = layer.keys[:, :, :20], layer.values[:, :, :20]
+        expected = base(input_ids=more, past_key_values=whole, use_cache=True).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -221,6 +221,28 @@ def test_options_choose_no_sinks(mode, cached_tokens, tiny_model, monkeypatch):
     assert any(not torch.allclose(a.log_likelihood, b.log_likelihood) for a, b in zip(plain, together, strict=True))
 
 
+@torch.no_grad()
+def test_stepwise_is_what_decoding_sees(tiny_model):
+    """Where a call's own queries choose the sinks, the later tokens of an option must not be among them."""
+    model = tiny_model("softmax").double()
+    plan = CalibrationPlan({0: range(8), 1: range(8)}, alpha=1.2, mode="paper")
+    with calibrated(model, plan):
+        found = score_options(model, PROMPTS, OPTIONS, stepwise=True)
+        whole = score_options(model, PROMPTS, OPTIONS)
+        for prompt, options, scores in zip(PROMPTS, OPTIONS, found, strict=True):
+            for option, likely in zip(options, scores.log_likelihood, strict=True):
+                out = model(torch.tensor([prompt]), use_cache=True)
+                total = 0.0
+                for token in option:
+                    total += out.logits[0, -1].log_softmax(-1)[token].item()
+                    out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+                assert likely.item() == pytest.approx(total, abs=1e-5)
+    assert any(not torch.allclose(a.log_likelihood, b.log_likelihood) for a, b in zip(found, whole, strict=True))
+    plain, stepped = (score_options(model, PROMPTS, OPTIONS, stepwise=stepwise) for stepwise in (False, True))
+    for one, other in zip(plain, stepped, strict=True):
+        torch.testing.assert_close(one.log_likelihood, other.log_likelihood, rtol=1e-5, atol=1e-5)
+
+
 class System:
     """Writes what ``says(prompt)`` gives, whatever it has read since; its score on a task is known."""
 
@@ -249,7 +271,9 @@ class System:
                 logits[row, column, self._next(cache.rows[row])] = 9.0
         return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits, past_key_values=cache)
 
-    def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+    def generate(self, input_ids, attention_mask, generation_config):
+        assert not generation_config.do_sample
+        max_new_tokens = generation_config.max_new_tokens
         rows = [ids[real.bool()].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
         for row in rows:
             row += [self._next(row)]
@@ -376,3 +400,11 @@ def test_continuations(tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer, samples=5000)
     with pytest.raises(InputError, match="are more than the 48 the model reads"):
         load_task(written(tmp_path, tree), tokenizer, longest=48)
+
+
+def test_generation_is_greedy_whatever_the_model_prefers(tiny_model):
+    model = tiny_model("softmax")
+    plain = generated_tokens(model, PROMPTS, longest=12)
+    model.generation_config.repetition_penalty = 50.0
+    assert generated_tokens(model, PROMPTS, longest=12) == plain
+    assert any(len(set(tokens)) < len(tokens) for tokens in plain)  # a penalty would have changed these

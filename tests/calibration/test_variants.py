@@ -1,0 +1,144 @@
+"""The paper's other rules, against the same on whole maps by hand, in a prefill and in the steps after it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration.variants import varied
+from antiphase.errors import InputError
+from antiphase.interface import swapped
+
+N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
+QUESTION = (15, 24)
+
+
+def build():
+    torch.manual_seed(3)
+    config = LlamaConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                         num_key_value_heads=2, intermediate_size=48, max_position_embeddings=64)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 6 if weight.dim() > 1 else 1
+    return model
+
+
+def by_hand(rule, row, sinks, question, temperature):
+    """One row of weights (M,) after a rule, for sinks and question as sets of keys."""
+    weights = row.clone()
+    keys = [j for j in range(len(row)) if row[j] > 0]
+    mine = [j for j in keys if j in sinks]
+    rest = [j for j in keys if j not in sinks]
+    if rule == "temperature":
+        weights[1:] *= temperature
+        return weights / weights.sum()
+    if rule == "inverse":
+        mine, rest = rest, mine
+    receivers = [j for j in rest if rule not in ("question",) or j in question]
+    if not receivers or sum(row[j] for j in receivers) == 0:
+        return weights
+    freed = sum((1 - BETA) * row[j] for j in mine)
+    total = sum(row[j] for j in receivers)
+    for j in mine:
+        weights[j] = BETA * row[j]
+    for j in receivers:
+        weights[j] += freed / len(receivers) if rule == "uniform" else freed * row[j] / total
+    return weights
+
+
+@pytest.mark.parametrize("rule", ["proportional", "uniform", "question", "inverse", "temperature"])
+@torch.no_grad()
+def test_rules(rule):
+    model = build()
+    ids = torch.randint(1, 61, (1, N + 3))
+    sinks = {}
+    maps = []
+
+    def eager(function):
+        def attend(module, query, key, value, attention_mask, **kwargs):
+            keys, values = (t.repeat_interleave(2, dim=1) for t in (key, value))
+            length, count = query.shape[2], keys.shape[2]
+            scores = query @ keys.transpose(-1, -2) * kwargs["scaling"]
+            hidden = torch.ones(length, count, dtype=torch.bool).triu(count - length + 1)
+            weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+            for head in HEADS:
+                if length > 1:
+                    received = weights[0, head].sum(0) / torch.arange(count, 0, -1)
+                    sinks[head] = {j for j in range(1, count) if received[j] > ALPHA / count}
+                    maps.append(len(sinks[head]))
+                for row in range(length):
+                    weights[0, head, row] = by_hand(rule, weights[0, head, row], sinks[head], range(*QUESTION), 1.3)
+            return (weights @ values).transpose(1, 2), None
+
+        return attend
+
+    def pieces():
+        cache = DynamicCache()
+        parts = [slice(0, N), slice(N, N + 1), slice(N + 1, N + 2), slice(N + 2, N + 3)]
+        return torch.cat(
+            [model.model(input_ids=ids[:, part], past_key_values=cache, use_cache=True).last_hidden_state
+             for part in parts], dim=1,
+        )  # fmt: skip
+
+    with swapped(model, eager):
+        expected = pieces()
+    assert min(maps) > 0, "without a sink the rules would say nothing"
+    plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA)
+    spans = {tuple(ids[0, :N].tolist()): {"question": QUESTION}}
+    with varied(model, plan, rule, temperature=1.3, spans=spans):
+        found = pieces()
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    plain = pieces()
+    assert not torch.allclose(found, plain, atol=1e-4)
+    with calibrated(model, plan):
+        ordinary = pieces()
+    assert torch.allclose(found, ordinary, atol=1e-8) == (rule == "proportional")
+
+
+@torch.no_grad()
+def test_random_tokens_are_as_many_and_kept(monkeypatch):
+    from antiphase.calibration import variants
+
+    seen = []
+    real = variants.redistribute
+    monkeypatch.setattr(variants, "redistribute", lambda w, s, *, beta: (seen.append(s), real(w, s, beta=beta))[1])
+    model = build()
+    ids = torch.randint(1, 61, (1, N + 1))
+    plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA)
+
+    def chosen(rule, seed=0):
+        seen.clear()
+        with varied(model, plan, rule, seed=seed):
+            cache = DynamicCache()
+            model.model(input_ids=ids[:, :N], past_key_values=cache, use_cache=True)
+            model.model(input_ids=ids[:, N:], past_key_values=cache, use_cache=True)
+        return [one.flatten(0, 3) for one in seen]
+
+    sinks, drawn, other = chosen("proportional"), chosen("random-tokens"), chosen("random-tokens", seed=1)
+    assert torch.equal(drawn[0].sum(-1), sinks[0].sum(-1))
+    assert not (drawn[0] & sinks[0]).any()
+    assert not drawn[0][:, 0].any()  # the first token is none
+    assert torch.equal(drawn[1][:, :N], drawn[0])  # a step keeps the prompt's draw
+    assert not drawn[1][:, N].any()
+    assert not torch.equal(drawn[0], other[0])
+
+
+def test_refusals():
+    model = build()
+    plan = CalibrationPlan({0: [0]})
+    with pytest.raises(InputError, match="rule must be one of"), varied(model, plan, "none"):
+        pass
+    with (
+        pytest.raises(InputError, match="other rules need"),
+        varied(model, CalibrationPlan({0: [0]}, mode="running"), "uniform"),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match="was not told the parts of this prompt"),
+        varied(model, plan, "question"),
+        torch.no_grad(),
+    ):
+        model(torch.randint(1, 61, (1, 9)))
