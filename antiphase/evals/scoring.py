@@ -204,11 +204,11 @@ def generated_tokens(
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     for rows in batches(prompts, TOKENS_AT_ONCE):
         ids, mask = padded([prompts[row] for row in rows], model.device)
-        plain = GenerationConfig(  # a model's own may ask for penalties, which is not greedy decoding
-            max_new_tokens=longest, do_sample=False, num_beams=1, eos_token_id=sorted(ends) or None,
-            pad_token_id=min(ends, default=0), output_logits=True, return_dict_in_generate=True,
-        )  # fmt: skip
-        output = model.generate(input_ids=ids, attention_mask=mask, generation_config=plain)
+        with _greedy(model, sorted(ends)):
+            output = model.generate(
+                input_ids=ids, attention_mask=mask, max_new_tokens=longest, output_logits=True,
+                return_dict_in_generate=True,
+            )  # fmt: skip
         for row, tokens, *logits in zip(
             rows, output.sequences[:, ids.shape[1] :].tolist(), *output.logits, strict=True
         ):
@@ -217,6 +217,19 @@ def generated_tokens(
             end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
             found[row] = tokens[:end]
     return found
+
+
+@contextmanager
+def _greedy(model: PreTrainedModel, ends: Sequence[int]) -> Iterator[None]:
+    """Within the block the model generates greedily: its own settings may ask for penalties, which is not greedy."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        do_sample=False, num_beams=1, eos_token_id=list(ends) or None, pad_token_id=min(ends, default=0)
+    )
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def padded(

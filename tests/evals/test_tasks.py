@@ -271,9 +271,8 @@ class System:
                 logits[row, column, self._next(cache.rows[row])] = 9.0
         return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits, past_key_values=cache)
 
-    def generate(self, input_ids, attention_mask, generation_config):
-        assert not generation_config.do_sample
-        max_new_tokens = generation_config.max_new_tokens
+    def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+        assert not self.generation_config.do_sample
         rows = [ids[real.bool()].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
         for row in rows:
             row += [self._next(row)]
@@ -407,4 +406,5 @@ def test_generation_is_greedy_whatever_the_model_prefers(tiny_model):
     plain = generated_tokens(model, PROMPTS, longest=12)
     model.generation_config.repetition_penalty = 50.0
     assert generated_tokens(model, PROMPTS, longest=12) == plain
+    assert model.generation_config.repetition_penalty == 50.0
     assert any(len(set(tokens)) < len(tokens) for tokens in plain)  # a penalty would have changed these
