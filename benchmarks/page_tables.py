@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/performance.md and docs/results.md (classification) anew from the records in docs/records.
+"""Write the tables of README.md, docs/performance.md and docs/results.md anew from the records in docs/records.
 
     python benchmarks/page_tables.py
 
