@@ -1,4 +1,4 @@
-"""Write the tables of README.md, docs/performance.md and docs/calibration.md anew from the records in docs/records.
+"""Write the tables of README.md and of pages in docs anew from the records in docs/records.
 
     python benchmarks/page_tables.py
 
@@ -19,7 +19,7 @@ from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/calibration.md")
+PAGES = ("README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md")
 LENGTHS = (1024, 4096, 16384)
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 BOTH = "forward + backward"
@@ -258,6 +258,32 @@ def calibration_memory() -> list[list[str]]:
     return found
 
 
+def classifiers() -> list[list[str]]:
+    """Test accuracy of every classifier on every set."""
+    names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
+    records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
+    rows = {name: {row["model"]: row for row in found.values["models"]} for name, found in records.items()}
+    found = [["test accuracy, %", *records]]
+    found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
+    for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
+        chosen = [rows[name].get(model) for name in records]
+        found.append([model, *("–" if row is None else share_and_interval(row) for row in chosen)])
+        unseen = ["–" if row is None else f"{100 * row['unseen_accuracy']:.1f}" for row in chosen]
+        found.append([f"{model}, unseen texts", *unseen])
+    found.append(["tested on", *(record.values["data"]["split"] for record in records.values())])
+    found.append(["seeds", *(", ".join(map(str, record.seeds)) for record in records.values())])
+    return found
+
+
+def share_and_interval(row: dict[str, Any]) -> str:
+    """``90.2 [89.0–91.4]``."""
+    low, high = (f"{100 * bound:.1f}" for bound in row["interval"])
+    return f"{100 * row['accuracy']:.1f} [{low}–{high}]"
+
+
+PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-1": "45.0, with phrase labels"}
+"""Kim (2014, 1408.5882), table 2, first row, in per cent."""
+
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "operator": whole_operator,
     "operator-short": short_operator,
@@ -271,6 +297,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "control": control,
     "calibration-times": calibration_times,
     "calibration-memory": calibration_memory,
+    "classifiers": classifiers,
 }
 
 if __name__ == "__main__":

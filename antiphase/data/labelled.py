@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def labelled_rows(
             for _, path in source.entries:
                 rows += _rows_of(path, split, header, flag)
         else:
-            rows += [Row(place, values) for place, values in hub_rows(source, flag)]
+            rows += _numbered(hub_rows(source, flag))
     if not rows:
         raise InputError(f"{flag} {given}: there is not one row in it; give a file with labelled text")
     return rows
@@ -96,8 +96,13 @@ def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: 
     if kind in DELIMITERS:
         return [Row(place, dict(v)) for place, v in csv_rows(path, DELIMITERS[kind], flag, header=header)]
     if kind == ".parquet":
-        return [Row(place, values) for place, values in parquet_rows(path, flag)]
+        return _numbered(parquet_rows(path, flag))
     return list(_label_lines(path, flag))
+
+
+def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
+    """Rows of what has no lines, counted from 1."""
+    return [Row(f"{place}, row {number}", values) for number, (place, values) in enumerate(rows, start=1)]
 
 
 def text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:

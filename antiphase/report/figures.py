@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import calibration_plots, look_plots, measurement_plots, plots, scaling_plots, sink_plots
+from antiphase.report import (
+    calibration_plots,
+    classification_plots,
+    look_plots,
+    measurement_plots,
+    plots,
+    scaling_plots,
+    sink_plots,
+)
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "benchmark": plots.relative_times,
@@ -33,6 +41,8 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "calibration-effects": calibration_plots.effect_rows,
     "calibration-sweeps": calibration_plots.sweeps,
     "calibration-screen": calibration_plots.slopes,
+    "classifier-epochs": classification_plots.epochs,
+    "classifier-confusion": classification_plots.confusions,
     "look-heads": look_plots.every_head,
     "look-head": look_plots.one_head,
     "look-masks": look_plots.masks,

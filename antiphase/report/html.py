@@ -13,12 +13,21 @@ from jinja2 import Environment, StrictUndefined
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import benchmarks, classification, figures, look_plots, plots, summary, tables
+from antiphase.report import (
+    benchmarks,
+    classification,
+    classification_plots,
+    figures,
+    look_plots,
+    plots,
+    summary,
+    tables,
+)
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads", *look_plots.WORDS)
+RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads", "classifier-confusion", *look_plots.WORDS)
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -407,6 +416,7 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "A dot for each head: what one backward pass foretells, and what calibrating the head does.",
         "Scatter plot of slopes and exact changes of the log probability of right answers.",
     ),
+    **classification_plots.WORDS,
     **look_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

@@ -69,6 +69,7 @@ def test_parquet_with_numbered_labels(tmp_path):
     found = read_examples([str(tmp_path / "t.parquet")])
     assert [(e.label, e.text) for e in found] == [("3", "a"), ("10", "b"), ("3", "")]
     assert check_labels(found, []) == ["3", "10"]
+    assert found[2].place.endswith("t.parquet, row 3")
 
 
 def test_a_part_of_a_json_file(tmp_path):

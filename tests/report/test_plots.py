@@ -142,7 +142,17 @@ def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
 
 def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Record, tmp_path: Path) -> None:
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
-    others = ("benchmark", "sink-", "calibrat", "look-", "loss-", "many-shot", "outliers", "quantization")
+    others = (
+        "benchmark",
+        "sink-",
+        "calibrat",
+        "look-",
+        "loss-",
+        "many-shot",
+        "outliers",
+        "quantization",
+        "classifier-",
+    )
     assert names == [f"{name}.png" for name in figures.FIGURES if not name.startswith(others)]
     paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]

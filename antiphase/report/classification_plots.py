@@ -1,0 +1,93 @@
+"""Records of ``antiphase classify`` → figures: accuracy by epoch, and the confusion of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import matplotlib
+import numpy
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from antiphase.records import Record
+from antiphase.report.classification import confusion_of
+from antiphase.report.plots import LINES, PERCENT, STYLE, arm_colour, visible
+
+NUMBERED = 12
+"""Labels of a confusion matrix whose cells carry their numbers and whose axes the labels."""
+ACROSS = 3
+"""Matrices side by side."""
+
+
+@matplotlib.rc_context(STYLE)
+def epochs(record: Record) -> Figure | None:
+    """Accuracy on the development part after each epoch, a line for each run; a dot marks the epoch that is kept."""
+    if record.kind != "classify":
+        return None
+    models = [row["model"] for row in record.values["models"]]
+    figure = Figure(figsize=(7, 4.1), layout="constrained")
+    axes = figure.subplots()
+    named = set()
+    for run in record.values["runs"]:
+        name, curve = run["model"], run["curve"]
+        colour, line = arm_colour(models, name), LINES[models.index(name) % len(LINES)]
+        label = f"_{name}" if name in named else visible(name)  # the underscore keeps it out of the legend
+        named.add(name)
+        points = [(point["epoch"], point["accuracy"]) for point in curve]
+        axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.2, label=label)
+        best = next(point for point in curve if point["best"])
+        axes.plot(best["epoch"], best["accuracy"], "o", color=colour, markersize=5)
+    axes.set(title="Accuracy on the development part", xlabel="epoch", ylabel="accuracy")
+    axes.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+    axes.yaxis.set_major_formatter(PERCENT)
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def confusions(record: Record) -> Figure | None:
+    """A heat map for each model: shares of each right label, over all runs; numbers are counts."""
+    if record.kind != "classify":
+        return None
+    labels = [visible(label) for label in record.values["labels"]]
+    models = [row["model"] for row in record.values["models"]]
+    across = min(ACROSS, len(models))
+    down = -(-len(models) // across)
+    figure = Figure(figsize=(1.2 + 3.3 * across, 0.7 + 3.1 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flat
+    for axes, name in zip(grid, models, strict=False):
+        counts = numpy.array(confusion_of(record, name))
+        shares = counts / numpy.maximum(counts.sum(1, keepdims=True), 1)
+        image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+        axes.set(title=visible(name), xlabel="predicted", ylabel="right label")
+        axes.grid(visible=False)
+        if len(labels) <= NUMBERED:
+            axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
+            axes.set_yticks(range(len(labels)), labels)
+            for (row, column), count in numpy.ndenumerate(counts):
+                shade = "white" if shares[row, column] > 0.55 else "black"
+                axes.text(column, row, f"{count:,}", ha="center", va="center", color=shade, fontsize=9)
+        if name == models[-1]:
+            figure.colorbar(image, ax=list(figure.axes), format=PERCENT, label="share of the right label")
+    for axes in list(grid):
+        axes.set_axis_off()
+    return figure
+
+
+def _accuracies(record: Record) -> str:
+    return ", ".join(f"{row['model']} {100 * row['accuracy']:.1f} %" for row in record.values["models"])
+
+
+WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
+    "classifier-epochs": lambda record: (
+        "Training of the classifiers",
+        "A line for each run. The dot is the epoch whose weights are kept; the test part has no say in it.",
+        f"Line chart of development accuracy over epochs. On the test part: {_accuracies(record)}.",
+    ),
+    "classifier-confusion": lambda record: (
+        "Which labels are taken for which",
+        "Colour is the share of a right label's texts, numbers are counts over all runs.",
+        f"Heat maps of right against predicted labels. Test accuracy: {_accuracies(record)}.",
+    ),
+}
+"""Title, caption and text alternative of each figure."""
