@@ -70,12 +70,12 @@ def benchmark_calibration(
         task = f"prefill of a layer, {100 * SHARES[1]:g} % sinks"
         say(f"measuring memory: {task}, {length:,} tokens")
         for name in (PLAIN, CALIBRATED):
-            found = peak_of(layer_call, name, length, SHARES[1], seed)
+            found = peak_of(layer_call, name, length, SHARES[1], seed, what=f"{name}, {task}")
             memory.append({**_what(task, length), "scheme": name, "bytes": found})
     probed = LENGTHS[-1] if quick else PROBED
     say(f"measuring memory: a forward pass and probing, {probed:,} tokens")
     for name in (PLAIN, PROBING):
-        found = peak_of(forward_call, name, probed, seed)
+        found = peak_of(forward_call, name, probed, seed, what=f"{name}, a forward pass")
         memory.append({**_what("forward pass of a model", probed), "scheme": name, "bytes": found})
     return Record(
         kind="benchmark-calibration",

@@ -19,14 +19,14 @@ NO_LIMIT = 1 << 62
 
 def peak_extra_bytes(scheme: Scheme, case: Case, seed: int) -> int:
     """Bytes that the call adds to the process at its peak: output, gradients and everything in between."""
-    return peak_of(_call, scheme, case, seed)
+    return peak_of(_call, scheme, case, seed, what=scheme.name)
 
 
 def _call(length: int, scheme: Scheme, case: Case, seed: int) -> Callable[[], object]:
     return work(scheme, replace(case, length=min(length, case.length)), seed)
 
 
-def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any) -> int:
+def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any, what: str) -> int:
     """Bytes that ``make(length, *arguments)()`` adds to a process of its own at its peak, beyond what ``make`` holds.
 
     A short call runs first (``length`` 256, then without a limit), so that libraries have made their own buffers by
@@ -41,7 +41,7 @@ def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any) -> int:
         found: int = receiver.recv()
     except EOFError:
         process.join()
-        raise RuntimeError(f"measuring memory ended with code {process.exitcode}") from None
+        raise RuntimeError(f"measuring the memory of {what} ended with code {process.exitcode}") from None
     process.join()
     return found
 

@@ -74,7 +74,7 @@ def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
 def test_calibration(monkeypatch):
     monkeypatch.setattr(calibration, "LENGTHS", (64, 96))
     monkeypatch.setattr(calibration, "SIZES", {**calibration.SIZES, "hidden_size": 64, "intermediate_size": 64})
-    monkeypatch.setattr(calibration, "peak_of", lambda call, scheme, *rest: len(scheme))
+    monkeypatch.setattr(calibration, "peak_of", lambda call, scheme, *rest, what: len(scheme))
     record = calibration.benchmark_calibration(quick=False)
     rows = record.values["rows"]
     assert [(row["task"], row["length"]) for row in rows] == [
