@@ -141,6 +141,8 @@ class Calibration:
         self.number = next(_NUMBERS)
         self.chosen: dict[tuple[int, torch.device], _Chosen] = {}
         self.forward: _Forward | None = None
+        self.found_sinks = plan.mode == "running"
+        """Whether any calibrated map has had a sink since; mode "running" does not tell and counts as yes."""
 
     # ------------------------------------------------------------------------------------------ hooks
 
@@ -315,6 +317,7 @@ class Calibration:
         known = kept.get(("sinks", layer)) if self.plan.mode == "prompt" and self.forward.past else None
         if known is None:
             found = kept["sinks", layer] = _sinks(call, mass, self.plan.alpha)
+            self.found_sinks = self.found_sinks or bool((found & call.chosen).any())
         else:
             dropped = self.forward.past + len(call.places) - call.key.shape[2]
             found = _fit(known, call.key.shape[2], max(0, dropped))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.calibration.apply import calibrated
+from antiphase.calibration.apply import Calibration, calibrated, installed
 from antiphase.calibration.gate import screen
 from antiphase.calibration.lower import LowerLayers
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
@@ -182,8 +182,11 @@ def search_calibration(
                 scores_of(model, score, split.search, split.search_numbers)
         for head in waiting:
             skipped = nullcontext() if lower is None else lower.skipped()
-            with skipped, calibrated(model, CalibrationPlan({layer: [head]}, **rule)):
+            calibration = Calibration(CalibrationPlan({layer: [head]}, **rule))
+            with skipped, installed(model, calibration):
                 found = scores_of(model, score, split.search, split.search_numbers)
+            if not calibration.found_sinks:  # nothing was calibrated: what differs is rounding
+                found = base
             change = {name: found[name] - base[name] for name in found}
             flat = torch.cat(list(change.values()))
             results[layer, head] = HeadResult(

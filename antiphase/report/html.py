@@ -398,7 +398,7 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     ),
     "calibrated-heads": lambda record: (
         "Each head calibrated alone",
-        "Change of the score on the samples that were searched, in points; grey heads were not tried.",
+        "Change of the score in points, in a search on its part of the samples, in a study on all; grey: not tried.",
         "Heatmap of layers and heads: change of the score when one head is calibrated.",
     ),
     "calibration-effects": lambda record: (

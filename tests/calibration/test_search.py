@@ -246,3 +246,16 @@ def test_the_interval_covers_the_true_gain_as_often_as_it_says():
         low, high = gain_interval({"a": after}, {"a": before}, seed=trial, resamples=800)
         covered += low < 0.3 < high
     assert 0.89 <= covered / 200 <= 0.99
+
+
+def test_heads_without_a_sink_tie(model_and_score):
+    """Their output is formed in another order, and rounding alone must keep no head."""
+    model, _ = model_and_score
+    model = copy.deepcopy(model).to(torch.bfloat16)
+
+    def score(model, given):
+        return model(torch.stack(list(given))).logits[:, -1].float().log_softmax(-1)[:, 9]
+
+    plan = search_calibration(model, score, samples(), alpha=500.0, held_out=0.5)
+    assert plan.heads == {}
+    assert {row["change"] for row in plan.scores["heads"].values()} == {0.0}

@@ -202,5 +202,5 @@ def test_one_text_at_a_time(ids: torch.Tensor) -> None:
 def test_a_window_without_a_mask_by_query_is_the_functions_own(causal: bool, expected: list[int]) -> None:
     """Attention functions apply it so: a window ends behind the query, where attention is causal."""
     layer = torch.nn.Linear(1, 1)
-    layer.is_causal = causal  # type: ignore[assignment]
+    layer.is_causal = causal  # type: ignore[assignment]  # a module's attributes are tensors or modules to mypy
     assert _visible(layer, None, 5, 5, window=2).sum(-1).tolist() == expected

@@ -169,7 +169,7 @@ def test_every_map_of_every_head_is_the_records(show: Any, look_record: Look) ->
                 numpy.testing.assert_allclose(
                     found[layer.visible], difference(layer, head, which)[layer.visible], atol=1e-6
                 )
-            low, high = layer.lam[head].min(), layer.lam[head].max()  # type: ignore[index]
+            low, high = layer.lam[head].min(), layer.lam[head].max()  # type: ignore[index]  # differential: λ is there
             assert words(page, "#lambda") == f"λ from {low:.3f} to {high:.3f} by token"
     assert (found[layer.visible] < 0).any(), "differences have signs"
 
