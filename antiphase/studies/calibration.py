@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from antiphase.evals.tasks import load_task
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import is_free, make_folder, undone_if_refused
+from antiphase.training.run_folder import is_free, make_folder, only_one, undone_if_refused
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""
@@ -170,13 +171,12 @@ def search(
     heads = output / HEADS
     open_folder(asdict(request), output, resume=resume)
     started = time.perf_counter()
-    with undone_if_refused(output):
-        make_folder(output)
-        loaded = load_model(request.name, device=str(choose_device(request.device)))
-        check_layers(request.layers, loaded.model)
-        tasks = load_tasks(request, loaded)
-        remember(asdict(request), loaded.model, tasks, output)
-        try:
+    with only_one(output):
+        with undone_if_refused(output), refused_by_model(request.name):
+            loaded = load_model(request.name, device=str(choose_device(request.device)))
+            check_layers(request.layers, loaded.model)
+            tasks = load_tasks(request, loaded)
+            remember(asdict(request), loaded.model, tasks, output)
             standings = []
             for name, task in tasks.items():
                 say(f"{name}: how the model does without calibration")
@@ -193,25 +193,21 @@ def search(
                     f"--task: {request.name} does no better than chance ({listed}), so nothing is searched; give "
                     "tasks that it can do, more --shots or more --samples"
                 )
-            known = _known(heads)
-            done = [len(known)]
+        known = _known(heads)
+        done = [len(known)]
 
-            def keep(result: HeadResult, count: int) -> None:
-                append_line(heads, asdict(result))
-                done[0] += 1
-                report(done[0], count)
+        def keep(result: HeadResult, count: int) -> None:
+            append_line(heads, asdict(result))
+            done[0] += 1
+            report(done[0], count)
 
+        with refused_by_model(request.name):  # what has been found by then stays
             plan = search_calibration(
                 loaded.model, by_mode(SCORES[request.score], request.mode), searched,
                 alpha=request.alpha, beta=request.beta, mode=request.mode, method=request.method,
                 layers=request.layers, surrogate=by_mode(log_probabilities, request.mode), held_out=request.held_out,
-                seed=request.seed,
-                known=known, report=keep,
+                seed=request.seed, known=known, report=keep,
             )  # fmt: skip
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"MODEL {request.name}: {error}") from error
         plan.save(output / "plan.json")
         record = Record(
             kind="calibrate-search",
@@ -230,6 +226,17 @@ def search(
         )
         record.save(output)
     return record
+
+
+@contextmanager
+def refused_by_model(name: str) -> Iterator[None]:
+    """What the model cannot do, as an input error that names it."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"MODEL {name}: {error}") from error
 
 
 def open_folder(request: dict[str, Any], output: Path, *, resume: bool) -> None:

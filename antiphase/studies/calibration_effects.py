@@ -38,11 +38,12 @@ from antiphase.studies.calibration import (
     load_tasks,
     open_folder,
     read_lines,
+    refused_by_model,
     remember,
     standing,
 )
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import only_one, undone_if_refused
 
 CELLS = "cells.jsonl"
 Part = Literal["heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",
@@ -154,19 +155,16 @@ def study(
     request.check()
     open_folder(asdict(request), output, resume=resume)
     started = time.perf_counter()
-    with undone_if_refused(output):
-        make_folder(output)
-        loaded = load_model(request.name, device=str(choose_device(request.device)))
-        check_layers(request.layers, loaded.model)
-        tasks = load_tasks(request, loaded)
-        remember(asdict(request), loaded.model, tasks, output)
-        heads = _heads(request, loaded.model)
-        try:
-            found = _Study(request, loaded, tasks, heads, output, say, report).run()
-        except ValueError as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"MODEL {request.name}: {error}") from error
+    with only_one(output):
+        with undone_if_refused(output), refused_by_model(request.name):
+            loaded = load_model(request.name, device=str(choose_device(request.device)))
+            check_layers(request.layers, loaded.model)
+            tasks = load_tasks(request, loaded)
+            remember(asdict(request), loaded.model, tasks, output)
+            begun = _Study(request, loaded, tasks, _heads(request, loaded.model), output, say, report)
+            standings = begun.begin()
+        with refused_by_model(request.name):  # what has been evaluated by then stays
+            found = {"tasks": standings, **begun.run()}
         record = Record(
             kind="calibrate-study",
             values=finite({"model": request.name, **found}),
@@ -263,7 +261,12 @@ class _Study:
 
     # ------------------------------------------------------------------------------------------ parts
 
-    def run(self) -> dict[str, Any]:
+    def begin(self) -> list[dict[str, Any]]:
+        """The model as it is.
+
+        Raises:
+            InputError: it does no better than chance.
+        """
         self.say("without calibration")
         self.plain = self.cells.evaluate("plain", self.model, self.tasks, nullcontext)
         standings = [standing(task, self.plain.metric[name]) for name, task in self.tasks.items()]
@@ -274,12 +277,15 @@ class _Study:
                 f"--task: on {row['task']} the model ({100 * row['score']:.1f} %) does no better than chance "
                 f"({100 * row['chance']:.1f} %), so no effect could be seen; leave it out, or give more --shots"
             )
+        return standings
+
+    def run(self) -> dict[str, Any]:
+        """Every part that was asked for."""
         alone = {head: self.cell(f"head {head[0]}.{head[1]} alone", [head]) for head in self.heads}
         on_search = {head: self.change(cell, self.chosen) for head, cell in alone.items()}
         kept = [head for head in self.heads if on_search[head] > 0]
         ranked = sorted(kept, key=lambda head: -on_search[head])
         found: dict[str, Any] = {
-            "tasks": standings,
             "score": self.kind,
             "held_out_before": mean_of(self.part_of(self.plain.score(self.kind), self.held_out)),
             "heads": self.heads_part(alone),

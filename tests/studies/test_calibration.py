@@ -214,6 +214,33 @@ def test_logits_that_are_no_numbers_stop_the_search(run, refused, tmp_path, trai
     )
 
 
+def test_what_was_found_outlives_a_refusal(run, refused, tmp_path, monkeypatch):
+    """A score that fails at the fifth head leaves the four before it on disk."""
+    from antiphase.calibration import search
+
+    real, calls = search.scores_of, []
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == 6:  # the first is the score without calibration
+            raise ValueError("the score of sample 3 of cr (from 0) is nan")
+        return real(*arguments)
+
+    monkeypatch.setattr(search, "scores_of", fail)
+    refused("MODEL model: the score of sample 3 of cr", f"{SEARCH} --output s")
+    assert len(read_lines(tmp_path / "s" / "heads.jsonl")) == 4
+    monkeypatch.setattr(search, "scores_of", real)
+    assert run(f"{SEARCH} --output s --resume")[0] == 0
+    assert len(read_lines(tmp_path / "s" / "heads.jsonl")) == 8
+
+
+def test_one_search_in_a_folder_at_a_time(refused, tmp_path):
+    from antiphase.training.run_folder import only_one
+
+    with only_one(tmp_path / "s"):
+        refused("is in use by another process", f"{SEARCH} --output s")
+
+
 def tokenizer_of(folder):
     from transformers import AutoTokenizer
 
