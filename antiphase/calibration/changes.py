@@ -28,7 +28,7 @@ def mean_of(values: Scores) -> float:
 
 
 def rounding_of(first: Scores, second: Scores) -> float:
-    """By how much scores of the same thing differ, computed in two ways: twice the 95 % quantile of the differences.
+    """By how much scores of the same thing differ, computed in two ways: twice the largest difference.
 
     Right and wrong answers do not round: where all scores are 0 or 1 it is 0, and an answer that flips is a change.
     """
@@ -36,7 +36,7 @@ def rounding_of(first: Scores, second: Scores) -> float:
     if bool(((both == 0) | (both == 1)).all()):
         return 0.0
     differences = torch.cat([(second[name] - values).abs() for name, values in first.items()])
-    return 2 * float(differences.quantile(0.95))
+    return 2 * float(differences.max())
 
 
 def changes_of(after: Scores, before: Scores, *, rounding: float = 0.0) -> dict[str, Tensor]:

@@ -131,7 +131,7 @@ def calibrate_study(
     from antiphase.studies.calibration_effects import PARTS, StudyRequest, study
 
     console = make_console()
-    parts = [part.strip() for part in only.split(",")] if only else PARTS
+    parts = PARTS if only is None else [part.strip() for part in only.split(",")]
     request = StudyRequest(
         name=model, tasks=task or [], samples=samples, shots=shots, parts=parts,
         layers=None if layers is None else ranges("--layers", layers), score=score, held_out=held_out,

@@ -257,6 +257,7 @@ def test_bad_requests(run, refused, tmp_path):
     refused("antiphase: --text: .* more than the 80 it can read",
             f"{apply} --text hi --max-new-tokens 90 --output s")  # fmt: skip
     refused("--only must name some of heads", "calibrate study model --task task.yaml --only alphas --output s")
+    refused("--only must name some of heads", "calibrate study model --task task.yaml --only= --output s")
     refused("--mode must be paper or prompt", "calibrate study model --task task.yaml --mode running --output s")
     assert not (tmp_path / "s").exists()
 

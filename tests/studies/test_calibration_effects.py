@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from antiphase.studies import calibration_effects
 from antiphase.studies.calibration_effects import Cell, StudyRequest, study
 
 COUNT, CHOSEN, JUDGES = 24, 11, 12  # one is the example before each prompt
+NOISE = 2.0**-30
+"""What rounding adds to every score as soon as calibration is in place."""
 FACTORS = {None: 1.0, "calibrated": 1.0, "inverse": -1.0, "temperature": 0.5, "proportional": 1.0, "uniform": 0.25,
            "question": 0.75, "demonstrations": 2.0, "random-tokens": 0.1}  # fmt: skip
 
@@ -23,7 +26,9 @@ class Planted:
         self.effects = {}
         self.keys, self.asked = [], {}
         #            on samples that choose, on the others
-        for head, on_chosen, on_held_out in (((0, 0), 0.1, -0.2), ((0, 1), -0.1, 0.9), ((1, 2), 0.05, 0.05)):
+        for head, on_chosen, on_held_out in (
+            ((0, 0), 0.1, -0.2), ((0, 1), -0.1, 0.9), ((1, 2), 0.05, 0.05), ((1, 3), 1.5 * NOISE, 1.5 * NOISE)
+        ):  # fmt: skip
             effect = torch.zeros(COUNT, dtype=torch.float64)
             effect[chosen], effect[held_out] = on_chosen, on_held_out
             self.effects[head] = effect
@@ -37,11 +42,13 @@ class Planted:
             factor = FACTORS[rule] * (alpha <= 1e6) * (1 - beta) / 0.6 * min(alpha, 5) / 5
             if rule == "random-tokens":
                 factor += 0.01 * words["seed"]
+            if alpha > 1e6:
+                score += NOISE
             for layer, heads in where.items():
                 for head in heads:
                     score += factor * self.effects.get((int(layer), head), 0.0)
         elif key.startswith("kept"):
-            score += 0.05
+            score += 0.05 if json.loads(key.removeprefix("kept "))[1] != 4 else 1.5 * NOISE
         numbers = {name: len(task.samples) for name, task in tasks.items()}
         return Cell(*({name: values[:count] for name, count in numbers.items()} for values in (score, score.log())))
 
@@ -115,7 +122,7 @@ def test_heads_are_chosen_on_one_part_and_judged_on_the_other(found):
     assert row["gain_interval"] == pytest.approx([-0.15, -0.15])
     assert row["log_probability_gain"] == pytest.approx(float(torch.tensor(0.65 / 0.8).log()), rel=1e-5)
     assert values["held_out_before"] == pytest.approx(0.8)
-    assert values["rounding"] == 0.0
+    assert values["rounding"] == pytest.approx(2 * NOISE)  # so (1, 3), which adds less, is not kept
 
 
 def test_other_rules(found):
@@ -167,6 +174,18 @@ def test_screened_heads(found):
     assert gains(values, "screen") == pytest.approx({"screened heads": 0.05})  # (1, 2) has the largest slope
     assert values["screen"]["evaluations_share"] == pytest.approx(4 / 8)
     assert values["screen"]["rank_correlation_metric"] > 0.5
+    assert values["screen"]["rank_correlation_log_probability"] > 0.5
+    changes = {(row["layer"], row["head"]): row["change"] for row in values["screen"]["rows"]}
+    assert changes[0, 0] == pytest.approx(math.log(0.9 / 0.8))  # on the samples that choose
+    assert changes[0, 1] == pytest.approx(math.log(0.7 / 0.8))
+
+
+@pytest.mark.parametrize(
+    ("p_values", "count"),
+    [([0.04, 0.5, 0.9, 1.0], 0), ([0.01, 0.02, 0.03, 0.04], 4), ([0.012, 0.024, 0.9, 1.0], 2), ([0.2], 0)],
+)
+def test_heads_beyond_chance_are_counted_at_a_false_discovery_rate(p_values, count):
+    assert calibration_effects._discoveries(p_values) == count
 
 
 def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found):
@@ -178,7 +197,8 @@ def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found
         asked = next(tasks for key, tasks in planted.asked.items() if key == f"plain cr {shots}")
         assert {sample.row for sample in asked["cr"].samples} <= held
         assert len(asked["cr"].samples) >= len(held) - 4  # some may be examples now
-    assert all(row["gain"] == pytest.approx(0.05) for row in rows if "gain" in row)
+    assert [row["gain"] for row in rows if row.get("shots") in (0, 1)] == pytest.approx([0.05, 0.05])
+    assert [row["gain"] for row in rows if row.get("shots") == 4] == [0.0]  # no more than rounding
 
 
 def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeypatch, tmp_path):
