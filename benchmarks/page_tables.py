@@ -17,6 +17,8 @@ from rich.console import Console
 
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
+from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
+from antiphase.report.tables import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md")
@@ -305,6 +307,14 @@ def classifiers() -> list[list[str]]:
     return found
 
 
+def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
+    """A table of a record's report."""
+    made = make(record(name))
+    if made is None:
+        raise ValueError(f"the record {name} has no such table")
+    return [[column.name for column in made.columns], *made.text()]
+
+
 def share_and_interval(row: dict[str, Any]) -> str:
     """``90.2 [89.0–91.4]``."""
     low, high = (f"{100 * bound:.1f}" for bound in row["interval"])
@@ -330,6 +340,10 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "calibration-times": calibration_times,
     "calibration-memory": calibration_memory,
     "classifiers": classifiers,
+    "dependency": lambda: of_report("dependency", accuracies),
+    "throughput": lambda: of_report("throughput", speed_ratios),
+    "gradients": lambda: of_report("gradients", gradient_ratios),
+    "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
 }
 
 if __name__ == "__main__":
