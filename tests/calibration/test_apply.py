@@ -23,7 +23,7 @@ from transformers import (
 )  # fmt: skip
 
 import antiphase
-from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration import CalibrationPlan, apply, calibrated
 from antiphase.calibration.oracle import redistribute
 from antiphase.errors import InputError
 from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves, swapped
@@ -241,24 +241,49 @@ def test_padding_changes_nothing(name, mode):
     torch.testing.assert_close(together[1:, 9:], alone, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+        (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+        (lambda cache: cache.batch_repeat_interleave(2), [0, 0, 1, 1]),
+    ],
+    ids=["reorder", "select", "repeat"],
+)
 @pytest.mark.parametrize("mode", ["prompt", "running"])
 @torch.no_grad()
-def test_beams_take_their_sinks_along(mode):
-    """Beam search with a cache equals beam search that starts anew at each step, where that is the same thing."""
+def test_sequences_take_their_sinks_along(mode, change, rows):
+    """Whatever a cache does to its sequences, a step after it is that of a cache filled with these sequences."""
     model = build("llama")
     ids, mask = padded("left", 17)
     plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA, mode=mode)
     cache = DynamicCache(config=model.config)
-    beams = torch.tensor([1, 1])
     with calibrated(model, plan):
         model(input_ids=ids, attention_mask=mask, past_key_values=cache)
-        cache.reorder_cache(beams)
-        longer = torch.cat([mask[beams], torch.ones(2, 1, dtype=mask.dtype)], 1)
-        found = model(input_ids=ids[beams, -1:], attention_mask=longer, past_key_values=cache).logits
+        change(cache)
+        longer = torch.cat([mask[rows], torch.ones(len(rows), 1, dtype=mask.dtype)], 1)
+        found = model(input_ids=ids[rows, -1:], attention_mask=longer, past_key_values=cache).logits
         fresh = DynamicCache(config=model.config)
-        model(input_ids=ids[beams], attention_mask=mask[beams], past_key_values=fresh)
-        expected = model(input_ids=ids[beams, -1:], attention_mask=longer, past_key_values=fresh).logits
+        model(input_ids=ids[rows], attention_mask=mask[rows], past_key_values=fresh)
+        expected = model(input_ids=ids[rows, -1:], attention_mask=longer, past_key_values=fresh).logits
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_room_for_steps_is_made_again_when_it_is_used_up(monkeypatch):
+    model = build("llama")
+    ids, _ = padded("none", 30)
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, alpha=ALPHA, beta=BETA)
+
+    def steps():
+        cache = DynamicCache(config=model.config)
+        with calibrated(model, plan):
+            model(input_ids=ids[:, :20], past_key_values=cache)
+            return torch.cat([model(input_ids=one, past_key_values=cache).logits for one in ids[:, 20:].split(1, 1)], 1)
+
+    expected = steps()
+    monkeypatch.setattr(apply, "STEPS_AHEAD", 3)
+    torch.testing.assert_close(steps(), expected, rtol=0, atol=0)
 
 
 @torch.no_grad()
@@ -426,8 +451,6 @@ def test_error_is_that_of_eager_attention_at_the_same_dtype(dtype, width, logit)
 
     ``logit``: of one more sink, for all queries; it takes nearly all of their weight.
     """
-    from antiphase.calibration import apply
-
     torch.manual_seed(2)
     query, key, value = (torch.randn(1, 4, 300, width, dtype=torch.float64) for _ in range(3))
     key[:, :, 7] *= 3  # a key that many queries look at
@@ -482,6 +505,23 @@ def test_rows_that_look_at_sinks_by_any_share(share):
     torch.testing.assert_close(weights[..., [3, 21]].sum(-1), torch.full((1, 1, 1, 40), share).double())
     expected = redistribute(weights, sinks.unsqueeze(-2), beta=0.4) @ call.value.unsqueeze(2)
     torch.testing.assert_close(correct(call, attend(call), sinks, beta=0.4), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_step_that_sees_no_key_gives_zeros_and_one_that_sees_sinks_alone_stays():
+    from antiphase.calibration.attention import calibrated_step
+
+    generator = torch.Generator().manual_seed(6)
+    query, key, value = (torch.randn(3, 1, n, 5, 8, generator=generator).double() for n in (2, 1, 1))
+    query, key, value = query[..., :1, :], key[:, :, 0], value[:, :, 0]
+    others = torch.tensor([1.0, 0, 1, 0, 1]).double().expand(3, 1, 2, 5)
+    mask = torch.tensor([[True] * 5, [False] * 5, [False, True, False, True, False]])[:, None, None]
+    found = calibrated_step(query, key, value, others, mask, scale=0.5, beta=0.3)
+    scores = (query * 0.5 @ key.unsqueeze(2).mT).masked_fill(~mask.unsqueeze(1), -math.inf)
+    weights = torch.softmax(scores, -1)
+    expected = redistribute(weights[:1], others[:1].unsqueeze(-2) == 0, beta=0.3) @ value[:1].unsqueeze(2)
+    torch.testing.assert_close(found[:1], expected)
+    assert not found[1].any()
+    torch.testing.assert_close(found[2:], weights[2:] @ value[2:].unsqueeze(2))
 
 
 def test_the_first_token_that_a_cache_still_has_is_not_the_first_one():

@@ -8,12 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig
 
-from antiphase.calibration import CalibrationPlan, calibrated
+import antiphase
+from antiphase.calibration import CalibrationPlan, calibrated, search
 from antiphase.calibration.gate import screen
 from antiphase.calibration.lower import LowerLayers
 from antiphase.calibration.search import (
     scores_of,
     search_calibration,
+    slopes_of,
     split_samples,
 )  # fmt: skip
 from antiphase.errors import InputError
@@ -117,6 +119,46 @@ def test_slopes_are_derivatives_of_the_gated_score(model_and_score):
             moved = scores_of(model, score, {"s": given})["s"].mean()
         assert slope == pytest.approx(float(moved - base) / step, rel=0.02, abs=2e-4)
     assert set(sorted(slopes, key=lambda head: -slopes[head])[:2]) == PLANTED
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
+def test_slopes_are_derivatives_in_every_mode_and_of_each_map_before_the_subtraction(kind, mode):
+    """Of a score that reads a prompt, and then some tokens behind it with its cache."""
+    torch.manual_seed(3)
+    config = antiphase.AntiphaseConfig(
+        vocab_size=50, hidden_size=MAPS * WIDTH, num_hidden_layers=2, num_attention_heads=MAPS,
+        intermediate_size=40, max_position_embeddings=64, initializer_range=0.3, attention_type=kind,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    given = samples(4)
+
+    def score(model, given):
+        ids, cache = torch.stack(list(given)), DynamicCache(config=model.config)
+        model(ids[:, :-3], past_key_values=cache)
+        steps = [model(one, past_key_values=cache).logits[:, 0] for one in ids[:, -3:].split(1, 1)]
+        return torch.stack(steps, 1).log_softmax(-1)[:, :, SINK].sum(1)
+
+    beta, step = 0.3, 1e-4
+    every = CalibrationPlan({layer: range(MAPS) for layer in range(2)}, alpha=1.5, beta=beta, mode=mode)
+    slopes = screen(model, every, score, given)
+    base = scores_of(model, score, {"s": given})["s"].mean()
+    for (layer, head), slope in slopes.items():
+        little = CalibrationPlan({layer: [head]}, alpha=1.5, beta=1 - step * (1 - beta), mode=mode)
+        with calibrated(model, little):
+            moved = scores_of(model, score, {"s": given})["s"].mean()
+        assert slope == pytest.approx(float(moved - base) / step, rel=5e-3, abs=1e-4)
+    assert sum(abs(slope) > 0.02 for slope in slopes.values()) > MAPS
+
+
+def test_slopes_of_many_samples_are_the_mean_over_data_sets_of_their_means(model_and_score, monkeypatch):
+    model, score = model_and_score
+    every = CalibrationPlan({layer: range(MAPS) for layer in range(LAYERS)}, alpha=3.0, beta=0.05)
+    named = {"long": samples(7), "short": samples(12)[9:]}
+    alone = [screen(model, every, score, given) for given in named.values()]
+    monkeypatch.setattr(search, "SCREENED_AT_ONCE", 3)
+    for head, slope in slopes_of(model, every, score, named).items():
+        assert slope == pytest.approx(sum(slopes[head] for slopes in alone) / 2, rel=1e-6)
 
 
 def test_the_screen_tries_no_more_than_a_fifth(model_and_score):
