@@ -128,6 +128,7 @@ def confusions(record: Record) -> list[Table]:
             columns=[Column("Right label"), *(Column(f"→ {label}", "integer") for label in labels)],
             rows=[[label, *line] for label, line in zip(labels, counts, strict=True)],
             note="Columns are the predicted labels; counts over all runs.",
+            is_matrix=True,
         ))  # fmt: skip
     return tables
 
@@ -144,7 +145,7 @@ def predictions(record: Record) -> Table | None:
     else:
         columns = [Column("Text"), Column("Label"), Column("Probabilities")]
         cells = [[row["text"], row["label"], _listed(row["probabilities"])] for row in rows]
-    return Table(title="Predictions", columns=columns, rows=cells)
+    return Table(title="Predictions", columns=columns, rows=cells, is_matrix=True)
 
 
 def _listed(shares: dict[str, float]) -> str:
@@ -190,6 +191,7 @@ def pieces(record: Record) -> list[Table]:
                 ]
                 for row in found["rows"]
             ],
+            is_matrix=True,
         )
         for found in record.values["tokenizers"]
     ]
