@@ -123,3 +123,18 @@ def test_greedy_text_is_the_likeliest_token_each_time(left):
         assert torch.equal(text[-6:], expected[-6:])
     beams = model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=3, do_sample=False)
     assert beams.shape == (2, 9)
+
+
+@every_network
+def test_texts_of_one_length_are_not_packed_and_give_the_same(cell, bidirectional, monkeypatch):
+    """Beside a shorter text, the same texts are; packed, a plain network takes much longer."""
+    model = network(cell=cell, bidirectional=bidirectional)
+    ids = torch.randint(0, 23, (4, 6))
+    mask = torch.ones(4, 6)
+    mask[3, 4:] = 0
+    packed = model(ids, attention_mask=mask)
+    monkeypatch.setattr("antiphase.models.recurrent.pack_padded_sequence", None)
+    for given in (None, torch.ones(3, 6)):
+        plain = model(ids[:3], attention_mask=given)
+        for name in ("last_hidden_state", "pooler_output"):
+            torch.testing.assert_close(plain[name], packed[name][:3], rtol=1e-12, atol=1e-12)
