@@ -103,6 +103,11 @@ def data(record: Record) -> Table | None:
             ]
     if found["test_rows_in_train"] is not None:
         rows.append(["Test rows whose text stands in --train", found["test_rows_in_train"]])
+    else:
+        first = [run for run in record.values["runs"] if run["model"] == record.values["runs"][0]["model"]]
+        count = sum(run["samples"] for run in first)
+        seen = count - sum(run["unseen"]["samples"] for run in first)
+        rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}"])
     return Table(
         title="Texts", columns=[Column("What"), Column("Value", "integer")], rows=rows,
         note="Texts count as one where they differ in capitals and white space alone.",
