@@ -25,8 +25,12 @@ def message(path, **options):
 
 def test_label_and_text_by_line(tmp_path):
     path = tmp_path / "subj.all"
-    path.write_bytes("0 one\u0085two\r\n1\tthree  four\n".encode())
-    assert values(path) == [{"text": "one\u0085two", "label": "0"}, {"text": "three  four", "label": "1"}]
+    path.write_bytes("0 one\u0085two\r\n1\tthree  four\n2  five \n".encode())
+    assert values(path) == [
+        {"text": "one\u0085two", "label": "0"},
+        {"text": "three  four", "label": "1"},
+        {"text": " five ", "label": "2"},  # one separator is cut off, and nothing else
+    ]
 
 
 def test_coarse_and_fine_labels(tmp_path):
