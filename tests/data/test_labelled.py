@@ -33,6 +33,13 @@ def test_label_and_text_by_line(tmp_path):
     ]
 
 
+def test_a_byte_that_is_no_text_is_named_by_its_line(tmp_path):
+    for name in ("bad.all", "bad.jsonl", "bad.json"):  # line by line, and as a whole
+        path = tmp_path / name
+        path.write_bytes(b"0 one\r\n1 two\n" * (name == "bad.all") + b"\n\n" * (name != "bad.all") + b"0 caf\xe9 x\n")
+        assert f"{path}, line 3: the text is not UTF-8 at byte" in message(path)
+
+
 def test_coarse_and_fine_labels(tmp_path):
     path = tmp_path / "trec.txt"
     path.write_text("HUM:ind Who was Galileo ?\nNUM:date When : then ?\n")
