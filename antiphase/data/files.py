@@ -195,7 +195,7 @@ def open_file(path: Path) -> IO[bytes]:
 
 
 def decode(content: bytes, path: Path, flag: str, *, start: int, line: int = 1) -> str:
-    """``content`` as text; ``start`` is its first byte's position in the file and ``line`` its line, for the message."""
+    """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
