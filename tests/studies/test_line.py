@@ -172,6 +172,13 @@ def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeyp
     assert values(tmp_path / "s")["baseline"] == "lstm"
 
 
+def test_tokens_that_fill_no_sequence_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "paired_times", lambda work, **options: {name: [0.5] for name in work})
+    request = throughput.ThroughputRequest(models=["rnn"], lengths=[7], tokens=20, device="cpu")
+    (row,) = throughput.throughput(request, tmp_path / "r").values["speeds"]
+    assert row["tokens_per_second"] == 2 * 14
+
+
 @pytest.mark.slow
 def test_gradients_by_place_and_norm(run, tmp_path):
     code, out, err = run(
@@ -186,6 +193,7 @@ def test_gradients_by_place_and_norm(run, tmp_path):
     }
     assert len(rows) == 5 * 2 * 2
     assert all(len(row["gradient_norms"]) == 3 and min(row["gradient_norms"]) > 0 for row in rows)
+    assert len({row["loss"] for row in rows}) == len(rows)  # no two forms are the same model
     assert "Gradients of the last layer over the first, 3 layers" in out
 
 
