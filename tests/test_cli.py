@@ -209,7 +209,7 @@ SETTINGS = [
     ("--device cuda:99", "--device cuda:99"),
     ("--data missing.txt", "--data missing.txt: there is no such file"),
     ("--data empty.txt", "--data empty.txt: the file is empty"),
-    ("--data latin.txt", "--data latin.txt: the text is not UTF-8 at byte 3"),
+    ("--data latin.txt", "--data latin.txt, line 1: the text is not UTF-8 at byte 3"),
     ("--data small.txt --set data.sequence_length=200", "--data holds .* less than one block"),
     ("--data small.txt --set data.sequence_length=4", "--data holds 5 tokens, 1 whole block of 4, and .* takes 2"),
     ("--data small.txt --validation book.txt --set data.sequence_length=200", "--data holds .* less than one block"),

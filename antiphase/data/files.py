@@ -194,14 +194,15 @@ def open_file(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
-def decode(content: bytes, path: Path, flag: str, *, start: int) -> str:
-    """``content`` as text; ``start`` is its first byte's position in the file, for the message."""
+def decode(content: bytes, path: Path, flag: str, *, start: int, line: int = 1) -> str:
+    """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        position = start + error.start
+        number = line + content.count(b"\n", 0, error.start)
         raise InputError(
-            f"{flag} {path}: the text is not UTF-8 at byte {position} (0x{content[error.start]:02x}); save it as UTF-8"
+            f"{flag} {path}, line {number}: the text is not UTF-8 at byte "
+            f"{start + error.start} of the file (0x{content[error.start]:02x}); save it as UTF-8"
         ) from None
 
 
@@ -209,9 +210,9 @@ def lines(path: Path, flag: str) -> Iterator[str]:
     """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
     position = 0
     with reading(path, flag), open_file(path) as file:
-        for line in file:
+        for number, line in enumerate(file, start=1):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
-            yield decode(content, path, flag, start=position + len(line) - len(content))
+            yield decode(content, path, flag, start=position + len(line) - len(content), line=number)
             position += len(line)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformers import GenerationMixin
-from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
 from antiphase.errors import InputError
@@ -16,6 +16,8 @@ from antiphase.models.classic import ClassicPreTrainedModel, ForSequenceClassifi
 from antiphase.models.classic_configs import RecurrentConfig
 
 NETWORKS = {"rnn": nn.RNN, "lstm": nn.LSTM}
+State = tuple[Tensor, ...]
+"""Of all layers, after a text: h, and of an LSTM c; each (layers, B, hidden)."""
 
 
 class RecurrentPreTrainedModel(ClassicPreTrainedModel):
@@ -44,36 +46,51 @@ class RecurrentModel(RecurrentPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        past_key_values: State | None = None,
         use_cache: bool | None = None,
-    ) -> BaseModelOutputWithPooling:
+    ) -> BaseModelOutputWithPoolingAndCrossAttentions:
         """States of the last layer (B, N, directions · hidden), zero at padding, and each direction's last one.
 
         Args:
             input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
             attention_mask: (B, N), 1 at real tokens; None: all are. Of a text without any, the states are zero.
-            use_cache: without effect; states are not kept between calls.
+            past_key_values: the state after earlier tokens, with which the network begins.
+            use_cache: give the state after these tokens as ``past_key_values``.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``, or a mask of another shape.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``, a mask of another shape, or a state for
+                a network that reads from the end too.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
+        if past_key_values is not None and self.config.bidirectional:
+            raise ValueError("past_key_values has no use in a bidirectional network, which reads from the end too")
         inputs_embeds = self.dropout(inputs_embeds)
         real = real_tokens(inputs_embeds, attention_mask)
         lengths = real.sum(1)
-        order = torch.argsort((~real).int(), dim=1, stable=True)  # (B, N): a text's tokens in their order, then padding
-        packed = pack_padded_sequence(
-            _rows(inputs_embeds, order), lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
-        )
-        states, final = self.network(packed)
-        states, _ = pad_packed_sequence(states, batch_first=True, total_length=real.shape[1])
-        states = _rows(states, torch.argsort(order, dim=1)) * real.unsqueeze(-1)
-        last = final[0] if isinstance(final, tuple) else final  # (layers · directions, B, hidden)
+        begin: Any = past_key_values if past_key_values is None or self.config.cell == "lstm" else past_key_values[0]
+        if bool(real.all()):  # packed, a plain network on a CPU takes up to three times as long
+            states, final = self.network(inputs_embeds, begin)
+        else:
+            order = torch.argsort((~real).int(), dim=1, stable=True)  # (B, N): tokens in their order, then padding
+            packed = pack_padded_sequence(
+                _rows(inputs_embeds, order), lengths.clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
+            )
+            states, final = self.network(packed, begin)
+            states, _ = pad_packed_sequence(states, batch_first=True, total_length=real.shape[1])
+            states = _rows(states, torch.argsort(order, dim=1)) * real.unsqueeze(-1)
+        state: State = final if isinstance(final, tuple) else (final,)  # (layers · directions, B, hidden)
+        some = (lengths > 0).unsqueeze(-1)
+        before = past_key_values or (torch.zeros_like(state[0]),) * len(state)
+        state = tuple(torch.where(some, new, old) for new, old in zip(state, before, strict=True))
         directions = 2 if self.config.bidirectional else 1
-        pooled = last[-directions:].transpose(0, 1).flatten(1) * (lengths > 0).unsqueeze(-1)
-        return BaseModelOutputWithPooling(last_hidden_state=states, pooler_output=pooled)
+        return BaseModelOutputWithPoolingAndCrossAttentions(
+            last_hidden_state=states,
+            pooler_output=state[0][-directions:].transpose(0, 1).flatten(1),
+            past_key_values=state if use_cache and not self.config.bidirectional else None,
+        )
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
         """Of the network, both directions together; embeddings are no layer."""
@@ -90,15 +107,14 @@ def _rows(values: Tensor, order: Tensor) -> Tensor:
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
-    """A one-directional network with a language-model head.
-
-    ``generate`` reads the whole text again for each token: states are not kept between calls.
+    """A one-directional network with a language-model head. ``generate`` goes on from the state after each token.
 
     Raises:
         InputError: a bidirectional network, which has read the token that it should predict.
     """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    _is_stateful = True  # a state cannot be cut back to fewer tokens
 
     def __init__(self, config: RecurrentConfig) -> None:
         if config.bidirectional:
@@ -117,16 +133,20 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        past_key_values: State | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
-    ) -> CausalLMOutput:
+    ) -> CausalLMOutputWithPast:
         """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
 
         ``labels`` are the token ids themselves (the shift happens here); -100 is not predicted. ``num_items_in_batch``
         divides the sum of losses in the place of their number.
         """
-        outputs = self.model(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds)
+        outputs = self.model(
+            input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
+            use_cache=use_cache,
+        )  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(self.dropout(outputs.last_hidden_state[:, kept]))
         loss = None
@@ -134,13 +154,27 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.vocab_size, num_items_in_batch=num_items_in_batch
             )
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: State | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
     ) -> dict[str, Any]:
-        """The whole text at every step."""
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        """The last token where there is a state, which has read the others; else the whole text."""
+        new = slice(None) if past_key_values is None else slice(-1, None)
+        mask = None if attention_mask is None else attention_mask[:, new]
+        return {
+            "input_ids": input_ids[:, new], "attention_mask": mask, "past_key_values": past_key_values,
+            "use_cache": use_cache,
+        }  # fmt: skip
+
+    @staticmethod
+    def _reorder_cache(past_key_values: State, beams: Tensor) -> State:
+        return tuple(part.index_select(1, beams.to(part.device)) for part in past_key_values)
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:

@@ -103,6 +103,11 @@ def data(record: Record) -> Table | None:
             ]
     if found["test_rows_in_train"] is not None:
         rows.append(["Test rows whose text stands in --train", found["test_rows_in_train"]])
+    else:
+        first = [run for run in record.values["runs"] if run["model"] == record.values["runs"][0]["model"]]
+        count = sum(run["samples"] for run in first)
+        seen = count - sum(run["unseen"]["samples"] for run in first)
+        rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}"])
     return Table(
         title="Texts", columns=[Column("What"), Column("Value", "integer")], rows=rows,
         note="Texts count as one where they differ in capitals and white space alone.",
@@ -128,6 +133,7 @@ def confusions(record: Record) -> list[Table]:
             columns=[Column("Right label"), *(Column(f"→ {label}", "integer") for label in labels)],
             rows=[[label, *line] for label, line in zip(labels, counts, strict=True)],
             note="Columns are the predicted labels; counts over all runs.",
+            is_matrix=True,
         ))  # fmt: skip
     return tables
 
@@ -144,7 +150,7 @@ def predictions(record: Record) -> Table | None:
     else:
         columns = [Column("Text"), Column("Label"), Column("Probabilities")]
         cells = [[row["text"], row["label"], _listed(row["probabilities"])] for row in rows]
-    return Table(title="Predictions", columns=columns, rows=cells)
+    return Table(title="Predictions", columns=columns, rows=cells, is_matrix=True)
 
 
 def _listed(shares: dict[str, float]) -> str:
@@ -190,6 +196,7 @@ def pieces(record: Record) -> list[Table]:
                 ]
                 for row in found["rows"]
             ],
+            is_matrix=True,
         )
         for found in record.values["tokenizers"]
     ]

@@ -49,7 +49,7 @@ def epochs(record: Record) -> Figure | None:
     axes.set(title="Accuracy on the development part", xlabel="epoch", ylabel="accuracy")
     losses.set(title="Loss: development, and training (fainter)", xlabel="epoch", ylabel="nats a text", ylim=(0, None))
     for panel in (axes, losses):
-        panel.xaxis.set_major_locator(MaxNLocator(10, integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter(PERCENT)
     figure.legend(loc="outside lower center", ncols=4)
     return figure

@@ -34,7 +34,7 @@ def accuracies(record: Record) -> Table | None:
         f"{100 * record.values['guess_rate']:g} %, untrained models {100 * min(untrained):.0f} to "
         f"{100 * max(untrained):.0f} %."
     )
-    return Table(title="Accuracy by dependency length", columns=columns, rows=cells, note=note)
+    return Table(title="Accuracy by dependency length", columns=columns, rows=cells, note=note, is_matrix=True)
 
 
 def accuracy_details(record: Record) -> Table | None:
@@ -79,14 +79,15 @@ def speeds(record: Record) -> Table | None:
         return None
     lengths = sorted({row["length"] for row in record.values["speeds"]})
     known = {(row["model"], row["length"]): row["tokens_per_second"] for row in record.values["speeds"]}
-    rows = [[name, *(known[name, length] for length in lengths)] for name in record.values["models"]]
+    rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in lengths)] for name in record.values["models"]]
     threads = record.environment.get("threads")
     note = (
         f"Median over paired rounds of a step on {record.config['tokens']:,} tokens: forward, backward, Adam; "
         f"{threads} thread{'' if threads == 1 else 's'}."
     )
-    columns = [Column("Model"), *(Column(f"{length:,}", "integer") for length in lengths)]
-    return Table(title="Training tokens per second by sequence length", columns=columns, rows=rows, note=note)
+    columns = [Column("Model"), *(Column(f"{length:,}", "number") for length in lengths)]
+    title = "Thousand training tokens per second by sequence length"
+    return Table(title=title, columns=columns, rows=rows, note=note, is_matrix=True)
 
 
 def speed_ratios(record: Record) -> Table | None:
@@ -101,6 +102,7 @@ def speed_ratios(record: Record) -> Table | None:
         columns=[Column("Model"), *(Column(f"{length:,}", "number") for length in lengths)],
         rows=[[name, *(f"{known[name, length]['ratio']:.2f}" for length in lengths)] for name in names],
         note="Median over paired rounds; below 1 the model is faster.",
+        is_matrix=True,
     )
 
 

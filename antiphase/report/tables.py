@@ -38,6 +38,8 @@ class Table:
     columns: Sequence[Column]
     rows: list[list[Any]]
     note: str = ""
+    is_matrix: bool = False
+    """Columns are values of one thing, such as labels: one that says the same in every row stays in its place."""
 
     def text(self) -> list[list[str]]:
         """The cells as people read them."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as RichTable
@@ -14,38 +18,81 @@ from antiphase.report.tables import Table, sentences
 
 NARROWEST = 72
 """Characters that a long title may make of a narrow table."""
+LONGEST_WORD = 24
+"""Characters up to which a word is never broken."""
+GAP = 3
+"""Characters between two columns; at the edges there are one more in all."""
 
 
 def print_summary(record: Record, console: Console) -> None:
     """The tables to read first, the sentences of a comparison and its verdict."""
     # Text, never str: rich would read the brackets of "81 % [79–83]" as markup.
     for table in main_tables(record):
-        console.print(_drawn(table))
+        for part in _drawn(table, console.width):
+            console.print(part)
     for sentence in sentences(record):
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
     if record.values.get("verdict"):
         console.print(Padding(Text(str(record.values["verdict"])), (1, 0, 0, 1)))
 
 
-def _drawn(table: Table) -> RichTable:
-    """Columns that say the same in every row become part of the title: a terminal is narrow."""
+def _drawn(table: Table, width: int) -> Iterator[RichTable]:
+    """Columns that say the same in every row become part of the title: a terminal is narrow.
+
+    Where the words of all columns do not fit into ``width``, the table is drawn in several parts, each with the first
+    column.
+    """
     rows = table.text()
     constant = {
         index: rows[0][index]
         for index in range(len(table.columns))
-        if len(rows) > 1 and len({row[index] for row in rows}) == 1
+        if len(rows) > 1 and not table.is_matrix and len({row[index] for row in rows}) == 1
     }
     same = ", ".join(f"{table.columns[index].name.lower()} {value}" for index, value in constant.items())
     title = f"{table.title} ({same})" if same else table.title
-    drawn = RichTable(
-        title=Text(title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left",
-        min_width=min(NARROWEST, len(title)),
-    )  # fmt: skip
-    drawn.caption_justify = "left"
     shown = [index for index in range(len(table.columns)) if index not in constant]
-    for index in shown:
-        column = table.columns[index]
-        drawn.add_column(Text(column.name), justify="left" if column.style == "text" else "right", overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(row[index]) for index in shown))
-    return drawn
+    cells = {index: [table.columns[index].name, *(row[index] for row in rows)] for index in shown}
+    parts = _parts(shown, {index: _least(texts) for index, texts in cells.items()}, width)
+    for number, part in enumerate(parts, start=1):
+        is_last = number == len(parts)
+        drawn = RichTable(
+            title=Text(title if number == 1 else f"{title}, continued"),
+            caption=Text(table.note) if is_last else None, box=box.SIMPLE_HEAD, title_justify="left",
+            caption_justify="left", min_width=min(NARROWEST, len(title)),
+        )  # fmt: skip
+        for index, room in zip(part, _widths([cells[index] for index in part], width), strict=True):
+            column = table.columns[index]
+            justify: Literal["left", "right"] = "left" if column.style == "text" else "right"
+            drawn.add_column(Text(column.name), justify=justify, overflow="fold", width=room)
+        for row in rows:
+            drawn.add_row(*(Text(row[index]) for index in part))
+        yield drawn
+
+
+def _parts(shown: Sequence[int], least: Mapping[int, int], width: int) -> list[list[int]]:
+    """Columns that fit beside each other; the first one stands in every part."""
+    parts = [list(shown[:1])]
+    for index in shown[1:]:
+        wanted = [*parts[-1], index]
+        if sum(least[one] + GAP for one in wanted) >= width and len(parts[-1]) > 1:
+            parts.append([shown[0], index])
+        else:
+            parts[-1] = wanted
+    return parts
+
+
+def _widths(columns: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Characters of each column: what its texts need, less in the widest ones while the table does not fit."""
+    found = [max(map(cell_len, texts)) for texts in columns]
+    least = [_least(texts) for texts in columns]
+    while sum(found) + GAP * len(found) >= width:
+        widest = max(range(len(found)), key=lambda place: (found[place] > least[place], found[place]))
+        if found[widest] <= 1:
+            break
+        found[widest] -= 1
+    return found
+
+
+def _least(texts: Sequence[str]) -> int:
+    """Characters of the longest word of a column."""
+    return min(LONGEST_WORD, max((cell_len(word) for text in texts for word in text.split()), default=1))

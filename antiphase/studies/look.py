@@ -192,7 +192,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> lis
     for index, (piece, shown, place) in enumerate(zip(pieces, texts, places, strict=True)):
         if shown and "\ufffd" not in shown:
             labels.append(shown)
-        elif place[0] < place[1] and places.count(place) > 1:
+        elif shown and place[0] < place[1] and places.count(place) > 1:  # without text: a space put before the text
             first = places.index(place)
             labels.append(f"{text[slice(*place)]}[{index - first + 1}/{places.count(place)}]")
         else:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from antiphase.data.agreement import NOUNS, PREPOSITIONS, VERBS, agreement_pairs, words
+from antiphase.data.agreement import ADJECTIVES, MOST_ADJECTIVES, NOUNS, PREPOSITIONS, VERBS, agreement_pairs, words
 from antiphase.data.vocabularies import train_words
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
@@ -76,6 +76,13 @@ def test_cuts_fall_behind_every_number_of_clauses_and_places_vary():
     assert {sentence.clauses for sentence in pairs(3)} == {0}
     numbers = [number for sentence in found for number in sentence.nouns]
     assert 0.45 < sum(numbers) / len(numbers) < 0.55
+
+
+@pytest.mark.parametrize("distance", [5, 12, 40])
+def test_before_a_noun_stand_so_many_adjectives_and_no_more(distance):
+    text = " ".join(sentence.text for sentence in pairs(distance, count=200, depth=3))
+    runs = "".join("a" if token in ADJECTIVES else " " for token in text.split()).split()
+    assert max(map(len, runs)) == MOST_ADJECTIVES == 3
 
 
 def test_a_key_gives_the_same_sentences_and_another_others():

@@ -150,7 +150,7 @@ def test_a_tenth_is_held_out_and_leaves_every_label_to_training():
 
 
 def test_duplicates_are_counted_without_capitals_and_white_space():
-    rows = [("A  b", "x"), ("a b", "y"), ("a b ", "x"), ("c", "x")]
+    rows = [("A  straße", "x"), ("a STRASSE", "y"), ("a strasse ", "x"), ("c", "x")]
     found = duplicates([Example("", text, label) for text, label in rows])
     assert found == {"rows": 4, "texts": 2, "repeated_rows": 2, "texts_with_several_labels": 1}
 

@@ -25,8 +25,19 @@ def message(path, **options):
 
 def test_label_and_text_by_line(tmp_path):
     path = tmp_path / "subj.all"
-    path.write_bytes("0 one\u0085two\r\n1\tthree  four\n".encode())
-    assert values(path) == [{"text": "one\u0085two", "label": "0"}, {"text": "three  four", "label": "1"}]
+    path.write_bytes("0 one\u0085two\r\n1\tthree  four\n2  five \n".encode())
+    assert values(path) == [
+        {"text": "one\u0085two", "label": "0"},
+        {"text": "three  four", "label": "1"},
+        {"text": " five ", "label": "2"},  # one separator is cut off, and nothing else
+    ]
+
+
+def test_a_byte_that_is_no_text_is_named_by_its_line(tmp_path):
+    for name in ("bad.all", "bad.jsonl", "bad.json"):  # line by line, and as a whole
+        path = tmp_path / name
+        path.write_bytes(b"0 one\r\n1 two\n" * (name == "bad.all") + b"\n\n" * (name != "bad.all") + b"0 caf\xe9 x\n")
+        assert f"{path}, line 3: the text is not UTF-8 at byte" in message(path)
 
 
 def test_coarse_and_fine_labels(tmp_path):

@@ -121,5 +121,71 @@ def test_greedy_text_is_the_likeliest_token_each_time(left):
             with torch.no_grad():
                 expected = torch.cat([expected, model(expected[None]).logits[0, -1:].argmax(-1)])
         assert torch.equal(text[-6:], expected[-6:])
-    beams = model.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=3, do_sample=False)
-    assert beams.shape == (2, 9)
+
+
+def language_model(cell: str, **fields: Any) -> RecurrentForCausalLM:
+    config = antiphase.RecurrentConfig(
+        vocab_size=23, embedding_size=6, hidden_size=9, num_hidden_layers=2, pad_token_id=0, cell=cell, **fields
+    )
+    model = RecurrentForCausalLM(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return model
+
+
+def half_padded() -> tuple[Tensor, Tensor]:
+    ids, mask = torch.randint(1, 23, (3, 6)), torch.ones(3, 6, dtype=torch.int64)
+    ids[0, :2], mask[0, :2] = 0, 0
+    return ids, mask
+
+
+@pytest.mark.parametrize("cell", ["rnn", "lstm"])
+def test_a_text_in_pieces_gives_what_the_whole_gives(cell):
+    model, (ids, mask) = language_model(cell), half_padded()
+    whole = model(ids, attention_mask=mask, use_cache=True)
+    assert model(ids).past_key_values is None
+    state, found = None, []
+    for begin, end in ((0, 1), (1, 4), (4, 6)):  # the first text's first piece is padding alone
+        part = model(ids[:, begin:end], attention_mask=mask[:, begin:end], past_key_values=state, use_cache=True)
+        state = part.past_key_values
+        found.append(part.logits)
+    seen = mask.bool()
+    torch.testing.assert_close(torch.cat(found, dim=1)[seen], whole.logits[seen], rtol=1e-12, atol=1e-12)
+    assert len(state) == (2 if cell == "lstm" else 1)
+    torch.testing.assert_close(state, whole.past_key_values, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 4}], ids=["greedy", "beams"])
+@pytest.mark.parametrize("cell", ["rnn", "lstm"])
+def test_generation_with_a_state_reads_each_token_once_and_says_the_same(cell, options, monkeypatch):
+    model, (ids, mask) = language_model(cell), half_padded()
+    read = []
+    forward = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda given, **kw: read.append(given.shape[1]) or forward(given, **kw))
+    options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None, **options}
+    said = model.generate(ids, **options)
+    assert read == [6] + [1] * 7
+    assert torch.equal(said, model.generate(ids, use_cache=False, **options))
+    assert read[8:] == list(range(6, 14))
+
+
+def test_a_state_is_refused_where_the_text_is_read_from_the_end():
+    model = network(bidirectional=True)
+    assert model(torch.ones(1, 3, dtype=torch.int64), use_cache=True).past_key_values is None
+    with pytest.raises(ValueError, match="past_key_values has no use in a bidirectional network"):
+        model(torch.ones(1, 3, dtype=torch.int64), past_key_values=(torch.zeros(4, 1, 7),) * 2)
+
+
+@every_network
+def test_texts_of_one_length_are_not_packed_and_give_the_same(cell, bidirectional, monkeypatch):
+    """Beside a shorter text, the same texts are; packed, a plain network takes much longer."""
+    model = network(cell=cell, bidirectional=bidirectional)
+    ids = torch.randint(0, 23, (4, 6))
+    mask = torch.ones(4, 6)
+    mask[3, 4:] = 0
+    packed = model(ids, attention_mask=mask)
+    monkeypatch.setattr("antiphase.models.recurrent.pack_padded_sequence", None)
+    for given in (None, torch.ones(3, 6)):
+        plain = model(ids[:3], attention_mask=given)
+        for name in ("last_hidden_state", "pooler_output"):
+            torch.testing.assert_close(plain[name], packed[name][:3], rtol=1e-12, atol=1e-12)

@@ -269,6 +269,15 @@ def test_embeddings_are_scaled_by_the_root_of_the_width():
     assert_near(model(ids).last_hidden_state, bare(inputs_embeds=bare.embed_tokens(ids) * 24**0.5).last_hidden_state)
 
 
+def test_one_hot_vectors_are_not_scaled():
+    model = model_of(embeddings="one_hot", hidden_size=32, positions="none")
+    seen = []
+    model.layers[0].register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    ids = ids_of(2, 5)
+    model(ids)
+    assert torch.equal(seen[0], nn.functional.one_hot(ids, 32).double())
+
+
 # ------------------------------------------------------------------------------------------ norms
 
 

@@ -96,7 +96,7 @@ def test_no_two_models_look_alike():
 
 def test_speeds_and_ratios_are_those_of_the_record(throughput):
     speeds, ratios = summary.main_tables(throughput)
-    assert speeds.text() == [["lstm", "8,192", "8,192"], ["transformer", "4,096", "4,096"]]
+    assert speeds.text() == [["lstm", "8.2", "8.2"], ["transformer", "4.1", "4.1"]]
     assert "4,096 tokens" in speeds.note
     assert "2 threads" in speeds.note
     assert ratios.text() == [["lstm", "0.50", "0.50"]]

@@ -122,6 +122,15 @@ def test_training_and_test_sentences_are_not_the_same_and_seeds_have_their_own(t
     assert all(not one & other for place, one in enumerate(found) for other in found[:place])
 
 
+def test_every_model_runs_all_epochs_and_has_positions_for_every_sentence(tokenizer):
+    request = dependency.DependencyRequest(epochs=7, held_out=[6, 300], depth=4)
+    longest = max(map(len, dependency._part(request, tokenizer, [300], 200, "test").texts.ids))
+    for name, one in request.check().items():
+        assert one.training.epochs == one.training.patience == 7, name
+        config = one.build(tokenizer, LABELS, seed=0).config
+        assert getattr(config, "max_position_embeddings", longest) >= longest > 300
+
+
 @pytest.mark.slow
 def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeypatch):
     seen = []
@@ -163,6 +172,13 @@ def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeyp
     assert values(tmp_path / "s")["baseline"] == "lstm"
 
 
+def test_tokens_that_fill_no_sequence_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "paired_times", lambda work, **options: {name: [0.5] for name in work})
+    request = throughput.ThroughputRequest(models=["rnn"], lengths=[7], tokens=20, device="cpu")
+    (row,) = throughput.throughput(request, tmp_path / "r").values["speeds"]
+    assert row["tokens_per_second"] == 2 * 14
+
+
 @pytest.mark.slow
 def test_gradients_by_place_and_norm(run, tmp_path):
     code, out, err = run(
@@ -177,6 +193,7 @@ def test_gradients_by_place_and_norm(run, tmp_path):
     }
     assert len(rows) == 5 * 2 * 2
     assert all(len(row["gradient_norms"]) == 3 and min(row["gradient_norms"]) > 0 for row in rows)
+    assert len({row["loss"] for row in rows}) == len(rows)  # no two forms are the same model
     assert "Gradients of the last layer over the first, 3 layers" in out
 
 
@@ -211,6 +228,28 @@ def _cut(items, sizes):
     for size in sizes:
         yield items[start : start + size]
         start += size
+
+
+def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, monkeypatch):
+    def rows(batches):
+        return {tuple(ids[mask.bool()].tolist()) for one in batches
+                for ids, mask in zip(one["input_ids"], one["attention_mask"], strict=True)}  # fmt: skip
+
+    seen = []
+
+    def watched(model, classifier, steps, batches, held):
+        seen.append((rows(held), rows(next(batches) for _ in range(75))))  # an epoch
+        return iter(())
+
+    monkeypatch.setattr(gradients, "_followed", watched)
+    request = gradients.GradientsRequest(models=["rnn"], layers=2, seeds=(0, 1), device="cpu")
+    gradients.gradients(request, tmp_path / "r")
+    (held, first), (again, second) = seen
+    assert held == again
+    assert len(held) > 100
+    assert len(first) > 2000
+    assert not held & (first | second)
+    assert not first & second
 
 
 def test_measuring_leaves_batch_norms_as_they_are(tokenizer):

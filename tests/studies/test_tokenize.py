@@ -57,6 +57,11 @@ def test_a_character_of_several_pieces_stays_readable():
     assert [piece["text"] for piece in found["rows"][-1]["pieces"]] == ["東[1/3]", "東[2/3]", "東[3/3]"]
 
 
+def test_the_space_before_a_text_is_no_part_of_its_first_character():
+    (found,) = tokenize(TokenizeRequest(text="日", tokenizers=["unigram"])).values["tokenizers"]
+    assert [piece["text"] for row in found["rows"] for piece in row["pieces"]] == ["▁", "日"]
+
+
 def test_a_piece_of_several_words_names_them_all(tmp_path):
     (tmp_path / "data.txt").write_text("words of english only")
     request = TokenizeRequest(text="东京 of", data=[str(tmp_path / "data.txt")], tokenizers=["unigram"])

@@ -87,6 +87,29 @@ def test_the_first_step_of_a_warm_up_is_small():
     assert moved[1] < moved[0] / 50
 
 
+def test_longer_gradients_are_cut():
+    """Cut to far less than Adam's ε they move nothing."""
+    start = model().state_dict()
+    moved = []
+    for norm in (1.0, 1e-14):
+        found, _, _ = trained([(0.5, 1.0)], epochs=1, gradient_norm=norm)
+        moved.append(max(float((found.state_dict()[name] - start[name]).abs().max()) for name in start))
+    assert moved[1] < moved[0] / 50
+
+
+def test_the_training_loss_is_the_mean_over_texts_of_which_the_last_batch_has_fewer():
+    config = antiphase.ConvolutionConfig(vocab_size=9, pad_token_id=0, embedding_size=6, num_labels=2, dropout=0.0)
+    quiet = seeded(lambda: ConvolutionForSequenceClassification(config), 3)
+    ids, mask = TEXTS.batch(range(23))
+    with torch.no_grad():
+        expected = float(quiet(input_ids=ids, attention_mask=mask, labels=TARGETS).loss)
+    training = ClassifierTraining(batch_size=5, epochs=1, learning_rate=1e-12)
+    curve = train_classifier(
+        quiet, training, TEXTS, TARGETS, seed=0, evaluate=lambda now: {"accuracy": 0.5, "loss": 1.0}
+    )
+    assert curve[0]["train_loss"] == pytest.approx(expected, rel=1e-5)
+
+
 def test_batches_hold_every_text_once_and_little_padding():
     texts = EncodedTexts([[1] * (1 + (7 * row) % 50) for row in range(211)], 0)
     batches = shuffled_batches(texts, 10, 0, 1)

@@ -1,0 +1,97 @@
+"""Tables in a terminal: no word broken, nothing beyond the edge, labels and lengths in their columns."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from antiphase.records import Record
+from antiphase.report import terminal
+from antiphase.report.tables import Column, Table
+
+MODELS = ("rnn", "transformer", "differential_v2")
+
+
+def printed(record: Record, width: int = 80) -> str:
+    output = io.StringIO()
+    terminal.print_summary(record, Console(file=output, width=width))
+    return output.getvalue()
+
+
+def drawn(table: Table, width: int) -> str:
+    output = io.StringIO()
+    for part in terminal._drawn(table, width):
+        Console(file=output, width=width).print(part)
+    return output.getvalue()
+
+
+def throughput(speed: float) -> Record:
+    lengths = (32, 64, 128, 256, 512, 1024, 2048)
+    speeds = [{"model": name, "length": length, "tokens_per_second": speed} for name in MODELS for length in lengths]
+    rows = [{"subject": name, "length": length, "ratio": 12.3} for name in MODELS[1:] for length in lengths]
+    values = {"models": list(MODELS), "baseline": "rnn", "speeds": speeds, "rows": rows}
+    return Record(kind="study-throughput", values=values, config={"tokens": 4096}, environment={"threads": 2})
+
+
+def test_speeds_at_seven_lengths_stand_whole_in_eighty_columns() -> None:
+    lines = printed(throughput(147_720)).splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in MODELS:
+        assert next(line.split() for line in lines if line.split()[:1] == [name]) == [name, *["147.7"] * 7]
+    assert not any("continued" in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [34, 50, 80, 200])
+def test_a_table_too_wide_is_drawn_in_parts_and_no_word_is_broken(width: int) -> None:
+    names = [f"column{number}" for number in range(9)]
+    rows = [[f"line{row}", *(f"{row}{place}1,234,567" for place in range(9))] for row in range(3)]
+    table = Table(title="Wide", columns=[Column("Name"), *(Column(name, "number") for name in names)], rows=rows)
+    text = drawn(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    words = text.split()
+    assert all(words.count(name) == 1 for name in names)
+    assert all(words.count(cell) == 1 for row in rows for cell in row[1:])
+    parts = words.count("Wide") + words.count("Wide,")
+    assert words.count("Name") == words.count("line2") == parts
+    assert (parts > 1) == (width < 150)
+
+
+def test_long_texts_give_way_to_numbers_and_wide_characters_count_twice() -> None:
+    rows = [["a text of many words that goes on and on until it must be broken somewhere", "差分 " * 30, "123,456"]] * 2
+    table = Table(title="T", columns=[Column("Text"), Column("Han"), Column("Number", "number")], rows=rows)
+    text = drawn(Table(title="T", columns=table.columns, rows=[rows[0]]), 60)
+    assert "123,456" in text
+    assert text.count("差分") == 30
+    assert drawn(Table(title="T", columns=table.columns[:2], rows=[["z" * 300, "y" * 300]]), 60).count("z") == 300
+
+
+def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values_of_one_thing() -> None:
+    columns, rows = [Column("Model"), Column("NEG:x", "integer")], [["a", 0], ["b", 0]]
+    assert "T (neg:x 0)" in drawn(Table(title="T", columns=columns, rows=rows), 80)
+    kept = drawn(Table(title="T", columns=columns, rows=rows, is_matrix=True), 80)
+    assert "NEG:x" in kept
+    assert "neg:x" not in kept
+
+
+def test_labels_that_nobody_predicted_keep_their_column() -> None:
+    model = {
+        "model": "cnn", "accuracy": 0.5, "interval": None, "interval_is": "", "macro_f1": 0.3, "unseen_accuracy": None,
+        "seconds": 1,
+    }  # fmt: skip
+    values = {
+        "labels": ["NEG:x", "POS:y"],
+        "models": [model],
+        "runs": [{"model": "cnn", "confusion": [[3, 0], [3, 0]]}],
+    }
+    text = printed(Record(kind="classify", values=values))
+    assert "→ NEG:x" in text
+    assert "→ POS:y" in text
+
+
+def test_answers_of_one_label_keep_their_columns() -> None:
+    rows = [{"text": text, "label": "NEG", "probabilities": {"NEG": 1.0, "POS": 0.0}} for text in ("a", "b")]
+    words = printed(Record(kind="predict", values={"model": "m", "rows": rows})).split()
+    assert words.count("NEG") == 3
+    assert "POS" in words
