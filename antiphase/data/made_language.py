@@ -50,8 +50,7 @@ def lexicon() -> dict[str, str]:
     syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
     made = [first + second for first in syllables for second in syllables]
     order = torch.randperm(len(made), generator=generator).tolist()
-    free = (made[index] for index in order if made[index] not in words)
-    return dict(zip(words, free, strict=False))
+    return {word: made[order[number]] for number, word in enumerate(words)}
 
 
 def pair_of(clauses: Sequence[Clause], conjunction: str | None = None) -> Pair:

@@ -11,6 +11,7 @@ import numpy
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.records import Record
@@ -131,7 +132,10 @@ def aligned(
     for axes, (title, weights) in zip(grid, panels, strict=False):
         axes.set_facecolor("#e4e7eb")
         axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-        axes.scatter(right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1)
+        halo = [withStroke(linewidth=3.5, foreground="white")]  # so that it is seen on dark cells
+        axes.scatter(
+            right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1.2, path_effects=halo
+        )
         axes.set(title=title, xlabel=keys[0], ylabel=queries[0])
         axes.grid(visible=False)
         label_tokens(axes.xaxis, keys[1] if columns <= LABELLED_TOKENS else [], columns, 0)
