@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from antiphase.records import Record
 from antiphase.report.classification_plots import epoch_curves
-from antiphase.report.look_plots import aligned
+from antiphase.report.look_plots import ALIGNED, aligned
 from antiphase.report.plots import STYLE, visible
 from antiphase.report.tables import format_value
 
@@ -44,7 +44,7 @@ def alignment(record: Record) -> Figure | None:
     ]
     names = {side: [visible(text, 14) for text in example[side]] for side in ("target", "source")}
     return aligned(
-        panels, ("target", names["target"]), ("source", names["source"]), across=max(layers, 2),
+        panels, ("target", names["target"]), ("source", names["source"]), across=min(max(layers, 2), ALIGNED),
         right=example["alignment"] or (),
     )  # fmt: skip
 
