@@ -9,7 +9,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from antiphase.cli import ablations, calibrate, classify, evaluate, extend, measure, reproduce, study, tools, train
+from antiphase.cli import (
+    ablations,
+    calibrate,
+    classify,
+    evaluate,
+    extend,
+    measure,
+    reproduce,
+    study,
+    tools,
+    train,
+    translate,
+)
 from antiphase.errors import InputError, Interrupted
 
 app = typer.Typer(
@@ -23,8 +35,8 @@ app = typer.Typer(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
-    measure.probe, measure.look, classify.classify, classify.predict, classify.tokenize, tools.convert,
-    measure.benchmark, reproduce.reproduce, tools.report, tools.env,
+    measure.probe, measure.look, classify.classify, classify.predict, classify.tokenize,
+    translate.translate, tools.convert, measure.benchmark, reproduce.reproduce, tools.report, tools.env,
 )  # fmt: skip
 for command in COMMANDS:
     app.command()(command)

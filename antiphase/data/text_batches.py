@@ -14,6 +14,9 @@ from antiphase.randomness import keyed_generator
 WINDOW = 20
 """Batches whose texts are sorted by length together: little padding, and still an order by chance."""
 
+IGNORED = -100
+"""In the place of padding in labels, as losses of torch and transformers take it."""
+
 
 @dataclass(frozen=True)
 class EncodedTexts:
@@ -35,6 +38,11 @@ class EncodedTexts:
             ids[place, :length] = torch.tensor(self.ids[row], dtype=torch.long)
             mask[place, :length] = 1
         return ids, mask
+
+    def labels(self, rows: Sequence[int]) -> Tensor:
+        """Ids of some texts, (B, N), with ``IGNORED`` in the place of padding."""
+        ids, mask = self.batch(rows)
+        return ids.masked_fill(mask == 0, IGNORED)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> EncodedTexts:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import matplotlib
 import numpy
@@ -28,26 +29,36 @@ def epochs(record: Record) -> Figure | None:
     if record.kind != "classify":
         return None
     models = [row["model"] for row in record.values["models"]]
+    titles = ("Accuracy on the development part", "Loss: development, and training (fainter)")
+    return epoch_curves(record.values["runs"], models, titles=titles, unit="nats a text")
+
+
+def epoch_curves(
+    runs: Sequence[dict[str, Any]], models: Sequence[str], *, titles: tuple[str, str], unit: str
+) -> Figure:
+    """``accuracy`` on the left, ``loss`` and fainter ``train_loss`` on the right, a line for each run."""
     figure = Figure(figsize=(10.4, 4.1), layout="constrained")
     axes, losses = figure.subplots(1, 2)
     named = set()
-    for run in record.values["runs"]:
+    for run in runs:
         name, curve = run["model"], run["curve"]
         colour, line = arm_colour(models, name), LINES[models.index(name) % len(LINES)]
         label = f"_{name}" if name in named else visible(name)  # the underscore keeps it out of the legend
         named.add(name)
         points = [(point["epoch"], point["accuracy"]) for point in curve]
         axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.2, label=label)
-        best = next(point for point in curve if point["best"])
-        axes.plot(best["epoch"], best["accuracy"], "o", color=colour, markersize=5)
+        best = [point for point in curve if point.get("best")]
+        for point in best:
+            axes.plot(point["epoch"], point["accuracy"], "o", color=colour, markersize=5)
         for key, strength, width in (("train_loss", 0.4, 0.9), ("loss", 1.0, 1.2)):
             found = [(point["epoch"], point[key]) for point in curve if point.get(key) is not None]
             if found:
                 style = {"color": colour, "linestyle": line, "alpha": strength, "linewidth": width}
                 losses.plot(*zip(*found, strict=True), label=f"_{key}", **style)
-        losses.plot(best["epoch"], best["loss"], "o", color=colour, markersize=5, label="_kept")
-    axes.set(title="Accuracy on the development part", xlabel="epoch", ylabel="accuracy")
-    losses.set(title="Loss: development, and training (fainter)", xlabel="epoch", ylabel="nats a text", ylim=(0, None))
+        for point in best:
+            losses.plot(point["epoch"], point["loss"], "o", color=colour, markersize=5, label="_kept")
+    axes.set(title=titles[0], xlabel="epoch", ylabel="accuracy")
+    losses.set(title=titles[1], xlabel="epoch", ylabel=unit, ylim=(0, None))
     for panel in (axes, losses):
         panel.xaxis.set_major_locator(MaxNLocator(10, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_formatter(PERCENT)

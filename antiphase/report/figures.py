@@ -26,6 +26,7 @@ from antiphase.report import (
     reproduction_plots,
     scaling_plots,
     sink_plots,
+    translation_plots,
     tuning_plots,
 )
 
@@ -58,6 +59,8 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "calibration-screen": calibration_plots.slopes,
     "classifier-epochs": classification_plots.epochs,
     "classifier-confusion": classification_plots.confusions,
+    "translation-epochs": translation_plots.epochs,
+    "translation-alignment": translation_plots.alignment,
     "study-dependency": line_plots.accuracy_by_distance,
     "study-throughput": line_plots.speed_by_length,
     "study-gradients": line_plots.gradients_by_depth,

@@ -29,13 +29,23 @@ from antiphase.report import (
     plots,
     summary,
     tables,
+    translation,
+    translation_plots,
     tuning_plots,
 )
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
 
-RASTER = ("attention-map", "sink-map", "sink-heads", "calibrated-heads", "classifier-confusion", *look_plots.WORDS)
+RASTER = (
+    "attention-map",
+    "sink-map",
+    "sink-heads",
+    "calibrated-heads",
+    "classifier-confusion",
+    "translation-alignment",
+    *look_plots.WORDS,
+)
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
@@ -148,6 +158,8 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     benchmarks.timing,
     classification.model_details,
     classification.runs,
+    translation.runs,
+    translation.heads,
     harness.details,
     line.accuracy_details,
     line.dependency_runs,
@@ -252,6 +264,9 @@ def _paragraphs(record: Record) -> list[str]:
         "what probing a text holds beside a forward pass. The candidates took turns.",
         "classify": "Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
         "intervals overlap, luck may have chosen the order.",
+        "translate": "Encoders and decoders that learned to write the translation of a sentence. A sentence counts as "
+        "right if the model, writing greedily, wrote exactly the reference and stopped. Read every figure beside the "
+        "untrained model and beside what needs no learning.",
         "study-dependency": "Models of one width, from recurrent networks to differential attention, learned to name "
         "the number of a verb from generated sentences whose clauses have some lengths, and were tested at those "
         "and at others.",
@@ -470,5 +485,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     **harness_plots.WORDS,
     **line_plots.WORDS,
     **look_plots.WORDS,
+    **translation_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

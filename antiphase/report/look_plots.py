@@ -11,6 +11,7 @@ import numpy
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.records import Record
@@ -100,28 +101,49 @@ def alignment(record: Record) -> Figure | None:
     layers = [layer for layer in layers_of(record) if layer.queries != layer.keys]
     if not layers:
         return None
-    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(layers[0])}
-    means = [layer.weights.mean(0) for layer in layers]
-    norm, colours = _scale(means)
-    rows, columns = means[0].shape
-    across = min(ALIGNED, len(layers))
-    down = -(-len(layers) // across)
+    first = layers[0]
+    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(first)}
+    panels = [
+        (f"layer {layer.layer}", numpy.where(layer.visible, layer.weights.mean(0), numpy.nan)) for layer in layers
+    ]
+    return aligned(panels, (first.queries, names[first.queries]), (first.keys, names[first.keys]), across=ALIGNED)
+
+
+def aligned(
+    panels: Sequence[tuple[str, numpy.ndarray]],
+    queries: tuple[str, list[str]],
+    keys: tuple[str, list[str]],
+    *,
+    across: int,
+    right: Sequence[int] = (),
+) -> Figure:
+    """A panel for each title and map (N, M), NaN where it is hidden; ``queries`` and ``keys`` are a name and tokens.
+
+    A ring stands at the key of ``right`` in each of the first rows.
+    """
+    norm, colours = _scale([numpy.nan_to_num(weights) for _, weights in panels])
+    rows, columns = panels[0][1].shape
+    across = min(across, len(panels))
+    down = -(-len(panels) // across)
     width = min(4.6, max(2.6, 1.4 + 0.28 * columns))
     height = min(5.4, max(1.6, 1.1 + 0.28 * rows))
     figure = Figure(figsize=(width * across + 1.2, height * down + 0.5), layout="constrained")
     grid = list(figure.subplots(down, across, squeeze=False).flat)
-    for axes, layer, weights in zip(grid, layers, means, strict=False):
+    for axes, (title, weights) in zip(grid, panels, strict=False):
         axes.set_facecolor("#e4e7eb")
-        shown = numpy.where(layer.visible, weights, numpy.nan)
-        axes.imshow(shown, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-        axes.set(title=f"layer {layer.layer}", xlabel=layer.keys, ylabel=layer.queries)
+        axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+        halo = [withStroke(linewidth=3.5, foreground="white")]  # so that it is seen on dark cells
+        axes.scatter(
+            right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1.2, path_effects=halo
+        )
+        axes.set(title=title, xlabel=keys[0], ylabel=queries[0])
         axes.grid(visible=False)
-        label_tokens(axes.xaxis, names[layer.keys] if columns <= LABELLED_TOKENS else [], columns, 0)
+        label_tokens(axes.xaxis, keys[1] if columns <= LABELLED_TOKENS else [], columns, 0)
         axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
-        label_tokens(axes.yaxis, names[layer.queries] if rows <= LABELLED_TOKENS else [], rows, 0)
-    for axes in grid[len(layers) :]:
+        label_tokens(axes.yaxis, queries[1] if rows <= LABELLED_TOKENS else [], rows, 0)
+    for axes in grid[len(panels) :]:
         axes.set_axis_off()
-    _colour_bar(figure, grid[: len(layers)], norm, colours)
+    _colour_bar(figure, grid[: len(panels)], norm, colours)
     return figure
 
 

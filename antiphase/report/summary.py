@@ -20,6 +20,7 @@ from antiphase.report import (
     retrieval,
     scaling,
     tables,
+    translation,
     tuning,
 )
 from antiphase.report.tables import Table
@@ -78,6 +79,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         classification.models(record),
         *classification.confusions(record),
     ],
+    "translate": lambda record: [translation.data(record), translation.models(record)],
     "study-dependency": lambda record: [line.accuracies(record)],
     "study-throughput": lambda record: [line.speeds(record), line.speed_ratios(record)],
     "study-gradients": lambda record: [line.gradient_ratios(record)],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +30,10 @@ from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.evals.statistics import mean_interval, wilson_interval
 from antiphase.models.word_vectors import set_word_vectors
-from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.calibration import REQUEST, open_folder
+from antiphase.records import Record, finite
+from antiphase.studies.calibration import open_folder
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
+from antiphase.studies.kept_runs import check_lengths, each_run, keep_run, remember
 from antiphase.training.classifier import train_classifier
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import only_one, undone_if_refused
@@ -121,7 +120,8 @@ def classify(
         with undone_if_refused(output):
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
-            _remember(request, [*examples, *test], output)
+            texts = [[example.text, example.label] for example in (*examples, *test)]
+            remember(request, texts, output, words="the labelled texts")
             study = _Study(request, labels, device, output)
             study.check(classifiers, splits[0])
         try:
@@ -185,17 +185,6 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
         yield Parts(seed, fold, train, development, [examples[row] for row in part])
 
 
-def _remember(request: ClassifyRequest, examples: Sequence[Example], output: Path) -> None:
-    """Keep what is worked on, or refuse to go on with other texts."""
-    content = hashlib.sha256(json.dumps([[e.text, e.label] for e in examples]).encode()).hexdigest()
-    path = output / REQUEST
-    if not path.is_file():
-        tree = {"request": finite(asdict(request)), "content": content}
-        write_atomically(path, (json.dumps(tree, indent=1) + "\n").encode())
-    elif json.loads(path.read_text("utf-8"))["content"] != content:
-        raise InputError(f"--output {output}: the labelled texts have changed since this work began; choose another")
-
-
 class _Study:
     """Runs one after the other."""
 
@@ -220,25 +209,16 @@ class _Study:
         report: Callable[[float, int], None],
     ) -> list[dict[str, Any]]:
         """What there is to say of each run; those with a folder are read from it."""
-        count = len(splits) * len(classifiers)
-        found: list[dict[str, Any]] = []
-        for parts in splits:
-            for name, classifier in classifiers.items():
-                folder = f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}")
-                place = self.output / folder
-                if (place / "record.json").is_file():
-                    run = Record.load(place).values["runs"][0]
-                else:
-                    begun = len(found)
+        jobs = [(parts, name) for parts in splits for name in classifiers]
+        folders = [
+            f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}") for parts, name in jobs
+        ]
 
-                    def steps(done: int, most: int, begun: int = begun) -> None:
-                        report(begun + done / most, count)
+        def make(number: int, steps: Callable[[int, int], None]) -> dict[str, Any]:
+            parts, name = jobs[number]
+            return self._run(name, classifiers[name], parts, folders[number], steps)
 
-                    run = self._run(name, classifier, parts, folder, steps)
-                found.append(run)
-                report(len(found), count)
-                say(_sentence(run))
-        return found
+        return each_run(folders, self.output, make, say=say, sentence=_sentence, report=report)
 
     def _run(
         self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]
@@ -341,31 +321,14 @@ class _Study:
     def _keep(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: dict[str, Any]
     ) -> None:
-        """The run's folder, written beside and then renamed."""
-        beside = self.output / f".{run['folder']}.tmp"
-        shutil.rmtree(beside, ignore_errors=True)  # of a killed run
-        model.save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
-        Record(
+        record = Record(
             kind=KIND,
             values=finite({"labels": self.labels, "runs": [run], "models": summaries([run])}),
             config=finite({**asdict(self.request), "classifier": classifier.settings()}),
             seeds=[run["seed"]],
             seconds=run["seconds"],
-        ).save(beside)
-        beside.rename(self.output / run["folder"])
-
-
-def check_lengths(texts: EncodedTexts, places: Sequence[str], model: PreTrainedModel, *, remedy: str) -> None:
-    """Raise an InputError for a text with more tokens than the model has positions; it names its place."""
-    positions = getattr(model.config, "max_position_embeddings", None)
-    for ids, place in zip(texts.ids, places, strict=True):
-        if positions is not None and len(ids) > positions:
-            longest = max(map(len, texts.ids))
-            raise InputError(
-                f"{place}: the text has {len(ids)} tokens, more than the {positions} positions of the model; "
-                f"{remedy.format(longest=longest)}"
-            )
+        )
+        keep_run(model, tokenizer, record, self.output / run["folder"])
 
 
 def _sentence(run: Mapping[str, Any]) -> str:

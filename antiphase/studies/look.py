@@ -250,7 +250,7 @@ def _runs_of(folder: Path) -> list[dict[str, Any]]:
     if not (folder / "record.json").is_file():
         return []
     trained = Record.load(folder)
-    if trained.kind == "classify":
+    if trained.kind in ("classify", "translate"):
         runs = trained.values["runs"]
         best = trained.values.get("best", runs[0]["folder"])  # a study's folder holds the best run's model
         return [

@@ -15,7 +15,7 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.classification import class_probabilities
 from antiphase.records import Record, finite
-from antiphase.studies.classify import check_lengths
+from antiphase.studies.kept_runs import check_lengths
 from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder

@@ -6,40 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.data.text_batches import EncodedTexts, shuffled_batches
-from antiphase.errors import InputError
+from antiphase.data.text_batches import EncodedTexts
+from antiphase.training.epochs import EpochTraining, train_epochs
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifierTraining:
-    """How a classifier is trained: Adam, early stopping, gradients cut to a length."""
+class ClassifierTraining(EpochTraining):
+    """How a classifier is trained: Adam, early stopping, gradients cut to a length.
 
-    learning_rate: float = 1e-3
-    """Of Adam; the same at every step after the warm-up."""
-    batch_size: int = 50
-    """Texts in a step (Kim 2014, 1408.5882, section 3.1)."""
-    epochs: int = 25
-    """Passes over the training part, at most."""
+    Batches are those of Kim (2014, 1408.5882, section 3.1).
+    """
+
     patience: int = 3
     """Epochs without a better development part after which training ends."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0."""
-    gradient_norm: float = 1.0
-    """Longest gradient of a step."""
 
-    def __post_init__(self) -> None:
-        for name, least in (("batch_size", 1), ("epochs", 1), ("patience", 1), ("warmup_steps", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        for name in ("learning_rate", "gradient_norm"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < float("inf"):
-                raise InputError(f"{name} must be a number above 0, got {value!r}")
+    def counts(self) -> dict[str, int]:
+        return {**super().counts(), "patience": 1}
 
 
 def train_classifier(
@@ -66,38 +51,25 @@ def train_classifier(
         For each epoch ``epoch`` (from 1), ``step``, ``train_loss`` (mean over texts, in nats), ``accuracy``, ``loss``
         and ``best``, true at the one whose weights are kept.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, fused=True)
-    steps = -(-len(texts) // training.batch_size)
     curve: list[dict[str, Any]] = []
-    best, kept, chosen, waited, step = (-1.0, 0.0), {}, 0, 0, 0
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)  # dropout
-        for epoch in range(1, training.epochs + 1):
-            model.train()
-            total = torch.zeros((), device=model.device)
-            for rows in shuffled_batches(texts, training.batch_size, seed, "epoch", epoch):
-                for group in optimizer.param_groups:
-                    group["lr"] = training.learning_rate * min(1.0, (step + 1) / max(1, training.warmup_steps))
-                ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
-                loss = model(input_ids=ids, attention_mask=mask, labels=targets[rows].to(model.device)).loss
-                optimizer.zero_grad()
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_norm)
-                optimizer.step()
-                total += loss.detach() * len(rows)
-                step += 1
-                report(step, steps * training.epochs)
-            found = evaluate(model)
-            curve.append({"epoch": epoch, "step": step, "train_loss": float(total) / len(texts), **found})
-            score = (found["accuracy"], -found["loss"])
-            waited = 0 if score > best else waited + 1
-            if waited == 0:
-                best = score
-                kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
-                chosen = epoch
-            if waited >= training.patience:
-                break
+    best, kept, chosen, waited = (-1.0, 0.0), {}, 0, 0
+
+    def loss_of(rows: list[int]) -> tuple[Tensor, int]:
+        ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
+        return model(input_ids=ids, attention_mask=mask, labels=targets[rows].to(model.device)).loss, len(rows)
+
+    def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
+        nonlocal best, kept, chosen, waited
+        found = evaluate(model)
+        curve.append({"epoch": epoch, "step": step, "train_loss": train_loss, **found})
+        score = (found["accuracy"], -found["loss"])
+        waited = 0 if score > best else waited + 1
+        if waited == 0:
+            best, chosen = score, epoch
+            kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return waited < training.patience
+
+    train_epochs(model, training, texts, loss_of, seed=seed, after_epoch=after_epoch, report=report)
     model.load_state_dict(kept)
     model.eval()
     return [{**point, "best": point["epoch"] == chosen} for point in curve]

@@ -601,3 +601,20 @@ def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink():
             layer.keys, layer.values = layer.keys[:, :, :20], layer.values[:, :, :20]
         expected = base(input_ids=more, past_key_values=whole, use_cache=True).last_hidden_state
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [2.0, 4.0])
+@torch.no_grad()
+def test_steps_count_the_keys_that_a_window_dropped(alpha):
+    """Steps of two tokens: the first one's window begins where the cache does, behind keys that are gone."""
+    model = build("mistral")
+    ids = torch.randint(0, 61, (2, 60), generator=torch.Generator().manual_seed(1))
+    plan = CalibrationPlan(heads={0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}, alpha=alpha, beta=BETA, mode="running")
+    with calibrated(model, plan):
+        whole = hidden(model, input_ids=ids, use_cache=False)
+        cache = DynamicCache(config=model.config)
+        pieces = [ids[:, :12], *ids[:, 12:].split(2, dim=1)]
+        steps = [
+            model.model(input_ids=piece, past_key_values=cache, use_cache=True).last_hidden_state for piece in pieces
+        ]
+    torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-9, atol=1e-9)

@@ -153,6 +153,7 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
         "outliers",
         "quantization",
         "classifier-",
+        "translation-",
         "harness",
         "hallucination",
         "claims",
