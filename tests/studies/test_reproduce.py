@@ -160,7 +160,8 @@ def many_shot(accuracies, margins, majority=0.3):
         Record(kind="evaluate-many-shot", values={
             "arm": arm, "seed": seed, "tasks": {"t": {
                 "rows": [{"shots": 1, "accuracy": 0.0}, {"shots": 8, "accuracy": accuracies[seed][place]}],
-                "orders": {"random": {"margin": margins[seed][place]}}, "majority_rate": majority,
+                "orders": {"random": {"margin": margins[seed][place], "mean_accuracy": accuracies[seed][place]}},
+                "majority_rate": majority,
             }},
         })
         for seed in range(len(accuracies))
@@ -197,4 +198,7 @@ def test_records_of_the_demo_are_read():
     for arm in entry["arms"].values():
         arm["mean"] = 0.13
     blind = judge(claim_of("Attention allocation: more"), {"compare": [Record(kind="compare", values=guessing)]}, {})
-    assert (blind["verdict"], blind["reason"]) == ("not testable", "neither arm retrieves more than a guess would")
+    assert (blind["verdict"], blind["reason"]) == (
+        "not testable",
+        "the softmax models retrieve no more than a guess would",
+    )
