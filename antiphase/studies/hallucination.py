@@ -214,9 +214,9 @@ class _Answers:
 
     def __init__(self, path: Path, judge: Judge) -> None:
         try:
-            self.known = {line["key"]: line["answer"] for line in read_lines(path)}
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise InputError(f"--judge-answers {path} holds no answers of a judge ({type(error).__name__})") from None
+            self.known = {line["key"]: line["answer"] for line in read_lines(path, "key", "answer")}
+        except (InputError, OSError) as error:
+            raise InputError(f"--judge-answers {path} holds no answers of a judge ({error})") from None
         self.path, self.judge = path, judge
 
     def missing(self, questions: Sequence[str]) -> list[str]:
@@ -278,7 +278,7 @@ def _written(
     report: Callable[[int, int], None],
 ) -> dict[str, list[str]]:
     """What the model writes about each item; what a kill leaves behind is taken up."""
-    known = {line["key"]: line["text"] for line in read_lines(path)}
+    known = {line["key"]: line["text"] for line in read_lines(path, "key", "text")}
     own = digest(loaded)
     keys = {
         name: [hash_of([own, ids, request.max_new_tokens]) for ids in prompted.prompts]

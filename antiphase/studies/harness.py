@@ -118,7 +118,7 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     from antiphase.evals.harness import VERSION, ProjectLM, measure
 
-    known = {line["key"]: line["rows"] for line in read_lines(path)}
+    known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
     settings = [request.limit, request.seed, VERSION]
     done, count = 0, len(request.names) * len(request.tasks) * len(request.num_fewshot)
     for name in request.names:
