@@ -61,7 +61,7 @@ def needles(found):
     return [
         Record(kind="evaluate-needles", values={"guess_rate": 1 / 2, "summary": [
             {"arm": f"{arm}-seed{seed}", "trained": trained, "depth": depth, "guess_rate": 1 / count,
-             "accuracy": found[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax")}
+             "accuracy": found[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax") if trained and depth is None else 1}
             for arm in ARMS for count in (2, 4) for trained in (True, False) for depth in (None, 0.0)
         ]})
         for seed in SEEDS
@@ -94,6 +94,15 @@ def test_where_an_arm_looks_counts_only_if_it_finds_something(name):
         assert (row["verdict"], row["reason"]) == (
             "not testable", f"the {blind} models retrieve no more than a guess would",
         )  # fmt: skip
+
+
+def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
+    whole = [record for seed in range(6) for record in of_models("outliers", sizes)[:2]]
+    for place, record in enumerate(whole):
+        record.values["seed"] = place // 2
+    assert judged("Outliers: smaller largest attention", "outliers", whole)["verdict"] == "reproduced"
+    row = judged("Outliers: smaller largest attention", "outliers", whole[:-1])
+    assert (row["verdict"], row["reason"]) == ("inconclusive", "some seeds have no value")
 
 
 # ------------------------------------------------------------------------------------------ downstream tasks
