@@ -61,9 +61,11 @@ def reproduce(
         )  # fmt: skip
         preset = scale_preset(request)
         told = estimate(request, preset, os.cpu_count() or 1)
+        minutes = told["minutes"]
+        takes = f"about {minutes:.0f} minutes here" if minutes is not None else f"{scale} is for a large GPU"
         console.print(
-            f"{told['runs']} runs and a ladder of sizes: {told['tokens'] / 1e6:.0f}M tokens, about "
-            f"{told['minutes']:.0f} minutes of training here, then the evaluations",
+            f"{told['runs']} runs and {told['short_runs']} short ones: {told['tokens'] / 1e6:.0f}M tokens to train, "
+            f"{takes}; then the evaluations",
             highlight=False,
         )
         with job_progress(console, preset) as report:

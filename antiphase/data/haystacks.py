@@ -197,8 +197,7 @@ class Haystack:
             target = first + depth * (last - first)
             after = bisect_left(places, target)
             near = min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - target))
-            # Depth 0 comes before and depth 1 after whatever else falls on the same place.
-            chosen.append((near, depth if 0 < depth < 1 else 3 * depth - 1, index))
+            chosen.append((near, depth, index))
         parts: list[tuple[str, str]] = [("instruction", INSTRUCTION)]
         done, order = first, sorted(chosen)
         for place, _, index in order:

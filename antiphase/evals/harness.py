@@ -32,6 +32,9 @@ PUBLISHED_METRICS = {"hellaswag": "acc_norm"}
 """The paper's tables hold accuracies; of HellaSwag they hold what lm-eval calls ``acc_norm``, as its row of
 OpenLLaMA-3B-v2 shows beside that model's own card."""
 
+PLACES = ("dataset_path", "dataset_name", "dataset_kwargs")
+"""Settings of a task that say where its rows lie; the rows speak for themselves."""
+
 
 class TaskLibrary:
     """The tasks that lm-eval knows, and those in a folder of the user's own."""
@@ -157,13 +160,21 @@ def measure(
 
 
 def digest(tasks: Mapping[str, Any]) -> str:
-    """SHA-256 of the rows and settings of tasks: by what a result is known again."""
+    """SHA-256 of the rows and settings of tasks, and of what examples are drawn from: by it a result is known again."""
     hashed = hashlib.sha256()
     for name, task in sorted(tasks["tasks"].items()):
-        hashed.update(f"{name} {task.VERSION}".encode())
-        for document in task.eval_docs:
-            hashed.update(json.dumps(document, sort_keys=True, default=str).encode())
+        settings = {key: value for key, value in task.dump_config().items() if key not in PLACES}
+        hashed.update(f"{name} {task.VERSION} {json.dumps(settings, sort_keys=True, default=_named)}".encode())
+        for documents in (task.eval_docs, task.fewshot_docs() or ()):
+            hashed.update(b"rows")
+            for document in documents:
+                hashed.update(json.dumps(document, sort_keys=True, default=str).encode())
     return hashed.hexdigest()
+
+
+def _named(value: Any) -> str:
+    """Values that JSON lacks; of a function its name, because an address is another one in every process."""
+    return str(getattr(value, "__qualname__", value))
 
 
 def _scores(name: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

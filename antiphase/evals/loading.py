@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -20,6 +23,9 @@ from transformers import (
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
+
+NO_PART = ("_name_or_path", "transformers_version")
+"""Fields of a configuration that no result depends on."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,23 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
         tokenizer=load_tokenizer(name, flag="MODEL"),
         settings=load_preset(str(settings)).run if settings.is_file() else None,
     )
+
+
+def digest(loaded: LoadedModel) -> str:
+    """SHA-256 of what a result depends on: every weight and buffer, the configuration, and the tokenizer.
+
+    By it a measurement is known again; where a model lies, and on which device, is no part of it.
+    """
+    hashed = hashlib.sha256()
+    for name, tensor in sorted(loaded.model.state_dict().items()):
+        hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in NO_PART}
+    tokenizer = loaded.tokenizer
+    words = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
+    written = [config, words, tokenizer.special_tokens_map, tokenizer.chat_template]
+    hashed.update(json.dumps(written, sort_keys=True, default=str).encode())
+    return hashed.hexdigest()
 
 
 def _holds(config: Any, auto: Any) -> bool:

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.calibration.plan import fingerprint
 from antiphase.errors import InputError, naming
 from antiphase.evals.hallucination import (
     Item,
@@ -24,7 +23,7 @@ from antiphase.evals.hallucination import (
     wrong_references,
 )
 from antiphase.evals.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
-from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.loading import LoadedModel, digest, load_model
 from antiphase.evals.statistics import wilson_interval
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.journal import append_line, hash_of, read_lines
@@ -191,7 +190,7 @@ def _judge(request: HallucinationRequest) -> Judge:
         )  # fmt: skip
     with naming({"MODEL": "--judge"}):
         loaded = load_model(request.judge, device=str(choose_device(request.device)))
-    return LocalJudge(loaded, fingerprint=hash_of(fingerprint(loaded.model)), longest=request.judge_tokens)
+    return LocalJudge(loaded, fingerprint=digest(loaded), longest=request.judge_tokens)
 
 
 def _draw(request: HallucinationRequest, name: str, items: Sequence[Item], loaded: LoadedModel) -> Prompted:
@@ -215,9 +214,9 @@ class _Answers:
 
     def __init__(self, path: Path, judge: Judge) -> None:
         try:
-            self.known = {line["key"]: line["answer"] for line in read_lines(path)}
-        except (ValueError, KeyError, TypeError, OSError) as error:
-            raise InputError(f"--judge-answers {path} holds no answers of a judge ({type(error).__name__})") from None
+            self.known = {line["key"]: line["answer"] for line in read_lines(path, "key", "answer")}
+        except (InputError, OSError) as error:
+            raise InputError(f"--judge-answers {path} holds no answers of a judge ({error})") from None
         self.path, self.judge = path, judge
 
     def missing(self, questions: Sequence[str]) -> list[str]:
@@ -279,10 +278,10 @@ def _written(
     report: Callable[[int, int], None],
 ) -> dict[str, list[str]]:
     """What the model writes about each item; what a kill leaves behind is taken up."""
-    known = {line["key"]: line["text"] for line in read_lines(path)}
-    weights = hash_of(fingerprint(loaded.model))
+    known = {line["key"]: line["text"] for line in read_lines(path, "key", "text")}
+    own = digest(loaded)
     keys = {
-        name: [hash_of([weights, ids, request.max_new_tokens]) for ids in prompted.prompts]
+        name: [hash_of([own, ids, request.max_new_tokens]) for ids in prompted.prompts]
         for name, prompted in drawn.items()
     }
     missing = {

@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.calibration.plan import fingerprint
 from antiphase.errors import InputError
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
 from antiphase.records import Record, finite
 from antiphase.studies.journal import append_line, hash_of, read_lines
@@ -70,7 +69,7 @@ def evaluate_harness(
 ) -> Record:
     """Scores of models on tasks of lm-eval. Writes ``record.json`` in ``output``.
 
-    Each model's scores on a task are kept in ``cells.jsonl`` by its weights, the task's rows and the settings, so that
+    Each model's scores on a task are kept in ``cells.jsonl`` by model, task and settings, each by its content, so that
     nothing is measured twice: what a kill, another model or another task leaves behind is taken up with ``resume``.
 
     Raises:
@@ -119,15 +118,15 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     from antiphase.evals.harness import VERSION, ProjectLM, measure
 
-    known = {line["key"]: line["rows"] for line in read_lines(path)}
+    known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
     settings = [request.limit, request.seed, VERSION]
     done, count = 0, len(request.names) * len(request.tasks) * len(request.num_fewshot)
     for name in request.names:
         loaded = load_model(name, device=str(choose_device(request.device)))
-        weights, model = fingerprint(loaded.model), None
+        own, model = digest(loaded), None
         for task in request.tasks:
             for shots in request.num_fewshot:
-                key = hash_of([weights, task, versions[task], shots, *settings])
+                key = hash_of([own, task, versions[task], shots, *settings])
                 if key not in known:
                     model = model or ProjectLM(loaded.model, loaded.tokenizer, batch_size=request.batch_size)
                     model.report = _later(report, done, count)

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from antiphase.errors import InputError
 from antiphase.records import write_atomically
 
 
@@ -24,12 +25,28 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Lines of JSON; a last one that a kill has torn is left out, and cut off."""
+def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
+    """Lines of JSON objects that have these names; a last one that a kill has torn is left out, and cut off.
+
+    Raises:
+        InputError: a whole line is something else.
+    """
     if not path.is_file():
         return []
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         write_atomically(path, whole)
-    return [json.loads(line) for line in whole.decode().split("\n") if line]
+    return [_checked(path, place, line, names) for place, line in enumerate(whole.split(b"\n"), start=1) if line]
+
+
+def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not set(names) <= found.keys():
+        raise InputError(
+            f"{path}, line {place}: this is no result of antiphase; take the line away, or choose another folder"
+        )
+    return found

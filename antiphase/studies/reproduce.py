@@ -6,6 +6,7 @@ done stays after a kill and a second call goes on; the last record holds the cla
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from antiphase.benchmarks.model import benchmark_model
 from antiphase.config import Preset, load_preset
+from antiphase.data.corpora import fingerprint
 from antiphase.data.label_mapping import task_rows
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
@@ -24,13 +26,15 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import TABLE_6, ablation_preset, ablations
 from antiphase.studies.claims import ARM, BASELINE, CLAIMS, judge
 from antiphase.studies.compare import compare
-from antiphase.studies.hallucination import HallucinationRequest, evaluate_hallucination
-from antiphase.studies.harness import HarnessRequest, evaluate_harness
+from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, evaluate_hallucination
+from antiphase.studies.harness import CELLS, HarnessRequest, evaluate_harness
 from antiphase.studies.jobs import Report
+from antiphase.studies.journal import hash_of
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scaling import scaling
 from antiphase.studies.single import Request, evaluate
+from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, only_one
 
 REQUEST = "reproduce.json"
@@ -44,7 +48,7 @@ class Scale:
 
     preset: str
     tokens_a_second: int
-    """That one core trains at these sizes, for the estimate before the start."""
+    """That one core (``for_gpu``: one large GPU) trains at these sizes, for the estimate before the start."""
     widths: Sequence[int]
     """Of the ladder of sizes, each trained with ``ladder_steps``."""
     ladder_steps: int
@@ -57,11 +61,28 @@ class Scale:
     orders: int
     ablations: Sequence[str] = TABLE_6
     """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
+    for_gpu: bool = False
+
+    @property
+    def budgets(self) -> list[int]:
+        """Steps of the ladder of tokens."""
+        return sorted({self.ladder_steps // factor for factor in (8, 4, 2, 1)})
 
 
 SCALES = {
     "tiny": Scale("reproduce-tiny", 12_000, (32, 64, 96, 128), 320, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
-    "small": Scale("reproduce-small", 400_000, (256, 384, 512, 768), 4000, 200, 50, (2, 4, 6), (1, 4, 16, 64, 128), 10),
+    "small": Scale(
+        "reproduce-small",
+        400_000,
+        (256, 384, 512, 768),
+        4000,
+        200,
+        50,
+        (2, 4, 6),
+        (1, 4, 16, 64, 128),
+        10,
+        for_gpu=True,
+    ),
 }
 TITLES = {
     "compare": "training both arms; loss, retrieval and allocation of attention",
@@ -123,18 +144,25 @@ class ReproduceRequest:
 
 
 def estimate(request: ReproduceRequest, preset: Preset, cores: int) -> dict[str, Any]:
-    """Tokens to train and about how many minutes that takes, told before the start."""
-    scale, training = SCALES[request.scale], preset.run.training
-    runs = len(preset.compare.arms) * len(preset.compare.seeds)
-    of_step = training.batch_size * preset.run.data.sequence_length
-    tokens = runs * training.steps * of_step
-    # a ladder's narrower models are quicker; as many as a whole model each is an upper bound
-    ladder = len(preset.compare.arms) * len(scale.widths) * scale.ladder_steps * of_step
+    """Runs and tokens to train, and about how many minutes that takes, told before the start.
+
+    Minutes are None on a machine that the scale is not for.
+    """
+    scale, training, arms = SCALES[request.scale], preset.run.training, len(preset.compare.arms)
+    runs = arms * len(preset.compare.seeds)
+    short: list[int] = []  # steps; a ladder's narrower models are quicker, so as many as a whole model each is a bound
     if "scaling" in request.parts:
-        tokens += ladder
+        ladder = {(width, scale.ladder_steps) for width in scale.widths}
+        ladder |= {(preset.run.model.hidden_size, steps) for steps in scale.budgets}
+        short += [steps for _, steps in ladder] * arms
     if "ablations" in request.parts:
-        tokens += len(scale.ablations) * scale.ladder_steps * of_step
-    return {"runs": runs, "tokens": tokens, "minutes": tokens / scale.tokens_a_second / cores / 60}
+        short += [scale.ladder_steps] * len(scale.ablations)
+    tokens = (runs * training.steps + sum(short)) * training.batch_size * preset.run.data.sequence_length
+    on_gpu = choose_device(training.device).type == "cuda"
+    at_once = 1 if on_gpu else min(cores, runs)  # as runs are trained: one alone on a GPU, else one for each core
+    known = on_gpu or not scale.for_gpu
+    minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
+    return {"runs": runs, "short_runs": len(short), "tokens": tokens, "minutes": minutes}
 
 
 def scale_preset(request: ReproduceRequest) -> Preset:
@@ -165,7 +193,7 @@ def reproduce(
         Interrupted: Ctrl-C; ``resume`` goes on.
     """
     preset = scale_preset(request)
-    _open(request, output, resume=resume)
+    _open(request, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
         work = _Work(request, preset, output, say, report)
@@ -193,20 +221,49 @@ def reproduce(
     return record
 
 
-def _open(request: ReproduceRequest, output: Path, *, resume: bool) -> None:
+def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bool) -> None:
     """The folder is new, or holds this very reproduction; other parts may be asked for later."""
     path = output / REQUEST
-    tree = finite(asdict(replace(request, parts=PARTS)))
+    tree = finite({**asdict(replace(request, parts=PARTS)), "sizes": asdict(SCALES[request.scale])})
+    content = _content(request, preset)
     if path.is_file():
         if not resume:
             raise InputError(f"--output {output} holds a reproduction already; add --resume to go on with it")
-        if json.loads(path.read_text("utf-8")) != tree:
+        before = json.loads(path.read_text("utf-8"))
+        kept = before.pop("content", {})
+        if before != tree:
             raise InputError(f"--output {output} holds a reproduction with other settings; choose another folder")
+        if changed := [flag for flag, digest in content.items() if kept.get(flag) != digest]:
+            raise InputError(
+                f"--output {output} began with other content: what {changed[0]} names has changed since; bring it "
+                "back, or choose another folder"
+            )
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"--output {output} exists and is not empty; choose another folder")
     else:
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(tree, indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps({**tree, "content": content}, indent=1) + "\n").encode())
+
+
+def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
+    """Digests of what the request names, by flag."""
+    field = preset.run.data.text_field
+    texts = {"--data": request.data, "--validation": request.validation}
+    found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
+    own = (
+        sorted(path for path in Path(request.include_path).rglob("*") if path.is_file()) if request.include_path else []
+    )
+    files = {"--judge-data": [Path(path) for path in request.judge_data if Path(path).is_file()], "--include-path": own}
+    return found | {flag: _digest(paths) for flag, paths in files.items() if paths}
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """SHA-256 of files, in this order."""
+    found = []
+    for path in paths:
+        with path.open("rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hash_of(found)
 
 
 class _OfModel(Protocol):
@@ -221,6 +278,7 @@ class _Work:
     ) -> None:
         self.request, self.preset, self.output, self.say, self.report = request, preset, output, say, report
         self.scale = SCALES[request.scale]
+        self.device = preset.run.training.device
         self.folders: dict[str, list[Path]] = {}
 
     def run(self, part: str) -> list[Record]:
@@ -233,9 +291,8 @@ class _Work:
         one = self._one_seed()
         if part == "scaling":
             widths = list(self.scale.widths)
-            steps = sorted({self.scale.ladder_steps // factor for factor in (8, 4, 2, 1)})
             return [self._study(part, lambda folder: scaling(
-                one, folder, widths=widths, steps=steps, resume=(folder / "compare.yaml").is_file(),
+                one, folder, widths=widths, steps=self.scale.budgets, resume=(folder / "compare.yaml").is_file(),
                 report=self.report, say=self.say,
             ))]  # fmt: skip
         if part == "ablations":
@@ -247,13 +304,26 @@ class _Work:
         if part == "throughput":
             return [self._once(part, "models", self._throughput)]
         if part in ("needles", "allocation"):
-            return [self._once(part, f"seed{seed}", self._retrieval(part, seed)) for seed in self.preset.compare.seeds]
+            return [
+                self._once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed)
+                for seed in self.preset.compare.seeds
+            ]
         if part == "harness":
-            return [self._once(part, f"seed{seed}", self._harness(seed)) for seed in self.preset.compare.seeds]
+            return [
+                self._once(part, f"seed{seed}", self._harness(seed), seed=seed, journal=CELLS)
+                for seed in self.preset.compare.seeds
+            ]
         own: dict[str, _OfModel] = {"many-shot": self._many_shot, "hallucination": self._hallucination}
         measure: _OfModel = own.get(part) or self._measurement(part)
         return [
-            self._once(part, f"{arm}-seed{seed}", partial(measure, arm=arm, seed=seed), arm, seed)
+            self._once(
+                part,
+                f"{arm}-seed{seed}",
+                partial(measure, arm=arm, seed=seed),
+                arm=arm,
+                seed=seed,
+                journal=OUTPUTS if part == "hallucination" else None,
+            )
             for seed in self.preset.compare.seeds
             for arm in (BASELINE, ARM)
         ]
@@ -274,29 +344,59 @@ class _Work:
         return Record.load(folder) if (folder / "record.json").is_file() else run(folder)
 
     def _once(
-        self, part: str, name: str, work: Callable[[Path], Record], arm: str | None = None, seed: int | None = None
+        self,
+        part: str,
+        name: str,
+        work: Callable[[Path], Record],
+        *,
+        arm: str | None = None,
+        seed: int | None = None,
+        journal: str | None = None,
     ) -> Record:
-        """A measurement in a folder that appears when it is whole; its record says arm and seed."""
-        folder = self.output / part / name
+        """A measurement in a folder that appears when it is whole; its record says arm and seed.
+
+        It is made again where a model has changed since.
+
+        Args:
+            arm, seed: whose model is measured; no arm: both arms' of the seed, no seed: none.
+            journal: file by which the work goes on with what a stop has left; None: it begins afresh.
+        """
+        folder, unfinished = self.output / part / name, self.output / part / f".{name}"
         self.folders[part].append(folder.relative_to(self.output))
-        if not (folder / "record.json").is_file():
-            unfinished = folder.with_name(f".{name}")
+        models = [] if seed is None else [self._weights(one, seed) for one in (BASELINE, ARM) if arm in (None, one)]
+        if (folder / "record.json").is_file():
+            record = Record.load(folder)
+            if record.config.get("measured") == models:
+                return record
+            self.say(f"{part}: {name} again, because what it was measured on has changed")
+        if folder.exists():
             shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.parent.mkdir(parents=True, exist_ok=True)
-            self.say(f"{part}: {name}")
-            record = work(unfinished)
-            if arm is not None:
-                record.values.update({"arm": arm, "seed": seed})
-                record.save(unfinished)
-            unfinished.rename(folder)
+            folder.rename(unfinished)
+        if journal is None or not (unfinished / journal).is_file():
+            shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
+        self.say(f"{part}: {name}")
+        record = work(unfinished)
+        record.config["measured"] = models
+        if arm is not None:
+            record.values.update({"arm": arm, "seed": seed})
+        record.save(unfinished)
+        unfinished.rename(folder)
         return Record.load(folder)
+
+    def _weights(self, arm: str, seed: int) -> str:
+        """By what a trained model is known again."""
+        folder = Path(self._model(arm, seed))
+        return _digest([*sorted(folder.glob("*.safetensors")), folder / "config.json", folder / "tokenizer.json"])
 
     def _model(self, arm: str, seed: int) -> str:
         return str(self.output / "compare" / f"{arm}-seed{seed}")
 
     def _measurement(self, part: str) -> _OfModel:
         def measure(folder: Path, arm: str, seed: int) -> Record:
-            request = Request(measurement=part, name=self._model(arm, seed), samples=self.scale.samples)
+            request = Request(
+                measurement=part, name=self._model(arm, seed), samples=self.scale.samples, device=self.device
+            )
             return evaluate(request, folder)
 
         return measure
@@ -306,7 +406,7 @@ class _Work:
             counts = self.scale.needles if part == "needles" else self.scale.needles[-1:]
             request = RetrievalRequest(
                 measurement=part, names=[self._model(arm, seed) for arm in (BASELINE, ARM)], needles=list(counts),
-                samples=self.scale.cell_samples, seed=seed,
+                samples=self.scale.cell_samples, seed=seed, device=self.device,
             )  # fmt: skip
             return evaluate_retrieval(request, folder)
 
@@ -317,8 +417,9 @@ class _Work:
             request = HarnessRequest(
                 names=[self._model(arm, seed) for arm in (BASELINE, ARM)], tasks=list(self.request.tasks),
                 include_path=self.request.include_path, limit=self.scale.samples,
+                device=self.device,
             )  # fmt: skip
-            return evaluate_harness(request, folder, say=self.say)
+            return evaluate_harness(request, folder, resume=(folder / CELLS).is_file(), say=self.say)
 
         return measure
 
@@ -326,9 +427,9 @@ class _Work:
         assert self.request.judge is not None
         request = HallucinationRequest(
             name=self._model(arm, seed), data=list(self.request.judge_data), judge=self.request.judge,
-            judge_answers=str(self.output / "judge-answers.jsonl"), samples=self.scale.samples,
+            judge_answers=str(self.output / "judge-answers.jsonl"), samples=self.scale.samples, device=self.device,
         )  # fmt: skip
-        return evaluate_hallucination(request, folder, say=self.say)
+        return evaluate_hallucination(request, folder, resume=(folder / OUTPUTS).is_file(), say=self.say)
 
     def _throughput(self, folder: Path) -> Record:
         record = benchmark_model(quick=True, say=self.say)
@@ -348,7 +449,7 @@ class _Work:
             write_atomically(task, b"template: word-colours\ndata: word-colours.txt\n")
         request = ManyShotRequest(
             name=self._model(arm, seed), tasks=[str(task)], shots=list(self.scale.shots), orders=self.scale.orders,
-            samples=self.scale.samples,
+            samples=self.scale.samples, device=self.device,
         )  # fmt: skip
         return evaluate_many_shot(request, folder)
 

@@ -165,15 +165,23 @@ def test_logits_that_are_not_numbers_are_no_score(build, scored):
         scored(model)
 
 
-def test_the_digest_knows_rows_and_nothing_else(folder):
-    def digest():
+def test_the_digest_knows_rows_settings_and_examples_and_not_where_they_lie(folder):
+    path = folder / "tasks" / "sums.yaml"
+    task = yaml.safe_load(path.read_text())
+
+    def digest(rows=ROWS, examples=ROWS, place="other.jsonl", **changes):
+        for name, listed in ((place, rows), (f"examples-{place}", examples)):
+            (folder / name).write_text("".join(json.dumps(row) + "\n" for row in listed))
+        files = {"test": str(folder / place), "train": str(folder / f"examples-{place}")}
+        source = {"dataset_kwargs": {"data_files": files}, "fewshot_split": "train"}
+        path.write_text(yaml.safe_dump({**task, **source, **changes}))
         return harness.digest(TaskLibrary(str(folder / "tasks"), defaults=False).load("sums"))
 
     first = digest()
-    assert digest() == first
+    assert digest(place="moved.jsonl") == first
     rows = [{**ROWS[0], "answer": 3 - ROWS[0]["answer"]}, *ROWS[1:]]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert digest() != first
+    others = [digest(rows), digest(examples=rows), digest(doc_to_text="Q: {{q}}\nAnswer:"), digest(target_delimiter="")]
+    assert len({first, *others}) == 5
 
 
 def test_tasks_that_cannot_be_used_cost_one_sentence(folder, tokenizer, build):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 
 import pytest
@@ -89,6 +90,24 @@ def test_known_systems(run):
 
     found, _ = run(last_shown, shots=[6], orders=6)  # all that it does depends on the order
     assert found["orders"]["random"]["flip_share"] == 1.0
+    assert found["orders"]["random"]["margin"] > 0
+
+
+def test_guessing_copying_and_constant_systems_get_what_they_must(run):
+    """Nothing else can be written than a label: no empty output, and no list of all of them."""
+    draws = random.Random(5)
+    constants = {label: run(lambda text, labels, said=label: said, shots=[6])[0] for label in LABELS}
+    shares = {label: found["rows"][0]["accuracy"] for label, found in constants.items()}
+    assert sum(shares.values()) == pytest.approx(1.0)
+    majority = constants["red"]["majority_rate"]
+    assert majority == max(shares.values())  # the best that naming one label reaches
+    found, _ = run(lambda text, labels: draws.choice(labels), shots=[2], samples=30, orders=20)
+    assert found["guess_rate"] == 1 / 3
+    assert found["orders"]["random"]["mean_accuracy"] == pytest.approx(1 / 3, abs=0.06)
+    found, _ = run(last_shown, shots=[6], orders=6)
+    for row in found["orders"].values():
+        assert set(row["accuracies"]) <= set(shares.values())  # of whichever label came last
+        assert row["margin"] == max(row["accuracies"]) - min(row["accuracies"])
     assert found["orders"]["random"]["margin"] > 0
 
 

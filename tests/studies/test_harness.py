@@ -100,6 +100,16 @@ def test_nothing_is_measured_twice(folder, monkeypatch):
     (folder / "rows.jsonl").write_text(text.replace("word 0", "word 5"))
     evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
     assert len(calls) == 8  # other rows: measured anew
+    path = folder / "tasks" / "first.yaml"
+    path.write_text(path.read_text().replace("first: {{q}}", "First: {{q}}"))
+    evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    assert len(calls) == 10  # another prompt
+    model = antiphase.AntiphaseForCausalLM.from_pretrained(folder / "softmax")
+    with torch.no_grad():
+        model.lm_head.weight[-1, -1] += 1e-3
+    model.save_pretrained(folder / "softmax")
+    evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    assert len(calls) == 12  # another weight
 
 
 def test_what_a_stop_leaves_is_kept(folder, monkeypatch):

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+from antiphase.config import arm_run
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.studies import reproduce as module
+from antiphase.studies.budget import Fleet, run_budget
 from antiphase.studies.claims import CLAIMS, judge
 from antiphase.studies.reproduce import PARTS, ReproduceRequest, Scale, estimate, reproduce, scale_preset
 
@@ -109,10 +112,33 @@ def test_the_estimate_counts_runs_and_ladder(text):
     request = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS)
     told = estimate(request, scale_preset(request), cores=2)
     scale = module.SCALES["tiny"]
-    ladder = (2 * 4 + len(scale.ablations)) * scale.ladder_steps
-    assert told["runs"] == 2
+    ladder = 2 * (4 * scale.ladder_steps + sum(scale.budgets[:-1])) + len(scale.ablations) * scale.ladder_steps
+    assert (told["runs"], told["short_runs"]) == (2, 2 * (4 + 3) + 12)
     assert told["tokens"] == (2 * 4 + ladder) * 8 * 256
     assert told["minutes"] == pytest.approx(told["tokens"] / 24_000 / 60)
+    assert estimate(request, scale_preset(request), cores=64)["minutes"] == told["minutes"]  # two runs take two cores
+    only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["needles"])
+    assert estimate(only, scale_preset(only), cores=2)["short_runs"] == 0
+
+
+def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
+    request = ReproduceRequest(scale="small", data=[text])
+    preset = scale_preset(request)
+    assert estimate(request, preset, cores=16)["minutes"] is None
+    monkeypatch.setattr(module, "choose_device", lambda name: torch.device("cuda"))
+    told = estimate(request, preset, cores=16)
+    assert told["minutes"] == pytest.approx(told["tokens"] / 400_000 / 60)
+    assert 6 < told["minutes"] / 60 < 24  # a day on one GPU, evaluations and all
+
+
+def test_tiny_trains_within_an_hour_on_two_cores(text):
+    """At the 6,000 tokens a second that two cores reach with five million parameters; evaluations take the rest."""
+    request = ReproduceRequest(scale="tiny", data=[text])
+    preset = scale_preset(request)
+    told = estimate(request, preset, cores=2)
+    row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
+    assert told["minutes"] < 60
+    assert told["tokens"] / (6000 * 5e6 / row["parameters"]) / 60 < 60
 
 
 # ------------------------------------------------------------------------------------------ verdicts
@@ -160,7 +186,8 @@ def many_shot(accuracies, margins, majority=0.3):
         Record(kind="evaluate-many-shot", values={
             "arm": arm, "seed": seed, "tasks": {"t": {
                 "rows": [{"shots": 1, "accuracy": 0.0}, {"shots": 8, "accuracy": accuracies[seed][place]}],
-                "orders": {"random": {"margin": margins[seed][place]}}, "majority_rate": majority,
+                "orders": {"random": {"margin": margins[seed][place], "mean_accuracy": accuracies[seed][place]}},
+                "majority_rate": majority,
             }},
         })
         for seed in range(len(accuracies))
@@ -197,4 +224,7 @@ def test_records_of_the_demo_are_read():
     for arm in entry["arms"].values():
         arm["mean"] = 0.13
     blind = judge(claim_of("Attention allocation: more"), {"compare": [Record(kind="compare", values=guessing)]}, {})
-    assert (blind["verdict"], blind["reason"]) == ("not testable", "neither arm retrieves more than a guess would")
+    assert (blind["verdict"], blind["reason"]) == (
+        "not testable",
+        "the softmax models retrieve no more than a guess would",
+    )

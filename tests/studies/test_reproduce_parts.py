@@ -1,0 +1,157 @@
+"""What a reproduction does again, and what it does not: after a stop, another weight, another byte of text."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from antiphase.cli import app
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.studies import reproduce as module
+from antiphase.studies.reproduce import REQUEST, ReproduceRequest, _open, _Work, scale_preset
+
+
+@pytest.fixture
+def request_of(tmp_path):
+    (tmp_path / "book.txt").write_text("The harbour lay quiet. " * 50)
+    (tmp_path / "held.txt").write_text("A lamp burned in the mill. " * 50)
+    return ReproduceRequest(scale="tiny", data=[str(tmp_path / "book.txt")], validation=[str(tmp_path / "held.txt")])
+
+
+@pytest.fixture
+def work(tmp_path, request_of):
+    """A reproduction whose models are there."""
+    output = tmp_path / "all"
+    for arm in ("softmax", "differential"):
+        folder = output / "compare" / f"{arm}-seed0"
+        folder.mkdir(parents=True)
+        for name in ("model.safetensors", "config.json", "tokenizer.json"):
+            (folder / name).write_text(f"{arm} {name}")
+    return _Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None)
+
+
+class Counted:
+    """A measurement that counts its calls, and is stopped at the first where it is told to."""
+
+    def __init__(self, stop=False):
+        self.calls, self.stop, self.found = 0, stop, []
+
+    def __call__(self, folder):
+        self.calls += 1
+        self.found.append(sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "journal.jsonl").write_text("{}\n")
+        if self.stop and self.calls == 1:
+            raise KeyboardInterrupt
+        record = Record(kind="measured", values={"call": self.calls})
+        record.save(folder)
+        return record
+
+
+def arms(work, counted, **options):
+    """The records of both arms' models."""
+    work.folders["part"] = []
+    return [
+        work._once("part", f"{arm}-seed0", counted, arm=arm, seed=0, **options).values
+        for arm in ("softmax", "differential")
+    ]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_model_that_has_changed_is_measured_again_and_no_other(work, name):
+    counted = Counted()
+    first = arms(work, counted)
+    assert first == [{"call": 1, "arm": "softmax", "seed": 0}, {"call": 2, "arm": "differential", "seed": 0}]
+    assert arms(work, counted) == first
+    assert counted.calls == 2
+    (work.output / "compare" / "differential-seed0" / name).write_text("another byte")
+    again = arms(work, counted)
+    assert counted.calls == 3
+    assert (again[0], again[1]["call"]) == (first[0], 3)
+    assert arms(work, counted) == again
+
+
+def test_a_part_of_both_arms_follows_both_models(work):
+    counted = Counted()
+    work.folders["part"] = []
+    for arm, calls in ((None, 1), ("softmax", 2), ("differential", 3)):
+        if arm:
+            (work.output / "compare" / f"{arm}-seed0" / "model.safetensors").write_text("another byte")
+        for _ in range(2):
+            work._once("part", "seed0", counted, seed=0)
+            assert counted.calls == calls
+
+
+@pytest.mark.parametrize(("journal", "kept"), [(None, []), ("journal.jsonl", ["journal.jsonl"])])
+def test_what_a_stop_leaves_serves_where_there_is_a_journal(work, journal, kept):
+    counted = Counted(stop=True)
+    with pytest.raises(KeyboardInterrupt):
+        arms(work, counted, journal=journal)
+    assert not (work.output / "part" / "softmax-seed0").exists()  # a folder appears when it is whole
+    arms(work, counted, journal=journal)
+    assert counted.found[:2] == [[], kept]
+
+
+def test_a_folder_without_its_record_is_made_again(work):
+    counted = Counted()
+    arms(work, counted)
+    (work.output / "part" / "softmax-seed0" / "record.json").unlink()
+    arms(work, counted)
+    assert counted.calls == 3
+
+
+def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path, request_of, monkeypatch):
+    preset, output = scale_preset(request_of), tmp_path / "new"
+    _open(request_of, preset, output, resume=False)
+    _open(request_of, preset, output, resume=True)
+    _open(replace(request_of, parts=("needles",)), preset, output, resume=True)
+    for flag, path in (("--data", "book.txt"), ("--validation", "held.txt")):
+        before = (tmp_path / path).read_text()
+        (tmp_path / path).write_text(before.replace("quiet", "quite").replace("lamp", "limp"))
+        with pytest.raises(InputError, match=f"began with other content: what {flag} names has changed since"):
+            _open(request_of, preset, output, resume=True)
+        (tmp_path / path).write_text(before)
+    monkeypatch.setitem(module.SCALES, "tiny", replace(module.SCALES["tiny"], samples=7))  # as of another version
+    with pytest.raises(InputError, match="other settings"):
+        _open(request_of, preset, output, resume=True)
+    shutil.rmtree(output)
+    _open(request_of, preset, output, resume=False)
+    assert (output / REQUEST).is_file()
+
+
+def test_judged_texts_and_tasks_of_ones_own_are_content_too(tmp_path, request_of):
+    (tmp_path / "news.jsonl").write_text('{"document": "A.", "summary": "B."}\n')
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "sums.yaml").write_text("task: sums")
+    request = replace(
+        request_of, judge="judge", judge_data=[str(tmp_path / "news.jsonl")], tasks=["sums"],
+        include_path=str(tmp_path / "tasks"),
+    )  # fmt: skip
+    preset, output = scale_preset(request), tmp_path / "new"
+    _open(request, preset, output, resume=False)
+    for flag, path in (("--judge-data", "news.jsonl"), ("--include-path", "tasks/sums.yaml")):
+        before = (tmp_path / path).read_text()
+        (tmp_path / path).write_text(before + " ")
+        with pytest.raises(InputError, match=f"what {flag} names"):
+            _open(request, preset, output, resume=True)
+        (tmp_path / path).write_text(before)
+
+
+def test_the_budget_is_told_before_anything_starts(tmp_path, request_of, monkeypatch):
+    started = []
+
+    def start(*given, **named):
+        started.append(given)
+        raise InputError("stopped")
+
+    monkeypatch.setattr(module, "reproduce", start)
+    options = ["--data", request_of.data[0], "--output", str(tmp_path / "out")]
+    for scale, words in (("tiny", "minutes here"), ("small", "small is for a large GPU")):
+        found = CliRunner().invoke(app, ["reproduce", "--scale", scale, *options])
+        assert "10 runs and 26 short ones" in found.output
+        assert words in " ".join(found.output.split())
+    assert len(started) == 2
