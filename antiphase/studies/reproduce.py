@@ -38,6 +38,8 @@ from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, only_one
 
 REQUEST = "reproduce.json"
+MAPPINGS = 5
+"""Pairings of words and labels: with one alone, which labels its few words happen to have would decide."""
 LABELLED_ROWS = 400
 """Of the labels that are learned in context: examples, and words that are asked."""
 
@@ -438,18 +440,20 @@ class _Work:
         return record
 
     def _many_shot(self, folder: Path, arm: str, seed: int) -> Record:
-        """Words whose colours can only be learned from the examples, the same for every model."""
-        task = self.output / "tasks" / "word-colours.yaml"
-        if not task.is_file():
-            task.parent.mkdir(exist_ok=True)
-            rows = task_rows(keyed_generator("reproduce", "labels"), count=LABELLED_ROWS)
-            write_atomically(
-                task.with_name("word-colours.txt"), "".join(f"{label} {word}\n" for label, word in rows).encode()
-            )
-            write_atomically(task, b"template: word-colours\ndata: word-colours.txt\n")
+        """Words whose colours can only be learned from the examples, in several pairings, the same for every model."""
+        tasks = self.output / "tasks"
+        tasks.mkdir(exist_ok=True)
+        paths = [tasks / f"word-colours-{number}.yaml" for number in range(MAPPINGS)]
+        for number, path in enumerate(paths):
+            if path.is_file():
+                continue
+            rows = task_rows(keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS)
+            data = path.with_suffix(".txt")
+            write_atomically(data, "".join(f"{label} {word}\n" for label, word in rows).encode())
+            write_atomically(path, f"name: {path.stem}\ntemplate: word-colours\ndata: {data.name}\n".encode())
         request = ManyShotRequest(
-            name=self._model(arm, seed), tasks=[str(task)], shots=list(self.scale.shots), orders=self.scale.orders,
-            samples=self.scale.samples, device=self.device,
+            name=self._model(arm, seed), tasks=list(map(str, paths)), shots=list(self.scale.shots),
+            orders=self.scale.orders, samples=max(1, self.scale.samples // MAPPINGS), device=self.device,
         )  # fmt: skip
         return evaluate_many_shot(request, folder)
 

@@ -75,6 +75,10 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     assert (short.run.training.steps, short.compare.seeds) == (8, [0])
     assert (asked["widths"], asked["steps"]) == ([16, 32, 48, 64], [1, 2, 4, 8])
     assert list(called["ablations"][0].compare.arms) == ["softmax", "differential", "no-norm"]
+    many = Record.load(tmp_path / "all" / record.values["parts"]["many-shot"][0]).values["tasks"]
+    assert len(many) == module.MAPPINGS
+    pairings = {path.read_text() for path in (tmp_path / "all" / "tasks").glob("*.txt")}
+    assert len({frozenset(text.splitlines()) for text in pairings}) == module.MAPPINGS
     folders = [tmp_path / "all" / name for listed in record.values["parts"].values() for name in listed]
     written = {folder: (folder / "record.json").read_bytes() for folder in folders}
     whole = [folder for folder in folders if folder.name not in ("scaling", "ablations", "models")]
