@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,6 +65,9 @@ def train_epochs(
         loss_of: the mean loss of some rows, and over how many things it is the mean.
         after_epoch: called with the epoch (from 1), the steps done and the epoch's mean loss; says whether to go on.
         report: called after each step with the steps done and the most there can be.
+
+    Raises:
+        InputError: an epoch's loss is not a number.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, fused=True)
     steps = training.epochs * -(-len(texts) // training.batch_size)
@@ -86,5 +90,11 @@ def train_epochs(
                 count += weight
                 step += 1
                 report(step, steps)
-            if not after_epoch(epoch, step, float(total) / count):
+            train_loss = float(total) / count
+            if not math.isfinite(train_loss):
+                raise InputError(
+                    f"the training loss is not a number in epoch {epoch}; a lower learning rate helps, e.g. "
+                    f"--set MODEL.learning_rate={training.learning_rate / 10:g}"
+                )
+            if not after_epoch(epoch, step, train_loss):
                 break

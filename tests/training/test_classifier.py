@@ -135,3 +135,8 @@ def test_padding_stands_on_the_right():
 def test_values_out_of_range_name_the_field(fields):
     with pytest.raises(InputError, match=next(iter(fields))):
         ClassifierTraining(**fields)
+
+
+def test_a_loss_that_is_no_number_ends_the_training():
+    with pytest.raises(InputError, match=r"not a number in epoch \d; a lower .* --set MODEL.learning_rate=1e\+29"):
+        trained([(0.5, 1.0)] * 9, epochs=9, patience=9, learning_rate=1e30)
