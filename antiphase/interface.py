@@ -20,7 +20,8 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.ops.api import differential_attention
-from antiphase.ops.decoding import attend_few, is_few
+from antiphase.ops.choice import few_attention
+from antiphase.ops.decoding import is_few
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
@@ -151,7 +152,7 @@ def differential_output(
     groups = key.shape[1] // halves
     if halves == 2 and is_few(query, key, groups, mask):  # halves are read as they lie: joining them would copy them
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = attend_few(
+        out = few_attention(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
