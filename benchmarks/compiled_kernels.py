@@ -1,13 +1,14 @@
 """Compile the Triton kernels for GPUs that need not be there, and print what each takes of a multiprocessor.
 
-    python benchmarks/compiled_kernels.py
+    python benchmarks/compiled_kernels.py --output runs/kernels
 
-Registers and spills are ptxas's, of a thread; shared memory is that of a block of threads. A kernel that spills loses
-its numbers to memory and back.
+Registers and spills are ptxas's, of a thread; shared memory is that of a block of threads. A kernel that spills sends
+numbers to memory and back. Writes a record; takes minutes.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import tempfile
@@ -19,7 +20,6 @@ from typing import Any
 import torch
 import triton
 from rich.console import Console
-from rich.table import Table
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -27,12 +27,12 @@ from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
+from antiphase.records import Record
+from antiphase.studies.single import check_empty
 
 ARCHITECTURES = (80, 90)
-WIDTHS = (32, 64, 128)
+WIDTHS = (64, 128)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-SHARED = {80: 163 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that a block of threads may have (CUDA C++ Programming Guide, compute capabilities)."""
 INPUTS = {"query", "key", "value", "out", "second", "grad", "grad_key", "grad_value"}
 FULL = {"lam", "logsumexp", "deltas", "grad_query", "sums", "highest", "totals"}
 ABSENT = {"mask", "query_edges", "key_edges"}
@@ -40,24 +40,28 @@ NUMBERS = {"scale": "fp32", "factor": "fp32"}
 
 
 def main() -> None:
-    """Print the table."""
-    table = Table("kernel", "dtype", "d", "maps' keys", "sm", "warps", "registers", "spilled bytes", "shared KiB")
-    for row in compiled():
-        shown = row["kernel"], row["dtype"], row["width"], row["keys"], row["architecture"], row["warps"]
-        table.add_row(*map(str, shown), str(row["registers"]), str(row["spilled"]), f"{row['shared'] / 1024:.0f}")
-    Console().print(table)
+    """Compile all, print the table, write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
+    chosen = parser.parse_args()
+    check_empty(chosen.output)
+    console, rows = Console(), []
+    for architecture, width, dtype, key_maps in product(ARCHITECTURES, WIDTHS, DTYPES, (2, 1)):
+        for row in compiled(width, key_maps, dtype, architecture):
+            rows.append(row)
+            console.print(" ".join(f"{name} {value}" for name, value in row.items()), highlight=False)
+    Record(kind="compiled-kernels", values={"rows": rows, "triton": triton.__version__}).save(chosen.output)
 
 
-def compiled(architectures: tuple[int, ...] = ARCHITECTURES) -> Iterator[dict[str, Any]]:
-    """Every kernel at every width, one row each."""
-    for architecture, width, (name, dtype), keys in product(architectures, WIDTHS, DTYPES.items(), (2, 1)):
-        value_width = 2 * width if keys == 2 else width
-        shared = {"WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": width, "BLOCK_DV": value_width,
-                  "KEY_MAPS": keys, "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "RAISE": False}  # fmt: skip
-        for kernel, own, warps, stages in _kernels(width, value_width, dtype):
-            found = _compile(kernel, {**shared, **own}, name, architecture, warps, stages)
-            yield {"kernel": kernel.__name__, "dtype": name, "width": width, "keys": keys, "warps": warps,
-                   "architecture": architecture, **found}  # fmt: skip
+def compiled(width: int, key_maps: int, dtype: str, architecture: int) -> Iterator[dict[str, Any]]:
+    """Every kernel at one width, a row each: blocks of ``launch.blocks_of``, registers, spills, shared memory."""
+    value_width = 2 * width if key_maps == 2 else width
+    shared = {"WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": width, "BLOCK_DV": value_width,
+              "KEY_MAPS": key_maps, "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "RAISE": False}  # fmt: skip
+    for kernel, own, warps, stages in _kernels(width, value_width, DTYPES[dtype]):
+        found = _compile(kernel, {**shared, **own}, dtype, architecture, warps, stages)
+        yield {"kernel": kernel.__name__, "dtype": dtype, "width": width, "key_maps": key_maps,
+               "architecture": architecture, "warps": warps, **found}  # fmt: skip
 
 
 def _kernels(width: int, value_width: int, dtype: torch.dtype) -> Iterator[tuple[Any, dict[str, Any], int, int]]:

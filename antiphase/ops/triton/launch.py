@@ -37,17 +37,23 @@ class Blocks(NamedTuple):
     stages: int
 
 
+HALF = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 2)),
+    "keys": (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 1)),
+    "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
+}
+FULL = {
+    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+    "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+}
+"""By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers when
+compiled for sm_90 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
+
+
 def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Blocks:
-    """Sizes of blocks by padded widths; fp32 takes twice the room, so half the rows."""
-    wide = width > 64 or value_width > 128
-    if dtype == torch.float32:
-        return Blocks(32, 32, 4, 1) if wide else Blocks(64, 32, 4, 2)
-    table = {
-        "forward": (Blocks(128, 64, 8, 3), Blocks(64, 64, 8, 2)),
-        "keys": (Blocks(64, 128, 8, 2), Blocks(32, 64, 8, 1)),
-        "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
-    }
-    return table[kernel][wide]
+    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys" or "queries"."""
+    return (FULL if dtype == torch.float32 else HALF)[kernel][width > 64 or value_width > 128]
 
 
 def why_not(query: Tensor, value_width: int) -> str | None:
