@@ -15,7 +15,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-slow test-all lint format types imports clean
+.PHONY: help .venv demo test test-slow test-triton test-all lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,7 +31,10 @@ test: $(DEV)  ## fast tests, a few minutes
 test-slow: $(DEV)  ## the other tests: training runs, other processes
 	$(PYTEST) -m slow
 
-test-all: $(DEV)  ## all tests
+test-triton: $(DEV)  ## the GPU kernels, under Triton's interpreter
+	TRITON_INTERPRET=1 $(PYTEST) tests/ops/triton
+
+test-all: $(DEV)  ## all tests but those of the GPU kernels
 	$(PYTEST)
 
 lint: $(DEV)  ## style: ruff's rules and format

@@ -454,6 +454,6 @@ def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFuncti
         if hasattr(home, "eager_attention_forward") and (hasattr(layer, "scaling") or hasattr(layer, "is_causal")):
             return home.eager_attention_forward
     raise ValueError(
-        f"{type(model).__name__} has no eager attention function that could be found; recurrent and convolutional models "
-        "have no attention"
+        f"{type(model).__name__} has no eager attention function that could be found; recurrent and convolutional "
+        "models have no attention"
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from importlib import util
+from itertools import pairwise
 from typing import Literal, overload
 
 import torch
@@ -14,7 +16,8 @@ from antiphase.ops.decoding import attend_few, is_few
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_lam, check_mask, check_tensors
 
-IMPLEMENTATIONS = ("auto", "reference", "blockwise")
+IMPLEMENTATIONS = ("auto", "reference", "blockwise", "triton")
+HAS_TRITON = util.find_spec("triton") is not None
 
 
 @overload
@@ -88,8 +91,10 @@ def differential_attention(
         cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), starting at 0: sequences lie end to end along N and M and
             do not see each other; B = 1. Both or neither; not with ``attn_mask``.
         scale: factor of the scores; None: 1/√d.
-        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward) or "auto":
-            blockwise, but for a few queries plain products, which read keys and values once.
+        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward), "triton"
+            (fused kernels for CUDA devices, d to 128 and dv to 256, half precision or fp32; equal to the reference
+            under Triton's interpreter, not yet run on a GPU, so never chosen by itself) or "auto": blockwise, but for
+            a few queries plain products, which read keys and values once.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:
@@ -100,8 +105,8 @@ def differential_attention(
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
-    if return_weights and impl == "blockwise":
-        raise ValueError('return_weights needs impl="reference": the blockwise implementation never holds the map')
+    if return_weights and impl not in ("auto", "reference"):
+        raise ValueError(f'return_weights needs impl="reference": the {impl} implementation never holds the map')
     if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
@@ -126,22 +131,58 @@ def differential_attention(
                 is_causal=is_causal, sliding_window=sliding_window, scale=scale, shapes=shapes,
             )  # fmt: skip
             return (out, weights) if return_weights else out
+        if impl == "triton":
+            return _triton_attention(
+                query, key, value, full_lam, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scale
+            )
         if impl == "auto" and is_few(query, key, shapes.value_heads, mask):
             return attend_few(
                 query, key, value, full_lam, mask,
                 groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
             )  # fmt: skip
-        _refuse_forward_mode(query, key, value, full_lam)
+        _refuse_forward_mode("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 
-def _refuse_forward_mode(*tensors: Tensor) -> None:
+def _triton_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    edges: tuple[Tensor | None, Tensor | None] = (None, None),
+    longest: tuple[int, int] | None = None,
+) -> Tensor:
+    if not HAS_TRITON:
+        raise ValueError('impl="triton" needs Triton: pip install \'antiphase[triton]\', or use impl="blockwise"')
+    from antiphase.ops.triton.launch import triton_attend_few, triton_attention, why_not
+
+    reason = why_not(query, value.shape[-1])
+    if reason is not None:
+        raise ValueError(reason)
+    _refuse_forward_mode("Triton", query, key, value, lam)
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value, lam))
+    if longest is None and not save and is_few(query, key, value.shape[1], mask):
+        return triton_attend_few(
+            query, key, value, lam, mask,
+            groups=value.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+        )  # fmt: skip
+    sizes = (query.shape[2], key.shape[2]) if longest is None else longest
+    window = sliding_window or 0
+    return triton_attention(query, key, value, lam, mask, *edges, *sizes, is_causal, window, scale, save)[0]
+
+
+def _refuse_forward_mode(name: str, *tensors: Tensor) -> None:
     """A custom operator would drop tangents in silence."""
     if torch.compiler.is_compiling() or forward_ad._current_level < 0:
         return
     if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
         raise ValueError(
-            "the blockwise implementation has no forward-mode derivatives; use differential_attention(..., "
+            f"the {name} implementation has no forward-mode derivatives; use differential_attention(..., "
             'impl="reference")'
         )
 
@@ -167,6 +208,14 @@ def _packed_attention(
             f"cu_seqlens_q and cu_seqlens_k must hold equally many sequences, "
             f"got {len(query_edges) - 1} and {len(key_edges) - 1}"
         )
+    if impl == "triton":
+        assert cu_seqlens_q is not None
+        assert cu_seqlens_k is not None
+        lengths = (max(stop - start for start, stop in pairwise(edges)) for edges in (query_edges, key_edges))
+        return _triton_attention(
+            query, key, value, lam, None, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            edges=(cu_seqlens_q, cu_seqlens_k), longest=(next(lengths), next(lengths)),
+        )  # fmt: skip
     outputs = []
     for index in range(len(query_edges) - 1):
         rows = slice(query_edges[index], query_edges[index + 1])

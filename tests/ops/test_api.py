@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from antiphase import differential_attention
+from antiphase.ops import api
 
 
 def tensors(heads=2, groups=2, queries=4, keys=6, width=4, value_width=8, key_maps=2, batch=1):
@@ -36,7 +39,7 @@ BAD = {
         {"sliding_window": 0},
         r"at least 1, got 0",
     ),
-    "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, got 'fast'"),
+    "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, triton, got 'fast'"),
     "weights": ((QUERY, KEY, VALUE, 0.5), {"impl": "blockwise", "return_weights": True}, r'impl="reference"'),
     "one cu_seqlens": ((QUERY, KEY, VALUE, 0.5), {"cu_seqlens_q": torch.tensor([0, 4]).int()}, r"given together"),
 }
@@ -98,3 +101,14 @@ def test_weights_times_values_is_the_output():
     out, weights = differential_attention(query, key, value, 0.5, is_causal=True, return_weights=True)
     torch.testing.assert_close(out, weights @ value.repeat_interleave(2, 1))
     torch.testing.assert_close(out, differential_attention(query, key, value, 0.5, is_causal=True))
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the kernels run here, under the interpreter")
+def test_the_kernels_for_gpus_say_what_they_need(monkeypatch):
+    query, key, value = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8), torch.randn(1, 1, 4, 8)
+    if api.HAS_TRITON:
+        with pytest.raises(ValueError, match='need a CUDA device, got cpu; use impl="blockwise"'):
+            differential_attention(query, key, value, 0.5, impl="triton")
+    monkeypatch.setattr(api, "HAS_TRITON", False)
+    with pytest.raises(ValueError, match=r"needs Triton: pip install 'antiphase\[triton\]'"):
+        differential_attention(query, key, value, 0.5, impl="triton")

@@ -1,0 +1,1 @@
+"""Fused differential attention for GPUs, in Triton; loaded only by the launchers."""

@@ -1,0 +1,176 @@
+"""Backward kernels: maps recomputed from the saved log-sum-exps, one sweep for keys and values, and queries beside it.
+
+With P1, P2 the maps, dP = dO Vᵀ and δi = rowsum(dO∘Oi): dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2);
+dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values and meets all queries that see them. The
+gradient of the queries is added up across programs with atomic additions, 10d multiply-adds a pair in all, or, where
+results must not depend on the order of additions, by a kernel of its own, which forms the maps once more: 14d.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from antiphase.ops.triton.primitives import (
+    add_rows,
+    extent,
+    key_range,
+    load_rows,
+    product,
+    query_range,
+    store_rows,
+    visible_pairs,
+)
+
+
+@triton.jit
+def _line(base, first, rows, queries):
+    """Numbers of some rows, 0 beyond the last."""
+    return tl.load(base + first + rows, mask=rows < queries, other=0.0)
+
+
+@triton.jit
+def _map(queries_tile, keys_tile, logsumexp, seen, scale, RAISE: tl.constexpr):
+    """One softmax map (n, m) from its saved log-sum-exp; +inf where a row saw nothing."""
+    weights = tl.exp2(product(queries_tile, tl.trans(keys_tile), RAISE) * scale - logsumexp[:, None])
+    return tl.where(seen, weights, 0.0)
+
+
+@triton.jit
+def keys_kernel(
+    query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_query, grad_key, grad_value,
+    query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
+    heads, value_heads, all_queries, all_keys, scale, factor,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr, PACKED: tl.constexpr, ATOMIC: tl.constexpr, RAISE: tl.constexpr,
+):  # fmt: skip
+    """Gradients of one block of keys and values. Grid: blocks of keys, (batch or sequences) × value heads.
+
+    ``grad_query`` (B, 2H, N, d) fp32, zeros, ``grad_key`` and ``grad_value`` are contiguous.
+    """
+    group = tl.program_id(1) % value_heads
+    index = tl.program_id(1) // value_heads
+    first_query, queries = extent(query_edges, index, all_queries, PACKED)
+    first_key, keys = extent(key_edges, index, all_keys, PACKED)
+    batch = 0 if PACKED else index.to(tl.int64)
+    block_start = tl.program_id(0) * BLOCK_N
+    if block_start >= keys:
+        return
+    columns = block_start + tl.arange(0, BLOCK_N)
+    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
+    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
+    keys_1 = load_rows(key, key_strides[2], columns, keys, BLOCK_D, WIDTH)
+    keys_2 = keys_1
+    if KEY_MAPS == 2:
+        keys_2 = load_rows(key + key_strides[1], key_strides[2], columns, keys, BLOCK_D, WIDTH)
+    values = load_rows(value, value_strides[2], columns, keys, BLOCK_DV, VALUE_WIDTH)
+    sum_1 = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    sum_2 = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    sum_values = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    start, stop = query_range(block_start, queries, keys, BLOCK_N, CAUSAL, WINDOW)
+    repeats = heads // value_heads
+
+    for repeat in range(repeats):
+        head = group * repeats + repeat
+        asked = query + batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
+        cotangent = grad + batch * grad_strides[0] + head * grad_strides[1] + first_query * grad_strides[2]
+        lambdas = lam + batch * lam_strides[0] + head * lam_strides[1]
+        lines = (batch * heads + head) * 2 * all_queries + first_query
+        target = grad_query + lines * WIDTH
+        shown = mask
+        if HAS_MASK:
+            shown = mask + batch * mask_strides[0] + head * mask_strides[1]
+        for first in tl.range(start // BLOCK_M * BLOCK_M, stop, BLOCK_M):
+            rows = first + tl.arange(0, BLOCK_M)
+            query_1 = load_rows(asked, query_strides[2], rows, queries, BLOCK_D, WIDTH)
+            query_2 = load_rows(asked + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
+            outputs = load_rows(cotangent, grad_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH)
+            factors = tl.load(lambdas + (first_query + rows) * lam_strides[2], mask=rows < queries, other=0.0)
+            seen = visible_pairs(rows, columns, queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK)
+            map_1 = _map(query_1, keys_1, _line(logsumexp, lines, rows, queries), seen, scale, RAISE)
+            map_2 = _map(query_2, keys_2, _line(logsumexp, lines + all_queries, rows, queries), seen, scale, RAISE)
+            map_2 = map_2 * factors[:, None]
+            difference = (map_1 - map_2).to(outputs.dtype)
+            sum_values += product(tl.trans(difference), outputs, RAISE)
+            slopes = product(outputs, tl.trans(values), RAISE)
+            scores_1 = map_1 * (slopes - _line(deltas, lines, rows, queries)[:, None])
+            scores_2 = map_2 * (_line(deltas, lines + all_queries, rows, queries)[:, None] - slopes)
+            scores_1 = scores_1.to(query_1.dtype)
+            scores_2 = scores_2.to(query_2.dtype)
+            sum_1 += product(tl.trans(scores_1), query_1, RAISE)
+            if KEY_MAPS == 2:
+                sum_2 += product(tl.trans(scores_2), query_2, RAISE)
+            else:
+                sum_1 += product(tl.trans(scores_2), query_2, RAISE)
+            if ATOMIC:
+                add_rows(target, WIDTH, rows, queries, product(scores_1, keys_1, RAISE) * factor, BLOCK_D, WIDTH)
+                add_rows(
+                    target + all_queries * WIDTH, WIDTH, rows, queries, product(scores_2, keys_2, RAISE) * factor,
+                    BLOCK_D, WIDTH,
+                )  # fmt: skip
+
+    line = (batch * value_heads + group) * all_keys + first_key
+    store_rows(grad_value + line * VALUE_WIDTH, VALUE_WIDTH, columns, keys, sum_values, BLOCK_DV, VALUE_WIDTH)
+    line = (batch * value_heads + group) * KEY_MAPS * all_keys + first_key
+    store_rows(grad_key + line * WIDTH, WIDTH, columns, keys, sum_1 * factor, BLOCK_D, WIDTH)
+    if KEY_MAPS == 2:
+        store_rows(grad_key + (line + all_keys) * WIDTH, WIDTH, columns, keys, sum_2 * factor, BLOCK_D, WIDTH)
+
+
+@triton.jit
+def queries_kernel(
+    query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_query,
+    query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
+    heads, value_heads, all_queries, all_keys, scale, factor,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
+):  # fmt: skip
+    """Gradient of one block of queries, always the same for the same input. Grid as that of the forward kernel."""
+    head = tl.program_id(1) % heads
+    index = tl.program_id(1) // heads
+    first_query, queries = extent(query_edges, index, all_queries, PACKED)
+    first_key, keys = extent(key_edges, index, all_keys, PACKED)
+    batch = 0 if PACKED else index.to(tl.int64)
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    if first_row >= queries:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    group = head // (heads // value_heads)
+    query += batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
+    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
+    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
+    grad += batch * grad_strides[0] + head * grad_strides[1] + first_query * grad_strides[2]
+    lines = (batch * heads + head) * 2 * all_queries + first_query
+    query_1 = load_rows(query, query_strides[2], rows, queries, BLOCK_D, WIDTH)
+    query_2 = load_rows(query + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
+    outputs = load_rows(grad, grad_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH)
+    place = lam + batch * lam_strides[0] + head * lam_strides[1] + (first_query + rows) * lam_strides[2]
+    factors = tl.load(place, mask=rows < queries, other=0.0)
+    logsumexp_1, logsumexp_2 = (
+        _line(logsumexp, lines, rows, queries),
+        _line(logsumexp, lines + all_queries, rows, queries),
+    )
+    delta_1, delta_2 = _line(deltas, lines, rows, queries), _line(deltas, lines + all_queries, rows, queries)
+    if HAS_MASK:
+        mask += batch * mask_strides[0] + head * mask_strides[1]
+    sum_1 = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    sum_2 = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    start, stop = key_range(first_row, queries, keys, BLOCK_M, CAUSAL, WINDOW)
+    for first in tl.range(start // BLOCK_N * BLOCK_N, stop, BLOCK_N):
+        columns = first + tl.arange(0, BLOCK_N)
+        keys_1 = load_rows(key, key_strides[2], columns, keys, BLOCK_D, WIDTH)
+        keys_2 = keys_1
+        if KEY_MAPS == 2:
+            keys_2 = load_rows(key + key_strides[1], key_strides[2], columns, keys, BLOCK_D, WIDTH)
+        values = load_rows(value, value_strides[2], columns, keys, BLOCK_DV, VALUE_WIDTH)
+        seen = visible_pairs(rows, columns, queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK)
+        slopes = product(outputs, tl.trans(values), RAISE)
+        scores_1 = _map(query_1, keys_1, logsumexp_1, seen, scale, RAISE) * (slopes - delta_1[:, None])
+        scores_2 = _map(query_2, keys_2, logsumexp_2, seen, scale, RAISE) * (delta_2[:, None] - slopes)
+        scores_2 = scores_2 * factors[:, None]
+        sum_1 += product(scores_1.to(keys_1.dtype), keys_1, RAISE)
+        sum_2 += product(scores_2.to(keys_2.dtype), keys_2, RAISE)
+    store_rows(grad_query + lines * WIDTH, WIDTH, rows, queries, sum_1 * factor, BLOCK_D, WIDTH)
+    store_rows(grad_query + (lines + all_queries) * WIDTH, WIDTH, rows, queries, sum_2 * factor, BLOCK_D, WIDTH)

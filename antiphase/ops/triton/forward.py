@@ -1,0 +1,128 @@
+"""Forward kernel: both softmaxes online, one sweep over keys and values, the difference formed at the end.
+
+The normalisers of both maps are known only after the last key, so each map has sums of its own, 2d + 4d multiply-adds a
+pair. What backward needs besides the output: both log-sum-exps, and the second map's output.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from antiphase.ops.triton.primitives import (
+    NOTHING,
+    extent,
+    finished,
+    key_range,
+    load_rows,
+    product,
+    softmax_step,
+    store_rows,
+    visible_pairs,
+)
+
+
+@triton.jit
+def _sweep(
+    start, stop, state, query_1, query_2, key_1, key_2, value, key_stride, value_stride, rows, queries, keys, scale,
+    mask, mask_strides,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
+    CHECKED: tl.constexpr, RAISE: tl.constexpr,
+):  # fmt: skip
+    """Keys ``start`` to ``stop`` into the state of both softmaxes; unless CHECKED every query sees all of them."""
+    highest_1, total_1, sums_1, highest_2, total_2, sums_2 = state
+    for first in tl.range(start, stop, BLOCK_N):
+        columns = first + tl.arange(0, BLOCK_N)
+        values = load_rows(value, value_stride, columns, keys, BLOCK_DV, VALUE_WIDTH)
+        keys_1 = load_rows(key_1, key_stride, columns, keys, BLOCK_D, WIDTH)
+        keys_2 = keys_1
+        if KEY_MAPS == 2:
+            keys_2 = load_rows(key_2, key_stride, columns, keys, BLOCK_D, WIDTH)
+        scores_1 = product(query_1, tl.trans(keys_1), RAISE) * scale
+        scores_2 = product(query_2, tl.trans(keys_2), RAISE) * scale
+        if CHECKED:
+            seen = visible_pairs(rows, columns, queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK)
+            scores_1 = tl.where(seen, scores_1, NOTHING)
+            scores_2 = tl.where(seen, scores_2, NOTHING)
+        highest_1, total_1, sums_1 = softmax_step(scores_1, values, highest_1, total_1, sums_1, RAISE)
+        highest_2, total_2, sums_2 = softmax_step(scores_2, values, highest_2, total_2, sums_2, RAISE)
+    return highest_1, total_1, sums_1, highest_2, total_2, sums_2
+
+
+@triton.jit
+def forward_kernel(
+    query, key, value, lam, mask, out, second, logsumexp, query_edges, key_edges,
+    query_strides, key_strides, value_strides, lam_strides, mask_strides, out_strides,
+    heads, value_heads, all_queries, all_keys, scale,
+    WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr, PACKED: tl.constexpr, SAVE: tl.constexpr, RAISE: tl.constexpr,
+):  # fmt: skip
+    """One block of queries of one head. Grid: blocks of queries, (batch or sequences) × heads."""
+    head = tl.program_id(1) % heads
+    index = tl.program_id(1) // heads
+    first_query, queries = extent(query_edges, index, all_queries, PACKED)
+    first_key, keys = extent(key_edges, index, all_keys, PACKED)
+    batch = 0 if PACKED else index.to(tl.int64)
+    # the last queries of a causal map have the most keys: they go first
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    if first_row >= queries:
+        return
+    rows = first_row + tl.arange(0, BLOCK_M)
+    group = head // (heads // value_heads)
+    query += batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
+    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
+    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
+    query_1 = load_rows(query, query_strides[2], rows, queries, BLOCK_D, WIDTH)
+    query_2 = load_rows(query + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
+    if HAS_MASK:
+        mask += batch * mask_strides[0] + head * mask_strides[1]
+
+    start, stop = key_range(first_row, queries, keys, BLOCK_M, CAUSAL, WINDOW)
+    start = start // BLOCK_N * BLOCK_N
+    # keys that every query of the block sees need no check
+    whole_start, whole_stop = start, stop // BLOCK_N * BLOCK_N
+    if CAUSAL:
+        whole_stop = tl.minimum(whole_stop, tl.maximum(first_row + (keys - queries) + 1, 0) // BLOCK_N * BLOCK_N)
+        if WINDOW > 0:
+            unseen = tl.maximum(first_row + BLOCK_M + (keys - queries) - WINDOW, 0)
+            whole_start = tl.minimum((unseen + BLOCK_N - 1) // BLOCK_N * BLOCK_N, stop)
+    if HAS_MASK:
+        whole_stop = whole_start
+    whole_stop = tl.maximum(whole_start, whole_stop)
+
+    nothing = tl.full((BLOCK_M,), NOTHING, tl.float32)
+    zeros = tl.zeros((BLOCK_M,), tl.float32)
+    none = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    state = (nothing, zeros, none, nothing, zeros, none)
+    if WINDOW > 0:
+        state = _sweep(
+            start, whole_start, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2],
+            value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV,
+            BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, True, RAISE,
+        )  # fmt: skip
+    if not HAS_MASK:
+        state = _sweep(
+            whole_start, whole_stop, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2],
+            value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV,
+            BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, False, RAISE,
+        )  # fmt: skip
+    state = _sweep(
+        whole_stop, stop, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2], value_strides[2],
+        rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV, BLOCK_N, KEY_MAPS,
+        CAUSAL, WINDOW, HAS_MASK, True, RAISE,
+    )  # fmt: skip
+
+    out_1, lse_1 = finished(state[0], state[1], state[2])
+    out_2, lse_2 = finished(state[3], state[4], state[5])
+    place = lam + batch * lam_strides[0] + head * lam_strides[1] + (first_query + rows) * lam_strides[2]
+    lambdas = tl.load(place, mask=rows < queries, other=0.0)
+    offset = batch * out_strides[0] + head * out_strides[1] + first_query * out_strides[2]
+    difference = out_1 - lambdas[:, None] * out_2
+    store_rows(out + offset, out_strides[2], rows, queries, difference, BLOCK_DV, VALUE_WIDTH)
+    if SAVE:
+        store_rows(second + offset, out_strides[2], rows, queries, out_2, BLOCK_DV, VALUE_WIDTH)
+        line = logsumexp + (batch * heads + head) * 2 * all_queries + first_query + rows
+        tl.store(line, lse_1, mask=rows < queries)
+        tl.store(line + all_queries, lse_2, mask=rows < queries)

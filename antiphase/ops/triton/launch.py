@@ -1,0 +1,311 @@
+"""Operators over the kernels: what they cover, sizes of blocks, autograd.
+
+On a processor they run only under Triton's interpreter (``TRITON_INTERPRET=1``), for tests.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from antiphase.ops.shapes import Shapes, check_tensors
+from antiphase.ops.triton.backward import keys_kernel, queries_kernel
+from antiphase.ops.triton.decode import join_kernel, span_kernel
+from antiphase.ops.triton.forward import forward_kernel
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+WIDEST, WIDEST_VALUE = 128, 256
+LEAST_BLOCK = 16
+"""Rows and columns of the smallest matrix product."""
+DECODE_KEYS = 64
+"""Keys of a block in a decoding step."""
+MOST_SPANS = 64
+"""Spans of keys in a decoding step, at most."""
+
+
+class Blocks(NamedTuple):
+    """How one kernel cuts its work."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+HALF = {
+    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 2)),
+    "keys": (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 1)),
+    "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
+}
+FULL = {
+    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+    "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+}
+"""By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers
+when compiled for sm_90 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
+
+
+def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Blocks:
+    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys" or "queries"."""
+    return (FULL if dtype == torch.float32 else HALF)[kernel][width > 64 or value_width > 128]
+
+
+def why_not(query: Tensor, value_width: int) -> str | None:
+    """What of a call the kernels do not cover, and what would work; None: nothing."""
+    if query.dtype not in DTYPES:
+        return f'the Triton kernels take float16, bfloat16 and float32, got {query.dtype}; use impl="blockwise"'
+    if query.shape[-1] > WIDEST or value_width > WIDEST_VALUE:
+        return (
+            f"the Triton kernels take queries up to width {WIDEST} and values up to {WIDEST_VALUE}, "
+            f'got {query.shape[-1]} and {value_width}; use impl="blockwise"'
+        )
+    if query.device.type == "cuda":
+        major = torch.cuda.get_device_capability(query.device)[0]
+        if major < 8:
+            return (
+                "the Triton kernels need a GPU of compute capability 8.0 or newer, "
+                f'{torch.cuda.get_device_name(query.device)} has less; use impl="blockwise"'
+            )
+        return None
+    if query.device.type == "cpu" and INTERPRETED:
+        return None
+    return f'the Triton kernels need a CUDA device, got {query.device}; use impl="blockwise"'
+
+
+def padded(width: int) -> int:
+    """The next power of two that a matrix product takes."""
+    return max(LEAST_BLOCK, triton.next_power_of_2(width))
+
+
+class _Call:
+    """The arguments that all kernels of one call share."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None,
+        query_edges: Tensor | None, key_edges: Tensor | None, is_causal: bool, sliding_window: int, scale: float,
+    ) -> None:  # fmt: skip
+        self.shape: Shapes = check_tensors(query, key, value)
+        shape = self.shape
+        self.query, self.key, self.value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+        self.lam = lam.expand(shape.batch, shape.heads, shape.queries)
+        self.mask = None
+        if mask is not None:
+            full = mask.expand(shape.batch, shape.heads, shape.queries, shape.keys)
+            self.mask = full.view(torch.uint8)
+        self.edges = query_edges, key_edges
+        self.scale = scale
+        self.sequences = shape.batch if query_edges is None else len(query_edges) - 1
+        self.constants: dict[str, Any] = {
+            "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
+            "BLOCK_DV": padded(shape.value_width), "KEY_MAPS": shape.key_maps,
+            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": sliding_window, "HAS_MASK": mask is not None,
+            "RAISE": INTERPRETED,
+        }  # fmt: skip
+
+    def strides(self) -> tuple[tuple[int, ...], ...]:
+        """Of query, key, value, λ and mask."""
+        mask = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
+        return (*(t.stride()[:3] for t in (self.query, self.key, self.value)), self.lam.stride(), mask)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Heads, value heads, queries, keys."""
+        return self.shape.heads, self.shape.value_heads, self.shape.queries, self.shape.keys
+
+    def blocks(self, kernel: str) -> Blocks:
+        return blocks_of(kernel, self.constants["BLOCK_D"], self.constants["BLOCK_DV"], self.query.dtype)
+
+
+def _options(blocks: Blocks) -> dict[str, int]:
+    return {
+        "BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "num_warps": blocks.warps, "num_stages": blocks.stages,
+    }  # fmt: skip
+
+
+def _empty_output(query: Tensor, value: Tensor) -> Tensor:
+    batch, maps, queries, _ = query.shape
+    return query.new_empty(batch, queries, maps // 2, value.shape[-1]).transpose(1, 2)
+
+
+@torch.library.custom_op("antiphase::triton_attention", mutates_args=())
+def triton_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    query_edges: Tensor | None,
+    key_edges: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs: the second map's output, log-sum-exps.
+
+    Arguments as in ``blockwise.attend``; with edges, int32 (sequences + 1,), B is 1 and ``longest_query`` and
+    ``longest_key`` are the lengths of the longest sequences, else those of all. Without ``save`` the second and third
+    result are empty; else (B, H, N, dv) and (B, H, 2, N), fp32, in units of log2, +inf where a query sees no key.
+    """
+    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window, scale)
+    shape = call.shape
+    out = _empty_output(query, value)
+    second = _empty_output(query, value) if save else query.new_empty(0)
+    lines = shape.queries if save else 0
+    logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
+    blocks = call.blocks("forward")
+    grid = (triton.cdiv(longest_query, blocks.queries), call.sequences * shape.heads)
+    if out.numel():
+        forward_kernel[grid](
+            call.query, call.key, call.value, call.lam, call.mask, out, second, logsumexp, *call.edges,
+            *call.strides(), out.stride()[:3], *call.sizes, scale * math.log2(math.e), **call.constants,
+            **_options(blocks), PACKED=query_edges is not None, SAVE=save,
+        )  # fmt: skip
+    return out, second, logsumexp
+
+
+@triton_attention.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    save = rest[-1]
+    out = _empty_output(query, value)
+    batch, maps, queries, _ = query.shape
+    second = _empty_output(query, value) if save else query.new_empty(0)
+    return out, second, query.new_empty((batch, maps // 2, 2, queries if save else 0), dtype=torch.float32)
+
+
+@torch.library.custom_op("antiphase::triton_attention_backward", mutates_args=())
+def triton_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    second: Tensor,
+    logsumexp: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    query_edges: Tensor | None,
+    key_edges: Tensor | None,
+    longest_query: int,
+    longest_key: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value and lam, in their shapes and dtypes, for the cotangent ``grad`` (B, H, N, dv)."""
+    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window, scale)
+    shape = call.shape
+    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    cotangent = grad.float()
+    delta_2 = (cotangent * second.float()).sum(-1)  # (B, H, N)
+    delta_1 = (cotangent * out.float()).sum(-1) + call.lam * delta_2
+    deltas = torch.stack([delta_1, delta_2], dim=2)  # (B, H, 2, N)
+    is_exact = torch.are_deterministic_algorithms_enabled()
+    summed = query.dtype if is_exact else torch.float32
+    grad_query, grad_key, grad_value = (
+        torch.zeros(tensor.shape, dtype=dtype, device=query.device)
+        for tensor, dtype in ((query, summed), (key, key.dtype), (value, value.dtype))
+    )
+    blocks = call.blocks("keys")
+    tensors = (
+        call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges, grad_query,
+    )  # fmt: skip
+    numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
+    packed = {"PACKED": query_edges is not None}
+    if out.numel() and shape.keys:
+        grid = (triton.cdiv(longest_key, blocks.keys), call.sequences * shape.value_heads)
+        keys_kernel[grid](
+            *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
+            ATOMIC=not is_exact,
+        )  # fmt: skip
+        if is_exact:
+            blocks = call.blocks("queries")
+            grid = (triton.cdiv(longest_query, blocks.queries), call.sequences * shape.heads)
+            queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
+    return grad_query.to(query.dtype), grad_key, grad_value, (-delta_2).sum_to_size(lam.shape).to(lam.dtype)
+
+
+@triton_attention_backward.register_fake
+def _(
+    grad: Tensor, out: Tensor, second: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor,
+    lam: Tensor, *rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    query, key, value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    return query, key, value, torch.empty_like(lam)
+
+
+def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # torch.library gives no types
+    *tensors, longest_query, longest_key, is_causal, sliding_window, scale, _ = inputs
+    ctx.arguments = longest_query, longest_key, is_causal, sliding_window, scale
+    ctx.save_for_backward(*output, *tensors)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]  # torch.library gives no types
+    return (*triton_attention_backward(grad, *ctx.saved_tensors, *ctx.arguments), *(None,) * 9)
+
+
+def _refuse_backward(ctx, *grads):  # type: ignore[no-untyped-def]  # torch.library gives no types
+    raise RuntimeError(
+        'the Triton implementation has no second derivatives; use differential_attention(..., impl="reference")'
+    )
+
+
+triton_attention.register_autograd(_backward, setup_context=_setup_context)
+triton_attention_backward.register_autograd(_refuse_backward)
+
+
+def triton_attend_few(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+) -> Tensor:
+    """``decoding.attend_few`` in two kernels, without derivatives: arguments and result as there."""
+    batch, maps, queries, width = query.shape
+    heads, keys = maps // 2, key.shape[2]
+    parts = value.shape[1] // groups
+    value_width = parts * value.shape[-1]
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, heads, queries)
+    strides: tuple[int, ...] = (0, 0, 0, 0)
+    if mask is not None:
+        mask = mask.expand(batch, heads, queries, keys).view(torch.uint8)
+        strides = mask.stride()
+    repeats = heads // groups
+    rows = padded(repeats * queries)
+    programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 4
+    wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
+    span = DECODE_KEYS * triton.cdiv(triton.cdiv(keys, wanted), DECODE_KEYS)
+    spans = triton.cdiv(keys, span)
+    kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
+    sums = torch.empty((batch, groups, spans, 2, rows, value_width), **kinds)
+    highest, totals = (torch.empty((batch, groups, spans, 2, rows), **kinds) for _ in range(2))
+    out = query.new_empty(batch, queries, heads, value_width).transpose(1, 2)
+    constants = {"VALUE_WIDTH": value_width, "BLOCK_DV": padded(value_width), "ROWS": rows}
+    span_kernel[spans, batch * groups](
+        query, key, value, mask, sums, highest, totals, query.stride()[:3], key.stride()[:3], value.stride()[:3],
+        strides, heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
+        WIDTH=width, BLOCK_D=padded(width), BLOCK_N=DECODE_KEYS, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
+        CAUSAL=is_causal or sliding_window is not None, WINDOW=sliding_window or 0, HAS_MASK=mask is not None,
+        RAISE=INTERPRETED, num_warps=4, num_stages=3,
+    )  # fmt: skip
+    join_kernel[repeats * queries, batch * groups](
+        sums, highest, totals, lam, out, lam.stride(), out.stride()[:3], heads, groups, queries, spans, **constants,
+        BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,211 @@
+"""The kernels equal the reference, under Triton's interpreter: outputs and every gradient at odd sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from antiphase import differential_attention
+
+NAMES = ("out", "query", "key", "value", "lam")
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float32):
+    query = torch.randn(batch, 2 * heads, queries, width, dtype=dtype, requires_grad=True)
+    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
+    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
+    return query, key, value
+
+
+def run(impl, query, key, value, lam, **options):
+    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
+    out = differential_attention(query, key, value, lam, impl=impl, **options)
+    cotangent = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
+    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent)
+
+
+def in_full(*tensors):
+    return [tensor.detach().double().requires_grad_() for tensor in tensors]
+
+
+def assert_equal_to_reference(query, key, value, lam, **options):
+    expected = run("reference", *in_full(query, key, value, lam), **options)
+    found = run("triton", query, key, value, lam, **options)
+    for name, one, other in zip(NAMES, found, expected, strict=True):
+        assert one.isfinite().all(), name
+        torch.testing.assert_close(
+            one.double(), other, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(("key_maps", "heads", "groups"), [(1, 2, 2), (2, 2, 1)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (70, 70), (33, 90), (70, 45)])
+@pytest.mark.parametrize(("is_causal", "window"), [(False, None), (True, None), (False, 1), (True, 40)])
+def test_equals_the_reference(key_maps, heads, groups, queries, keys, is_causal, window):
+    query, key, value = inputs(2, heads, groups, queries, keys, 20, 24, key_maps)
+    lam = torch.rand((heads, 1) if key_maps == 1 else (), requires_grad=True)
+    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 70), (2, 4, 40, 70), (40, 70), (2, 1, 40, 70), (70,), (40, 1)])
+def test_masks_that_broadcast(shape):
+    query, key, value = inputs(2, 4, 2, 40, 70, 16, 32, 2)
+    lam = torch.rand(2, 4, 40, requires_grad=True)
+    mask = torch.rand(shape) > 0.4
+    for is_causal in (False, True):
+        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("width", "value_width"), [(1, 1), (16, 16), (33, 66), (64, 128), (128, 256)])
+def test_widths(width, value_width):
+    query, key, value = inputs(1, 1, 1, 34, 34, width, value_width, 2)
+    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), is_causal=True)
+
+
+def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient():
+    query, key, value = inputs(1, 2, 1, 9, 5, 16, 16, 2)  # causal, the first four see nothing
+    out, grad, *_ = run("triton", query, key, value, torch.tensor(0.3, requires_grad=True), is_causal=True)
+    assert out[:, :, :4].abs().max() == 0
+    assert grad[:, :, :4].abs().max() == 0
+    assert grad[:, :, 5:].abs().max() > 0
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_no_keys_give_zeros(is_causal):
+    query, key, value = inputs(1, 2, 1, 9, 0, 16, 16, 2)
+    lam = torch.tensor(0.3, requires_grad=True)
+    for found in run("triton", query, key, value, lam, is_causal=is_causal)[:2]:
+        assert found.abs().max() == 0
+
+
+@pytest.mark.parametrize(("is_causal", "window"), [(True, None), (False, None), (True, 9)])
+@pytest.mark.parametrize("lam_shape", [(), (2, 1), (1, 2, 75)])
+def test_sequences_end_to_end(is_causal, window, lam_shape):
+    query, key, value = inputs(1, 2, 1, 75, 80, 16, 32, 2)
+    lam = torch.rand(lam_shape, requires_grad=True)
+    edges = {
+        "cu_seqlens_q": torch.tensor([0, 3, 3, 40, 75], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, 5, 9, 47, 80], dtype=torch.int32),
+    }
+    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window, **edges)
+
+
+def test_layouts_of_a_layer():
+    """Heads between tokens and channels, as projections give them; a cotangent that is a view as well."""
+    batch, tokens, heads, width = 2, 37, 2, 16
+    projected = [torch.randn(batch, tokens, n, w) for n, w in ((2 * heads, width), (2 * heads, width), (heads, 32))]
+    query, key, value = (tensor.transpose(1, 2).requires_grad_() for tensor in projected)
+    lam = torch.rand(heads, 1, requires_grad=True)
+    found = differential_attention(query, key, value, lam, is_causal=True, impl="triton")
+    expected = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
+    torch.testing.assert_close(found.double(), expected, **TOLERANCE)
+    assert found.transpose(1, 2).is_contiguous()
+    (slope,) = torch.autograd.grad(found.sum(), query)
+    assert slope.shape == query.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps):
+    query, key, value = inputs(2, 2, 1, 90, 90, 32, 64, key_maps, dtype)
+    lam = torch.rand(2, 1, requires_grad=True)
+    exact = run("reference", *in_full(query, key, value, lam), is_causal=True)
+    eager = run("reference", query, key, value, lam, is_causal=True)
+    found = run("triton", query, key, value, lam, is_causal=True)
+    for name, one, other, right in zip(NAMES, found, eager, exact, strict=True):
+        rounding = torch.finfo(dtype if name != "lam" else torch.float32).eps / 2 * right.abs().max()
+        allowed = 2 * ((other.double() - right).abs().max() + rounding)
+        assert (one.double() - right).abs().max() <= allowed, name
+
+
+def test_the_order_of_additions_can_be_fixed():
+    query, key, value = inputs(1, 4, 2, 70, 90, 16, 32, 2)
+    lam = torch.rand(1, 4, 70, requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for options in ({"is_causal": True}, {"sliding_window": 20}, {"attn_mask": torch.rand(70, 90) > 0.3}):
+            assert_equal_to_reference(query, key, value, lam, **options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_what_lies_behind_the_inputs_is_neither_read_nor_written(is_causal):
+    """Rows and columns beyond a tile's edge stay in other tensors: not-a-number around the inputs changes nothing."""
+    around = [torch.full((2, heads, 50, width), float("nan")) for heads, width in ((4, 24), (4, 24), (2, 40))]
+    inside = [t[:, :, 3:47, 2 : width + 2] for t, width in zip(around, (20, 20, 36), strict=True)]
+    for tensor in inside:
+        tensor.copy_(torch.randn(tensor.shape))
+    lam = torch.tensor(0.7, requires_grad=True)
+    query, key, value = (tensor.detach().requires_grad_() for tensor in inside)
+    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal)
+
+
+@pytest.mark.parametrize(("key_maps", "heads", "groups"), [(2, 2, 1), (1, 3, 3)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "is_masked"), [(1, 1, False), (1, 200, True), (3, 150, False), (8, 70, True)]
+)
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "sliding_window": 70}])
+def test_a_few_queries(key_maps, heads, groups, queries, keys, is_masked, options):
+    query, key, value = (t.detach() for t in inputs(2, heads, groups, queries, keys, 20, 24, key_maps))
+    lam = torch.rand(2, heads, queries)
+    mask = torch.rand(2, 1, 1, keys) > 0.3 if is_masked else None
+    expected = differential_attention(*in_full(query, key, value, lam), attn_mask=mask, impl="reference", **options)
+    found = differential_attention(query, key, value, lam, attn_mask=mask, impl="triton", **options)
+    torch.testing.assert_close(found.double(), expected, **TOLERANCE)
+
+
+def test_values_in_halves():
+    """As a cache of V1 holds them."""
+    from antiphase.ops.triton.launch import triton_attend_few
+
+    query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 200, 16, 32, 2))
+    halves = value.unflatten(-1, (2, 16)).transpose(2, 3).flatten(1, 2).contiguous()  # (B, 2G, M, dv / 2)
+    lam = torch.rand(4, 1)
+    options = {"is_causal": True, "sliding_window": None, "scale": 0.25}
+    whole, parts = (triton_attend_few(query, key, v, lam, None, groups=2, **options) for v in (value, halves))
+    assert torch.equal(whole, parts)
+
+
+def test_refusals():
+    query, key, value = inputs(1, 1, 1, 4, 4, 8, 8, 2, torch.float64)
+    with pytest.raises(ValueError, match=r'float16, bfloat16 and float32, got torch\.float64; use impl="blockwise"'):
+        differential_attention(query, key, value, 0.5, impl="triton")
+    query, key, value = inputs(1, 1, 1, 4, 4, 129, 8, 2)
+    with pytest.raises(ValueError, match="up to width 128 and values up to 256, got 129 and 8"):
+        differential_attention(query, key, value, 0.5, impl="triton")
+    query, key, value = inputs(1, 1, 1, 4, 4, 8, 257, 2)
+    with pytest.raises(ValueError, match="values up to 256, got 8 and 257"):
+        differential_attention(query, key, value, 0.5, impl="triton")
+    query, key, value = inputs(1, 1, 1, 4, 4, 8, 8, 2)
+    with pytest.raises(ValueError, match="triton implementation never holds the map"):
+        differential_attention(query, key, value, 0.5, impl="triton", return_weights=True)
+    out = differential_attention(query, key, value, 0.5, impl="triton")
+    (slope,) = torch.autograd.grad(out.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="the Triton implementation has no second derivatives"):
+        torch.autograd.grad(slope.sum(), query)
+
+
+def test_combinations_drawn_at_random():
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(*choices):
+        return choices[int(torch.randint(len(choices), (), generator=generator))]
+
+    for _ in range(8):
+        groups, repeats, key_maps = draw(1, 2), draw(1, 3), draw(1, 2)
+        queries, keys = draw(1, 17, 65), draw(1, 33, 70)
+        query, key, value = inputs(
+            draw(1, 2), groups * repeats, groups, queries, keys, draw(5, 16), draw(7, 32), key_maps
+        )
+        lam = torch.rand(draw((), (groups * repeats, 1), (1, 1, queries)), requires_grad=True)
+        mask = draw(None, torch.rand(keys) > 0.2)
+        options = {"is_causal": draw(False, True), "sliding_window": draw(None, 5, 50), "attn_mask": mask}
+        assert_equal_to_reference(query, key, value, lam, scale=draw(None, 0.7), **options)
