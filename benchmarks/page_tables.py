@@ -307,6 +307,18 @@ def classifiers() -> list[list[str]]:
     return found
 
 
+def kernels() -> list[list[str]]:
+    """What the compiled GPU kernels take of a multiprocessor."""
+    found: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in record("compiled-kernels").values["rows"]:
+        name = row["kernel"].removesuffix("_kernel")
+        form = "V1" if row["key_maps"] == 2 else "V2"
+        used = f"{row['registers']} / {row['spilled']} / {row['shared'] / 1024:.0f}"
+        found.setdefault((name, form, str(row["width"])), {})[row["architecture"]] = used
+    head = ["kernel", "form", "d", *(f"sm_{number}: registers / spilled bytes / shared KiB" for number in (80, 90))]
+    return [head, *([*key, used[80], used[90]] for key, used in found.items())]
+
+
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -340,6 +352,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "calibration-times": calibration_times,
     "calibration-memory": calibration_memory,
     "classifiers": classifiers,
+    "kernels": kernels,
     "dependency": lambda: of_report("dependency", accuracies),
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
