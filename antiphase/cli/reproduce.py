@@ -13,7 +13,7 @@ from antiphase.cli.options import DataOption, DeviceOption, OutputOption, Resume
 
 def reproduce(
     output: OutputOption,
-    scale: Annotated[str, typer.Option("--scale", help="tiny, small or paper.")] = "tiny",
+    scale: Annotated[str, typer.Option("--scale", help="tiny, small, medium or paper.")] = "tiny",
     data: DataOption = None,
     validation: ValidationOption = None,
     only: Annotated[
@@ -37,7 +37,7 @@ def reproduce(
 ) -> None:
     """Repeat the Differential Transformer paper's experiments at any scale, and judge each of its claims.
 
-    Tiny is for two cores, small for a large GPU; paper only says what its 3B models take.
+    Tiny is for two cores, small for a large GPU, medium for eight of them; paper only says what its 3B models take.
     Example: [bold]antiphase reproduce --scale tiny --data books/ --output runs/reproduce[/]
     """
     from antiphase.records import Record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import InputError, Interrupted
@@ -39,15 +42,24 @@ Report = Callable[[Job, int, dict[str, Any]], None]
 
 
 def parallel_runs(jobs: Sequence[Job], wanted: int | None, cores: int) -> int:
-    """How many jobs run at a time: one for each core, one alone where they share a GPU."""
+    """How many jobs run at a time: one for each core, or one for each GPU that they may be shared out over."""
     if wanted is not None:
         return max(1, min(wanted, len(jobs)))
     on_gpu = any(choose_device(job.settings.training.device).type == "cuda" for job in jobs)
-    return 1 if on_gpu else max(1, min(cores, len(jobs)))
+    return max(1, min(len(gpus_of(jobs)) if on_gpu else cores, len(jobs)))
+
+
+def gpus_of(jobs: Sequence[Job]) -> list[str]:
+    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them; none where jobs ask for a certain device."""
+    devices = [choose_device(job.settings.training.device) for job in jobs]
+    if any(device.type != "cuda" or device.index is not None for device in devices):
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 – CUDA's own
+    return named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
 
 
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
-    """Run every job that has no record yet, ``processes`` at a time; cores are shared out among them.
+    """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
 
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 
@@ -59,6 +71,8 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
     threads = max(1, cores // processes)
     waiting = list(jobs)
     running: dict[Job, subprocess.Popen[bytes]] = {}
+    gpus = gpus_of(jobs)
+    taken: dict[Job, str] = {}
     with ExitStack() as stack:
         stack.callback(_stop, running)
         stack.enter_context(_terminated_like_ctrl_c())
@@ -71,7 +85,10 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                         _report(job, output, report, done=True)
                     elif len(running) + len(left_behind) < processes:
                         waiting.remove(job)
-                        running[job] = _start(job, output, threads)
+                        used = [taken[other] for other in running if other in taken]
+                        if gpus:
+                            taken[job] = min(gpus, key=used.count)
+                        running[job] = _start(job, output, threads, taken.get(job))
                 if not waiting and not running:
                     break
                 time.sleep(POLL_SECONDS)
@@ -94,8 +111,8 @@ def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> No
         report(job, job.settings.training.steps if done else lines[-1]["step"], lines[-1] if lines else {})
 
 
-def _start(job: Job, output: Path, threads: int) -> subprocess.Popen[bytes]:
-    """``antiphase train`` on a settings file of its own, which a person can run again by hand."""
+def _start(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+    """``antiphase train`` on a settings file of its own, which people can run by hand; it sees one GPU alone."""
     settings = job.settings
     if settings.training.threads is None:
         settings = replace(settings, training=replace(settings.training, threads=threads))
@@ -105,7 +122,10 @@ def _start(job: Job, output: Path, threads: int) -> subprocess.Popen[bytes]:
     write_atomically(path, to_yaml(settings).encode())
     command = [sys.executable, "-m", "antiphase", "train", "--preset", str(path), "--output", str(output / job.name)]
     with open(logs / f"{job.name}.log", "ab") as log:
-        return subprocess.Popen([*command, "--resume"], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        environment = None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}  # noqa: TID251 – CUDA's own
+        return subprocess.Popen(
+            [*command, "--resume"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+        )
 
 
 def _check(job: Job, code: int, output: Path) -> None:

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from antiphase.benchmarks.model import benchmark_model
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
@@ -82,6 +84,18 @@ SCALES = {
         50,
         (2, 4, 6),
         (1, 4, 16, 64, 128),
+        10,
+        for_gpu=True,
+    ),
+    "medium": Scale(
+        "reproduce-medium",
+        60_000,
+        (512, 640, 768, 1024),
+        4000,
+        500,
+        50,
+        (2, 4, 6),
+        (1, 4, 16, 64, 256),
         10,
         for_gpu=True,
     ),
@@ -161,7 +175,8 @@ def estimate(request: ReproduceRequest, preset: Preset, cores: int) -> dict[str,
         short += [scale.ladder_steps] * len(scale.ablations)
     tokens = (runs * training.steps + sum(short)) * training.batch_size * preset.run.data.sequence_length
     on_gpu = choose_device(training.device).type == "cuda"
-    at_once = 1 if on_gpu else min(cores, runs)  # as runs are trained: one alone on a GPU, else one for each core
+    # as runs are trained: one on each GPU, else one on each core
+    at_once = min(max(1, torch.cuda.device_count()) if on_gpu else cores, runs)
     known = on_gpu or not scale.for_gpu
     minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
     return {"runs": runs, "short_runs": len(short), "tokens": tokens, "minutes": minutes}

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
 from antiphase.config import load_preset
 from antiphase.errors import InputError, Interrupted
@@ -30,13 +32,18 @@ def job(tiny_preset):
     return lambda name: Job(name, "softmax", 0, settings)
 
 
+def on_device(one, device):
+    settings = one.settings
+    return replace(one, settings=replace(settings, training=replace(settings.training, device=device)))
+
+
 @pytest.fixture
 def scripts(monkeypatch, tmp_path):
     """Let short scripts stand for training runs; ``scripts["name"] = code``. Started names are in order."""
     chosen, started = {}, []
 
-    def start(run, output, threads):
-        started.append((run.name, threads))
+    def start(run, output, threads, gpu):
+        started.append((run.name, threads) if gpu is None else (run.name, gpu))
         (output / run.name).mkdir(exist_ok=True)
         (output / "logs").mkdir(exist_ok=True)
         code = chosen.get(run.name, RECORD)
@@ -122,3 +129,30 @@ def test_number_of_runs_at_a_time(job):
     assert parallel_runs(several, None, 16) == 3
     assert parallel_runs(several, 8, 2) == 3
     assert parallel_runs(several, 1, 16) == 1
+
+
+def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch):
+    monkeypatch.setattr(jobs, "choose_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    several = [on_device(job(name), "cuda") for name in "abcd"]
+    assert parallel_runs(several, None, 16) == 3
+    scripts["a"] = "import time; time.sleep(1)\n" + RECORD  # b or c ends first, and d takes its GPU
+    scripts["c"] = scripts["a"]
+    run_jobs(several, tmp_path, processes=3, cores=16, report=lambda *told: None)
+    assert scripts["started"] == [("a", "0"), ("b", "1"), ("c", "2"), ("d", "1")]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert jobs.gpus_of(several) == ["5", "7"]
+    assert jobs.gpus_of([on_device(job("a"), "cuda:1")]) == []
+    assert parallel_runs([on_device(job(name), "cuda:1") for name in "ab"], None, 16) == 1
+    assert jobs.gpus_of([on_device(job("a"), "cpu")]) == []
+
+
+def test_a_run_sees_its_gpu_alone(tmp_path, job, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **settings: asked.update(settings))
+    jobs._start(job("a"), tmp_path, 1, "7")
+    assert asked["env"]["CUDA_VISIBLE_DEVICES"] == "7"
+    assert asked["env"]["PATH"] == os.environ["PATH"]
+    jobs._start(job("a"), tmp_path, 1, None)
+    assert asked["env"] is None

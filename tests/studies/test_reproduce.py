@@ -103,7 +103,7 @@ def test_requests_that_cannot_be_used(text):
     for request, message in (
         (
             ReproduceRequest(scale="tini", data=[text]),
-            "--scale must be one of tiny, small or paper; did you mean 'tiny'",
+            "--scale must be one of tiny, small, medium or paper; did you mean 'tiny'",
         ),
         (ReproduceRequest(scale="tiny", data=[]), "--data is missing"),
         (ReproduceRequest(scale="tiny", data=[text], parts=["outlier"]), "--only must name some of .* 'outliers'"),
@@ -133,6 +133,19 @@ def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
     told = estimate(request, preset, cores=16)
     assert told["minutes"] == pytest.approx(told["tokens"] / 400_000 / 60)
     assert 6 < told["minutes"] / 60 < 24  # a day on one GPU, evaluations and all
+
+
+def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
+    request = ReproduceRequest(scale="medium", data=[text])
+    preset = scale_preset(request)
+    monkeypatch.setattr(module, "choose_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    told = estimate(request, preset, cores=16)
+    row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
+    assert 0.3e9 < row["parameters"] < 0.5e9
+    # no more than 40 % of 400 TFLOP/s
+    assert 6 * row["parameters"] * module.SCALES["medium"].tokens_a_second < 0.4 * 4e14
+    assert 1 < told["minutes"] / 60 / 24 < 5
 
 
 def test_tiny_trains_within_an_hour_on_two_cores(text):
