@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.records import Record
+from antiphase.report import translation
 from antiphase.report.benchmarks import ratio_text
 from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
@@ -352,6 +353,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "calibration-times": calibration_times,
     "calibration-memory": calibration_memory,
     "classifiers": classifiers,
+    "translation": lambda: of_report("translate", translation.models),
     "kernels": kernels,
     "dependency": lambda: of_report("dependency", accuracies),
     "throughput": lambda: of_report("throughput", speed_ratios),

@@ -231,9 +231,9 @@ def test_the_models_differ_in_their_attention_alone():
 
 
 @pytest.mark.slow
-def test_the_defaults_learn_what_cannot_be_known_by_heart(run, tmp_path):
-    assert run("translate --output r")[0] == 0
-    for one in values(tmp_path / "r")["runs"]:
-        assert one["exact_match"] > 0.8
-        assert one["untrained"]["exact_match"] == 0
-        assert one["alignment"]["mean_of_heads"] > 0.6
+def test_five_epochs_of_the_defaults_teach_what_cannot_be_known_by_heart(run, tmp_path):
+    assert run("translate --models differential --set epochs=5 --test-samples 100 --output r")[0] == 0
+    (one,) = values(tmp_path / "r")["runs"]
+    assert one["exact_match"] > 0.5
+    assert one["untrained"]["exact_match"] == 0
+    assert one["alignment"]["mean_of_heads"] > 0.5
