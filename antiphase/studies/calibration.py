@@ -37,13 +37,13 @@ from antiphase.evals.task_scores import log_probabilities, probabilities, score_
 from antiphase.evals.tasks import load_task
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.journal import append_line, hash_of, read_lines
+from antiphase.studies.request_file import REQUEST, open_folder
 from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import is_free, make_folder, only_one, undone_if_refused
+from antiphase.training.run_folder import make_folder, only_one, undone_if_refused
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""
-REQUEST = "request.json"
 HEADS = "heads.jsonl"
 CHOSEN_ON = "chosen_on"
 """In a plan's scores: hashes of the samples that chose its heads."""
@@ -263,26 +263,6 @@ def refused_by_model(name: str) -> Iterator[None]:
         raise
     except ValueError as error:
         raise InputError(f"MODEL {name}: {error}") from error
-
-
-def open_folder(request: dict[str, Any], output: Path, *, resume: bool) -> None:
-    """Check that the folder is new, or holds this very piece of work and ``--resume`` was given.
-
-    Raises:
-        InputError: it holds something else.
-    """
-    path = output / REQUEST
-    if not path.is_file():
-        if not is_free(output):
-            check_empty(output)
-        return
-    if not resume:
-        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
-    before, now = json.loads(path.read_text("utf-8"))["request"], finite(request)
-    free = ("device", "parts")  # what has been done stays true on another device and with other parts
-    changed = [name for name in {**before, **now} if name not in free and before.get(name) != now.get(name)]
-    if changed:
-        raise InputError(f"--output {output} holds work with other settings ({', '.join(changed)}); choose another")
 
 
 def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, Task], output: Path) -> None:

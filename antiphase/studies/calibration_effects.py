@@ -37,12 +37,12 @@ from antiphase.studies.calibration import (
     check_layers,
     check_model,
     load_tasks,
-    open_folder,
     refused_by_model,
     remember,
     standing,
 )
 from antiphase.studies.journal import append_line, read_lines
+from antiphase.studies.request_file import open_folder
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import only_one, undone_if_refused
 

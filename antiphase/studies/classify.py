@@ -31,9 +31,9 @@ from antiphase.evals.classification import class_probabilities, classification_s
 from antiphase.evals.statistics import mean_interval, wilson_interval
 from antiphase.models.word_vectors import set_word_vectors
 from antiphase.records import Record, finite
-from antiphase.studies.calibration import open_folder
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.kept_runs import check_lengths, each_run, keep_run, remember
+from antiphase.studies.request_file import open_folder
 from antiphase.training.classifier import train_classifier
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import only_one, undone_if_refused

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.data.text_batches import EncodedTexts
 from antiphase.errors import InputError
 from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.calibration import REQUEST
+from antiphase.studies.request_file import REQUEST
 
 
 def remember(request: Any, content: Any, output: Path, *, words: str) -> None:

@@ -21,9 +21,9 @@ from antiphase.evals.statistics import mean_interval, wilson_interval
 from antiphase.evals.translation import alignment_accuracy, commonest_token, sentence_scores, teacher_forced, written
 from antiphase.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.records import Record, finite
-from antiphase.studies.calibration import open_folder
 from antiphase.studies.kept_runs import check_lengths, each_run, keep_run, remember
 from antiphase.studies.named_models import chosen_models
+from antiphase.studies.request_file import open_folder
 from antiphase.studies.translators import TRANSLATORS, Translator
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import only_one, undone_if_refused

@@ -137,8 +137,8 @@ def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     several = [on_device(job(name), "cuda") for name in "abcd"]
     assert parallel_runs(several, None, 16) == 3
-    scripts["a"] = "import time; time.sleep(1)\n" + RECORD  # b or c ends first, and d takes its GPU
-    scripts["c"] = scripts["a"]
+    waits = "import pathlib, sys, time\nwhile not (pathlib.Path(sys.argv[1]).parent / 'd').exists(): time.sleep(0.01)\n"
+    scripts["a"] = scripts["c"] = waits + RECORD  # so b ends first, and d takes its GPU
     run_jobs(several, tmp_path, processes=3, cores=16, report=lambda *told: None)
     assert scripts["started"] == [("a", "0"), ("b", "1"), ("c", "2"), ("d", "1")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")

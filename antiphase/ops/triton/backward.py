@@ -13,9 +13,10 @@ import triton.language as tl
 
 from antiphase.ops.triton.primitives import (
     add_rows,
-    extent,
+    at,
     key_range,
     load_rows,
+    owner,
     product,
     query_range,
     store_rows,
@@ -49,17 +50,15 @@ def keys_kernel(
 
     ``grad_query`` (B, 2H, N, d) fp32, zeros, ``grad_key`` and ``grad_value`` are contiguous.
     """
-    group = tl.program_id(1) % value_heads
-    index = tl.program_id(1) // value_heads
-    first_query, queries = extent(query_edges, index, all_queries, PACKED)
-    first_key, keys = extent(key_edges, index, all_keys, PACKED)
-    batch = 0 if PACKED else index.to(tl.int64)
+    group, batch, first_query, queries, first_key, keys = owner(
+        value_heads, query_edges, key_edges, all_queries, all_keys, PACKED
+    )
     block_start = tl.program_id(0) * BLOCK_N
     if block_start >= keys:
         return
     columns = block_start + tl.arange(0, BLOCK_N)
-    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
-    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
+    key = at(key, key_strides, batch, KEY_MAPS * group, first_key)
+    value = at(value, value_strides, batch, group, first_key)
     keys_1 = load_rows(key, key_strides[2], columns, keys, BLOCK_D, WIDTH)
     keys_2 = keys_1
     if KEY_MAPS == 2:
@@ -73,9 +72,9 @@ def keys_kernel(
 
     for repeat in range(repeats):
         head = group * repeats + repeat
-        asked = query + batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
-        cotangent = grad + batch * grad_strides[0] + head * grad_strides[1] + first_query * grad_strides[2]
-        lambdas = lam + batch * lam_strides[0] + head * lam_strides[1]
+        asked = at(query, query_strides, batch, 2 * head, first_query)
+        cotangent = at(grad, grad_strides, batch, head, first_query)
+        lambdas = at(lam, lam_strides, batch, head, first_query)
         lines = (batch * heads + head) * 2 * all_queries + first_query
         target = grad_query + lines * WIDTH
         shown = mask
@@ -86,7 +85,7 @@ def keys_kernel(
             query_1 = load_rows(asked, query_strides[2], rows, queries, BLOCK_D, WIDTH)
             query_2 = load_rows(asked + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
             outputs = load_rows(cotangent, grad_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH)
-            factors = tl.load(lambdas + (first_query + rows) * lam_strides[2], mask=rows < queries, other=0.0)
+            factors = tl.load(lambdas + rows * lam_strides[2], mask=rows < queries, other=0.0)
             seen = visible_pairs(rows, columns, queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK)
             map_1 = _map(query_1, keys_1, _line(logsumexp, lines, rows, queries), seen, scale, RAISE)
             map_2 = _map(query_2, keys_2, _line(logsumexp, lines + all_queries, rows, queries), seen, scale, RAISE)
@@ -128,26 +127,23 @@ def queries_kernel(
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one block of queries, always the same for the same input. Grid as that of the forward kernel."""
-    head = tl.program_id(1) % heads
-    index = tl.program_id(1) // heads
-    first_query, queries = extent(query_edges, index, all_queries, PACKED)
-    first_key, keys = extent(key_edges, index, all_keys, PACKED)
-    batch = 0 if PACKED else index.to(tl.int64)
+    head, batch, first_query, queries, first_key, keys = owner(
+        heads, query_edges, key_edges, all_queries, all_keys, PACKED
+    )
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if first_row >= queries:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
     group = head // (heads // value_heads)
-    query += batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
-    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
-    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
-    grad += batch * grad_strides[0] + head * grad_strides[1] + first_query * grad_strides[2]
+    query = at(query, query_strides, batch, 2 * head, first_query)
+    key = at(key, key_strides, batch, KEY_MAPS * group, first_key)
+    value = at(value, value_strides, batch, group, first_key)
+    grad = at(grad, grad_strides, batch, head, first_query)
     lines = (batch * heads + head) * 2 * all_queries + first_query
     query_1 = load_rows(query, query_strides[2], rows, queries, BLOCK_D, WIDTH)
     query_2 = load_rows(query + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
     outputs = load_rows(grad, grad_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH)
-    place = lam + batch * lam_strides[0] + head * lam_strides[1] + (first_query + rows) * lam_strides[2]
-    factors = tl.load(place, mask=rows < queries, other=0.0)
+    factors = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
     logsumexp_1, logsumexp_2 = (
         _line(logsumexp, lines, rows, queries),
         _line(logsumexp, lines + all_queries, rows, queries),

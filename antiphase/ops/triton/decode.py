@@ -26,7 +26,7 @@ def span_kernel(
     A row is a query of one of the R heads, ``repeat · queries + position``; ROWS is their number, padded. Sums
     (B, G, spans, 2, ROWS, dv), highest and totals (B, G, spans, 2, ROWS) are fp32 and contiguous.
     """
-    group = tl.program_id(1) % value_heads
+    group = (tl.program_id(1) % value_heads).to(tl.int64)
     batch = (tl.program_id(1) // value_heads).to(tl.int64)
     repeats = heads // value_heads
     rows = tl.arange(0, ROWS)
@@ -87,7 +87,7 @@ def span_kernel(
 
 
 @triton.jit
-def _joined(sums, highest, totals, line, width, spans, columns, ROWS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
+def _joined(sums, highest, totals, line, spans, columns, ROWS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
             BLOCK_DV: tl.constexpr, BLOCK_SPANS: tl.constexpr):  # fmt: skip
     """One map's output (dv,) of one row from all spans."""
     numbers = tl.arange(0, BLOCK_SPANS)
@@ -98,7 +98,7 @@ def _joined(sums, highest, totals, line, width, spans, columns, ROWS: tl.constex
     shrink = tl.exp2(tops - tl.where(top == NOTHING, 0.0, top))
     total = tl.sum(tl.load(totals + lines, mask=exist, other=0.0) * shrink, 0)
     inside = exist[:, None] & (columns < VALUE_WIDTH)[None, :]
-    parts = tl.load(sums + lines[:, None] * width + columns[None, :], mask=inside, other=0.0)
+    parts = tl.load(sums + lines[:, None] * VALUE_WIDTH + columns[None, :], mask=inside, other=0.0)
     return tl.sum(parts * shrink[:, None], 0) / tl.where(total == 0.0, 1.0, total)
 
 
@@ -109,15 +109,13 @@ def join_kernel(
 ):  # fmt: skip
     """Output (dv,) of one query of one head. Grid: R · N rows, batch × value heads."""
     row = tl.program_id(0)
-    group = tl.program_id(1) % value_heads
+    group = (tl.program_id(1) % value_heads).to(tl.int64)
     batch = (tl.program_id(1) // value_heads).to(tl.int64)
     head, position = group * (heads // value_heads) + row // queries, row % queries
     columns = tl.arange(0, BLOCK_DV)
     line = tl.program_id(1).to(tl.int64) * spans * 2 * ROWS + row
-    first = _joined(sums, highest, totals, line, VALUE_WIDTH, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS)
-    second = _joined(
-        sums, highest, totals, line + ROWS, VALUE_WIDTH, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS
-    )
+    first = _joined(sums, highest, totals, line, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS)
+    second = _joined(sums, highest, totals, line + ROWS, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS)
     factor = tl.load(lam + batch * lam_strides[0] + head * lam_strides[1] + position * lam_strides[2])
     place = out + batch * out_strides[0] + head * out_strides[1] + position * out_strides[2] + columns
     tl.store(place, (first - factor * second).to(out.dtype.element_ty), mask=columns < VALUE_WIDTH)

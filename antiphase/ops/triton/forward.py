@@ -11,10 +11,11 @@ import triton.language as tl
 
 from antiphase.ops.triton.primitives import (
     NOTHING,
-    extent,
+    at,
     finished,
     key_range,
     load_rows,
+    owner,
     product,
     softmax_step,
     store_rows,
@@ -60,20 +61,18 @@ def forward_kernel(
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, SAVE: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
     """One block of queries of one head. Grid: blocks of queries, (batch or sequences) × heads."""
-    head = tl.program_id(1) % heads
-    index = tl.program_id(1) // heads
-    first_query, queries = extent(query_edges, index, all_queries, PACKED)
-    first_key, keys = extent(key_edges, index, all_keys, PACKED)
-    batch = 0 if PACKED else index.to(tl.int64)
+    head, batch, first_query, queries, first_key, keys = owner(
+        heads, query_edges, key_edges, all_queries, all_keys, PACKED
+    )
     # the last queries of a causal map have the most keys: they go first
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     if first_row >= queries:
         return
     rows = first_row + tl.arange(0, BLOCK_M)
     group = head // (heads // value_heads)
-    query += batch * query_strides[0] + 2 * head * query_strides[1] + first_query * query_strides[2]
-    key += batch * key_strides[0] + KEY_MAPS * group * key_strides[1] + first_key * key_strides[2]
-    value += batch * value_strides[0] + group * value_strides[1] + first_key * value_strides[2]
+    query = at(query, query_strides, batch, 2 * head, first_query)
+    key = at(key, key_strides, batch, KEY_MAPS * group, first_key)
+    value = at(value, value_strides, batch, group, first_key)
     query_1 = load_rows(query, query_strides[2], rows, queries, BLOCK_D, WIDTH)
     query_2 = load_rows(query + query_strides[1], query_strides[2], rows, queries, BLOCK_D, WIDTH)
     if HAS_MASK:
@@ -116,13 +115,13 @@ def forward_kernel(
 
     out_1, lse_1 = finished(state[0], state[1], state[2])
     out_2, lse_2 = finished(state[3], state[4], state[5])
-    place = lam + batch * lam_strides[0] + head * lam_strides[1] + (first_query + rows) * lam_strides[2]
-    lambdas = tl.load(place, mask=rows < queries, other=0.0)
-    offset = batch * out_strides[0] + head * out_strides[1] + first_query * out_strides[2]
+    lambdas = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
     difference = out_1 - lambdas[:, None] * out_2
-    store_rows(out + offset, out_strides[2], rows, queries, difference, BLOCK_DV, VALUE_WIDTH)
+    out = at(out, out_strides, batch, head, first_query)
+    store_rows(out, out_strides[2], rows, queries, difference, BLOCK_DV, VALUE_WIDTH)
     if SAVE:
-        store_rows(second + offset, out_strides[2], rows, queries, out_2, BLOCK_DV, VALUE_WIDTH)
+        second = at(second, out_strides, batch, head, first_query)
+        store_rows(second, out_strides[2], rows, queries, out_2, BLOCK_DV, VALUE_WIDTH)
         line = logsumexp + (batch * heads + head) * 2 * all_queries + first_query + rows
         tl.store(line, lse_1, mask=rows < queries)
         tl.store(line + all_queries, lse_2, mask=rows < queries)

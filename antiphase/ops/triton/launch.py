@@ -88,7 +88,7 @@ class _Call:
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None,
-        query_edges: Tensor | None, key_edges: Tensor | None, is_causal: bool, sliding_window: int, scale: float,
+        query_edges: Tensor | None, key_edges: Tensor | None, is_causal: bool, sliding_window: int,
     ) -> None:  # fmt: skip
         self.shape: Shapes = check_tensors(query, key, value)
         shape = self.shape
@@ -99,7 +99,6 @@ class _Call:
             full = mask.expand(shape.batch, shape.heads, shape.queries, shape.keys)
             self.mask = full.view(torch.uint8)
         self.edges = query_edges, key_edges
-        self.scale = scale
         self.sequences = shape.batch if query_edges is None else len(query_edges) - 1
         self.constants: dict[str, Any] = {
             "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
@@ -155,7 +154,7 @@ def triton_attention(
     ``longest_key`` are the lengths of the longest sequences, else those of all. Without ``save`` the second and third
     result are empty; else (B, H, N, dv) and (B, H, 2, N), fp32, in units of log2, +inf where a query sees no key.
     """
-    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window, scale)
+    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     out = _empty_output(query, value)
     second = _empty_output(query, value) if save else query.new_empty(0)
@@ -201,7 +200,7 @@ def triton_attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and lam, in their shapes and dtypes, for the cotangent ``grad`` (B, H, N, dv)."""
-    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window, scale)
+    call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     cotangent = grad.float()

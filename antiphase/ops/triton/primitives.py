@@ -62,6 +62,29 @@ def extent(edges, index, length, PACKED: tl.constexpr):
 
 
 @triton.jit
+def owner(count, query_edges, key_edges, all_queries, all_keys, PACKED: tl.constexpr):
+    """Which of ``count`` heads of which batch row or sequence a program serves, and where its queries and keys lie.
+
+    Head and batch row, as 64-bit numbers for offsets that 32 bits cannot hold; first query and number of queries; first
+    key and number of keys.
+    """
+    head = (tl.program_id(1) % count).to(tl.int64)
+    index = tl.program_id(1) // count
+    first_query, queries = extent(query_edges, index, all_queries, PACKED)
+    first_key, keys = extent(key_edges, index, all_keys, PACKED)
+    batch = index.to(tl.int64)
+    if PACKED:
+        batch = batch * 0
+    return head, batch, first_query, queries, first_key, keys
+
+
+@triton.jit
+def at(base, strides, batch, head, row):
+    """Where a row of a head of a batch row begins."""
+    return base + batch * strides[0] + head * strides[1] + row * strides[2]
+
+
+@triton.jit
 def visible_pairs(
     rows, columns, queries, keys, mask, mask_strides,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
