@@ -69,7 +69,8 @@ def _kernels(width: int, value_width: int, dtype: torch.dtype) -> Iterator[tuple
         blocks = launch.blocks_of(kernel.__name__.removesuffix("_kernel"), width, value_width, dtype)
         sizes = {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "PACKED": False}
         yield kernel, {**own, **sizes}, blocks.warps, blocks.stages
-    yield span_kernel, {"ROWS": 16, "BLOCK_N": launch.DECODE_KEYS, "PARTS": 1}, 4, 3
+    blocks = launch.blocks_of("span", width, value_width, dtype)
+    yield span_kernel, {"ROWS": 16, "BLOCK_N": blocks.keys, "PARTS": 1}, blocks.warps, blocks.stages
     yield join_kernel, {"ROWS": 16, "BLOCK_SPANS": 64}, 4, 3
 
 

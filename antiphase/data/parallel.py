@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from antiphase.data.classification import same_text
 from antiphase.data.files import Files, kind_of, sources
 from antiphase.data.labelled import Row, labelled_rows, text_lines
 from antiphase.errors import InputError, nearest
@@ -95,14 +96,19 @@ def _text(row: Row, field: str, flag: str) -> str:
 def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -> tuple[list[Pair], list[Pair]]:
     """A part to train and one to test, each in order: the pairs of a tenth of the source texts, drawn by the seed.
 
-    Pairs of one source text stay together, so that no source of the test part stands in training.
+    Pairs of one source text stay together, so that no source of the test part stands in training; texts that differ in
+    capitals and white space alone are one.
 
     Raises:
         InputError: there is one source text only.
     """
-    texts = list(dict.fromkeys(pair.source for pair in pairs))
+    texts = list(dict.fromkeys(same_text(pair.source) for pair in pairs))
     if len(texts) < 2:
         raise InputError(f"{flag} holds one source text only, so none can be held out; give more pairs, or --test")
     order = torch.randperm(len(texts), generator=keyed_generator("parallel", seed)).tolist()
     chosen = {texts[index] for index in order[: max(1, len(texts) // 10)]}
-    return [pair for pair in pairs if pair.source not in chosen], [pair for pair in pairs if pair.source in chosen]
+    is_test = [same_text(pair.source) in chosen for pair in pairs]
+    train, test = (
+        [pair for pair, tested in zip(pairs, is_test, strict=True) if tested is part] for part in (False, True)
+    )
+    return train, test

@@ -17,10 +17,13 @@ TOKENS = 1 << 13
 
 
 @torch.no_grad()
-def teacher_forced(model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts) -> dict[str, float]:
+def teacher_forced(
+    model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, *, unknown: int | None = None
+) -> dict[str, float]:
     """``loss`` in nats a token, and ``accuracy``: how often the right token, after right ones, is the likeliest.
 
-    The end token counts. The model's mode stays as it was.
+    The end token counts. An ``unknown`` token is never right: nothing says that it means the same word. The model's
+    mode stays as it was.
     """
     was_training = model.training
     model.eval()
@@ -31,7 +34,8 @@ def teacher_forced(model: PreTrainedModel, sources: EncodedTexts, targets: Encod
         logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
         real = labels != IGNORED
         loss += float(torch.nn.functional.cross_entropy(logits[real], labels[real], reduction="sum"))
-        right += int((logits.argmax(-1) == labels)[real].sum())
+        known = real if unknown is None else real & (labels != unknown)
+        right += int((logits.argmax(-1) == labels)[known].sum())
         count += int(real.sum())
     model.train(was_training)
     return {"loss": loss / count, "accuracy": right / count}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import util
 from itertools import pairwise
@@ -154,7 +155,7 @@ def _triton_attention(
     is_causal: bool,
     sliding_window: int | None,
     scale: float,
-    edges: tuple[Tensor | None, Tensor | None] = (None, None),
+    edges: Sequence[Tensor | None] = (None, None),
     longest: tuple[int, int] | None = None,
 ) -> Tensor:
     if not HAS_TRITON:
@@ -211,10 +212,13 @@ def _packed_attention(
     if impl == "triton":
         assert cu_seqlens_q is not None
         assert cu_seqlens_k is not None
-        lengths = (max(stop - start for start, stop in pairwise(edges)) for edges in (query_edges, key_edges))
+        longest_query, longest_key = (
+            max(stop - start for start, stop in pairwise(edges)) for edges in (query_edges, key_edges)
+        )
         return _triton_attention(
             query, key, value, lam, None, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
-            edges=(cu_seqlens_q, cu_seqlens_k), longest=(next(lengths), next(lengths)),
+            edges=tuple(edges.to(query.device).contiguous() for edges in (cu_seqlens_q, cu_seqlens_k)),
+            longest=(longest_query, longest_key),
         )  # fmt: skip
     outputs = []
     for index in range(len(query_edges) - 1):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from antiphase.data.classification import same_text
 from antiphase.data.made_language import lexicon, made_pairs
 from antiphase.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.data.text_batches import EncodedTexts, encode
@@ -65,6 +66,8 @@ class TranslateRequest:
         """
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise InputError(f"--seeds must be different whole numbers, got {', '.join(map(str, self.seeds))}")
+        if not all(0 <= seed < 2**63 for seed in self.seeds):
+            raise InputError(f"--seeds must lie between 0 and 2^63 - 1, got {', '.join(map(str, self.seeds))}")
         for flag, value in (("--samples", self.samples), ("--test-samples", self.test_samples)):
             if value is not None and not 1 <= value <= MOST_SAMPLES:
                 raise InputError(f"{flag} must lie between 1 and {MOST_SAMPLES:,}, got {value}")
@@ -113,10 +116,14 @@ def translate(
     with only_one(output):
         with undone_if_refused(output):
             splits = _splits(request)
-            texts = [[pair.source, pair.target] for parts in splits for pair in (*parts.train, *parts.test)]
-            remember(request, texts, output, words="the pairs")
+            texts = [
+                [[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)]
+                for parts in splits
+            ]
+            remember(request, [texts, _own_tokenizer(request)], output, words="the pairs or the tokenizer")
             study = _Study(request, device, output)
-            study.check(translators, splits[0])
+            for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
+                study.check(translators, parts)
         first = splits[0]
         kind = "pairs" if request.train else "generated pairs"
         say(f"{len(first.train):,} {kind} to train, {len(first.test):,} held out")
@@ -143,6 +150,14 @@ def _splits(request: TranslateRequest) -> list[Parts]:
         test = read_pairs(request.test, **fields, flag="--test")
         return [Parts(seed, pairs, test) for seed in request.seeds]
     return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
+
+
+def _own_tokenizer(request: TranslateRequest) -> str | None:
+    """What a folder or Hub name of ``--tokenizer`` holds."""
+    if request.tokenizer is None or request.tokenizer in TOKENIZERS:
+        return None
+    tokenizer = load_tokenizer(request.tokenizer, flag="--tokenizer")
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"
 
 
 class _Study:
@@ -186,8 +201,8 @@ class _Study:
         train, test = (self._encode(tokenizer, pairs, model, name) for pairs in (parts.train, parts.test))
         untrained = self._judged(model, tokenizer, parts, train, test)
         curve = train_translator(
-            model, translator.training, *train, seed=parts.seed, evaluate=lambda now: teacher_forced(now, *test),
-            report=report,
+            model, translator.training, *train, seed=parts.seed, report=report,
+            evaluate=lambda now: teacher_forced(now, *test, unknown=_unknown(tokenizer)),
         )  # fmt: skip
         run = {
             "model": name,
@@ -225,9 +240,9 @@ class _Study:
         sources, targets = test
         longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
         scores = sentence_scores(
-            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=tokenizer.unk_token_id
+            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=_unknown(tokenizer)
         )
-        forced = teacher_forced(model, sources, targets)
+        forced = teacher_forced(model, sources, targets, unknown=_unknown(tokenizer))
         found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
         known = [pair.alignment for pair in parts.test if pair.alignment is not None]
         if len(known) == len(parts.test):
@@ -303,7 +318,7 @@ class _Study:
             "target": [tokenizer.decode([number]) for number in targets.ids[row]],
             "alignment": None if pair.alignment is None else list(pair.alignment),
         }
-        trained = {pair.source for pair in parts.train}
+        trained = {same_text(pair.source) for pair in parts.train}
         return Record(
             kind=KIND,
             values=finite({
@@ -313,7 +328,7 @@ class _Study:
                     else "held-out tenth",
                     "training_samples": len(parts.train),
                     "test_samples": len(parts.test),
-                    "test_sources_in_train": sum(pair.source in trained for pair in parts.test),
+                    "test_sources_in_train": sum(same_text(pair.source) in trained for pair in parts.test),
                 },
                 "models": summaries(runs),
                 "baselines": self._baselines(tokenizer, parts, sources, targets),
@@ -335,15 +350,15 @@ class _Study:
         self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
     ) -> list[dict[str, Any]]:
         """What needs no learning: the commonest token at every place, the source itself, word for word."""
-        end, unknown = tokenizer.eos_token_id, tokenizer.unk_token_id
+        end, unknown = tokenizer.eos_token_id, _unknown(tokenizer)
         common = commonest_token(encode_pairs(tokenizer, parts.train)[1].ids)
         systems = {
             "commonest token": [[common] * len(ids) for ids in targets.ids],
-            "copy of the source": [[*ids, end] for ids in sources.ids],
+            "copy of the source": [_ended(ids, end) for ids in sources.ids],
         }
         if not self.request.train:
             told = [" ".join(lexicon()[word] for word in pair.source.split()) for pair in parts.test]
-            systems["word for word"] = [[*ids, end] for ids in encode(tokenizer, told).ids]
+            systems["word for word"] = [_ended(ids, end) for ids in encode(tokenizer, told).ids]
         return [
             {"system": name, **sentence_scores(outputs, targets.ids, end=end, unknown=unknown)}
             for name, outputs in systems.items()
@@ -354,7 +369,18 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> t
     """Sources, and targets with the end token, which some tokenizers add by themselves."""
     end = tokenizer.eos_token_id
     sources, plain = (encode(tokenizer, [getattr(pair, side) for pair in pairs]) for side in ("source", "target"))
-    return sources, EncodedTexts([ids if ids[-1:] == [end] else [*ids, end] for ids in plain.ids], plain.pad_id)
+    return sources, EncodedTexts([_ended(ids, end) for ids in plain.ids], plain.pad_id)
+
+
+def _ended(ids: list[int], end: int) -> list[int]:
+    """With the end token, once."""
+    return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def _unknown(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token of words that it does not know; byte-level tokenizers name the end token so, and know every word."""
+    number = tokenizer.unk_token_id
+    return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
 
 
 def shown_pair(sources: EncodedTexts) -> int:

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from antiphase.data.classification import same_text
 from antiphase.data.made_language import Clause, lexicon, made_pairs, pair_of
-from antiphase.data.parallel import held_out_pairs, read_pairs
+from antiphase.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.errors import InputError
 
 
@@ -67,6 +68,14 @@ def test_no_source_text_stands_on_both_sides_of_the_held_out_part(tmp_path):
     assert held_out_pairs(pairs, 3) == (train, test) != held_out_pairs(pairs, 4)
     with pytest.raises(InputError, match="one source text only"):
         held_out_pairs(pairs[:1], 0)
+
+
+def test_sources_that_differ_in_capitals_and_white_space_stay_together():
+    pairs = [Pair("", text, "x") for row in range(20) for text in (f"a s{row}", f"A  S{row} ")]
+    for seed in range(3):
+        train, test = held_out_pairs(pairs, seed)
+        assert len(test) == 4
+        assert {same_text(pair.source) for pair in train}.isdisjoint(same_text(pair.source) for pair in test)
 
 
 def test_the_lexicon_is_a_bijection_without_common_words():

@@ -82,6 +82,11 @@ def test_teacher_forced_loss_and_accuracy_are_means_over_real_tokens():
     found = teacher_forced(Sayer([7, 8, 7, 6, END], 0.91), texts, EncodedTexts(REFERENCES, PAD))
     right = 2 + 0 + 4  # 7 8 | – | 7 7 6 </s>
     assert found["accuracy"] == pytest.approx(right / 10)
+    said = [7, 8, 7, 6, END]
+    seven = teacher_forced(Sayer(said, 0.91), texts, EncodedTexts(REFERENCES, PAD), unknown=7)
+    counted = sum(a == b == 7 for line in REFERENCES for a, b in zip(line, said, strict=False))
+    assert seven["accuracy"] == pytest.approx((right - counted) / 10) != found["accuracy"]
+    assert seven["loss"] == found["loss"]
     assert found["loss"] == pytest.approx(-(right * math.log(0.91) + (10 - right) * math.log(0.01)) / 10, rel=1e-5)
 
 

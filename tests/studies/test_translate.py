@@ -12,6 +12,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from antiphase import cli
 from antiphase.data.made_language import made_pairs
+from antiphase.data.tokenization import train_tokenizer as train_bpe
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies import translate as study
@@ -170,6 +171,34 @@ def test_a_stopped_study_goes_on_and_trains_nothing_twice(run, tmp_path, monkeyp
         assert re.search(pattern, err)
 
 
+def test_other_pairs_or_another_tokenizer_are_not_gone_on_with(run, tmp_path):
+    train_bpe(["a b c d e f Aa Bb Cc Dd Ee Ff"], 300).save_pretrained(tmp_path / "pieces")
+    words = f"translate --train train.tsv --test test.tsv --models transformer --tokenizer pieces {TINY} --output r"
+    assert run(words)[0] == 0
+    assert run(f"{words} --resume")[0] == 0
+    lines = {name: (tmp_path / name).read_text().splitlines(keepends=True) for name in ("train.tsv", "test.tsv")}
+    (tmp_path / "train.tsv").write_text("".join(lines["train.tsv"][:-1]))
+    (tmp_path / "test.tsv").write_text("".join([lines["train.tsv"][-1], *lines["test.tsv"]]))  # the same pairs in all
+    code, _, err = run(f"{words} --resume")
+    assert (code, "the pairs or the tokenizer have changed" in err) == (2, True)
+    for name, content in lines.items():
+        (tmp_path / name).write_text("".join(content))
+    assert run(f"{words} --resume")[0] == 0
+    train_bpe(["a b c"], 280).save_pretrained(tmp_path / "pieces")
+    code, _, err = run(f"{words} --resume")
+    assert (code, "the pairs or the tokenizer have changed" in err) == (2, True)
+
+
+def test_a_tokenizer_that_names_its_end_unknown_knows_every_word(run, tmp_path):
+    """As GPT-2's does; and one that ends texts by itself ends a copy once."""
+    tokenizer = study.train_words(["a b"], 4)
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    assert study._unknown(tokenizer) == tokenizer.unk_token_id
+    tokenizer.unk_token = tokenizer.eos_token
+    assert study._unknown(tokenizer) is None
+    assert study._ended([4, 9], 9) == study._ended([4], 9) == [4, 9]
+
+
 def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path):
     (tmp_path / "tab.tsv").write_text("a b\tc\na b\n")
     (tmp_path / "long.tsv").write_text("a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n")
@@ -189,6 +218,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path):
         f"{given} --set num_attention_heads=3": r"--set num_attention_heads",
         f"{given} --set eos_token_id=3": "the data says it",
         f"{given} --seeds 1,1": "--seeds must be different",
+        f"{given} --seeds 18446744073709551616": "--seeds must lie between 0 and",
         f"{given} --samples 5": "--samples is for generated pairs",
         f"{given} --frobnicate": "no such option",
         "translate --output r --samples 0": "--samples must lie between 1",

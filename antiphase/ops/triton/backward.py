@@ -46,14 +46,14 @@ def keys_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, ATOMIC: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values. Grid: blocks of keys, (batch or sequences) × value heads.
+    """Gradients of one block of keys and values. Grid: (batch or sequences) × value heads, blocks of keys.
 
     ``grad_query`` (B, 2H, N, d) fp32, zeros, ``grad_key`` and ``grad_value`` are contiguous.
     """
     group, batch, first_query, queries, first_key, keys = owner(
         value_heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
-    block_start = tl.program_id(0) * BLOCK_N
+    block_start = tl.program_id(1) * BLOCK_N
     if block_start >= keys:
         return
     columns = block_start + tl.arange(0, BLOCK_N)
@@ -130,7 +130,7 @@ def queries_kernel(
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     if first_row >= queries:
         return
     rows = first_row + tl.arange(0, BLOCK_M)

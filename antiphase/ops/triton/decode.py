@@ -21,13 +21,13 @@ def span_kernel(
     BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, PARTS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """One span of keys of one value head. Grid: spans, batch × value heads.
+    """One span of keys of one value head. Grid: batch × value heads, spans.
 
     A row is a query of one of the R heads, ``repeat · queries + position``; ROWS is their number, padded. Sums
     (B, G, spans, 2, ROWS, dv), highest and totals (B, G, spans, 2, ROWS) are fp32 and contiguous.
     """
-    group = (tl.program_id(1) % value_heads).to(tl.int64)
-    batch = (tl.program_id(1) // value_heads).to(tl.int64)
+    group = (tl.program_id(0) % value_heads).to(tl.int64)
+    batch = (tl.program_id(0) // value_heads).to(tl.int64)
     repeats = heads // value_heads
     rows = tl.arange(0, ROWS)
     position, head = rows % queries, group * repeats + rows // queries
@@ -48,7 +48,7 @@ def span_kernel(
     total_2 = tl.zeros((ROWS,), tl.float32)
     sums_1 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     sums_2 = tl.zeros((ROWS, BLOCK_DV), tl.float32)
-    start = tl.program_id(0) * span
+    start = tl.program_id(1) * span
     for first in tl.range(start, tl.minimum(start + span, keys), BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         lines = columns.to(tl.int64)[:, None]
@@ -76,7 +76,7 @@ def span_kernel(
         highest_1, total_1, sums_1 = softmax_step(scores_1, values, highest_1, total_1, sums_1, RAISE)
         highest_2, total_2, sums_2 = softmax_step(scores_2, values, highest_2, total_2, sums_2, RAISE)
 
-    line = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * 2 * ROWS + rows
+    line = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * 2 * ROWS + rows
     tl.store(highest + line, highest_1)
     tl.store(highest + line + ROWS, highest_2)
     tl.store(totals + line, total_1)
@@ -107,13 +107,13 @@ def join_kernel(
     sums, highest, totals, lam, out, lam_strides, out_strides, heads, value_heads, queries, spans,
     VALUE_WIDTH: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Output (dv,) of one query of one head. Grid: R · N rows, batch × value heads."""
-    row = tl.program_id(0)
-    group = (tl.program_id(1) % value_heads).to(tl.int64)
-    batch = (tl.program_id(1) // value_heads).to(tl.int64)
+    """Output (dv,) of one query of one head. Grid: batch × value heads, R · N rows."""
+    row = tl.program_id(1)
+    group = (tl.program_id(0) % value_heads).to(tl.int64)
+    batch = (tl.program_id(0) // value_heads).to(tl.int64)
     head, position = group * (heads // value_heads) + row // queries, row % queries
     columns = tl.arange(0, BLOCK_DV)
-    line = tl.program_id(1).to(tl.int64) * spans * 2 * ROWS + row
+    line = tl.program_id(0).to(tl.int64) * spans * 2 * ROWS + row
     first = _joined(sums, highest, totals, line, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS)
     second = _joined(sums, highest, totals, line + ROWS, spans, columns, ROWS, VALUE_WIDTH, BLOCK_DV, BLOCK_SPANS)
     factor = tl.load(lam + batch * lam_strides[0] + head * lam_strides[1] + position * lam_strides[2])

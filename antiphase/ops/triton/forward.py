@@ -60,12 +60,12 @@ def forward_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, SAVE: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """One block of queries of one head. Grid: blocks of queries, (batch or sequences) × heads."""
+    """One block of queries of one head. Grid: (batch or sequences) × heads, blocks of queries."""
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
     # the last queries of a causal map have the most keys: they go first
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     if first_row >= queries:
         return
     rows = first_row + tl.arange(0, BLOCK_M)

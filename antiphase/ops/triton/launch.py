@@ -22,8 +22,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
 LEAST_BLOCK = 16
 """Rows and columns of the smallest matrix product."""
-DECODE_KEYS = 64
-"""Keys of a block in a decoding step."""
+SHARED_BYTES = 163 * 1024
+"""Of shared memory that a block of threads may need: what compute capability 8.0 has, and not every newer one."""
 MOST_SPANS = 64
 """Spans of keys in a decoding step, at most."""
 
@@ -41,18 +41,20 @@ HALF = {
     "forward": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 2)),
     "keys": (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 1)),
     "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
+    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
 FULL = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
     "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
+    "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
 }
 """By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers
 when compiled for sm_90 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
 
 
 def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Blocks:
-    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys" or "queries"."""
+    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys", "queries" or "span"."""
     return (FULL if dtype == torch.float32 else HALF)[kernel][width > 64 or value_width > 128]
 
 
@@ -66,11 +68,12 @@ def why_not(query: Tensor, value_width: int) -> str | None:
             f'got {query.shape[-1]} and {value_width}; use impl="blockwise"'
         )
     if query.device.type == "cuda":
-        major = torch.cuda.get_device_capability(query.device)[0]
-        if major < 8:
+        gpu = torch.cuda.get_device_properties(query.device)
+        shared = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
+        if gpu.major < 8 or shared < SHARED_BYTES:
             return (
-                "the Triton kernels need a GPU of compute capability 8.0 or newer, "
-                f'{torch.cuda.get_device_name(query.device)} has less; use impl="blockwise"'
+                "the Triton kernels need a GPU of compute capability 8.0 or newer with 163 KiB of shared memory for a "
+                f'block of threads, such as A100 or H100; {gpu.name} has less; use impl="blockwise"'
             )
         return None
     if query.device.type == "cpu" and INTERPRETED:
@@ -161,13 +164,14 @@ def triton_attention(
     lines = shape.queries if save else 0
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
-    grid = (triton.cdiv(longest_query, blocks.queries), call.sequences * shape.heads)
+    grid = (call.sequences * shape.heads, triton.cdiv(longest_query, blocks.queries))
     if out.numel():
-        forward_kernel[grid](
-            call.query, call.key, call.value, call.lam, call.mask, out, second, logsumexp, *call.edges,
-            *call.strides(), out.stride()[:3], *call.sizes, scale * math.log2(math.e), **call.constants,
-            **_options(blocks), PACKED=query_edges is not None, SAVE=save,
-        )  # fmt: skip
+        with torch.cuda.device_of(query):
+            forward_kernel[grid](
+                call.query, call.key, call.value, call.lam, call.mask, out, second, logsumexp, *call.edges,
+                *call.strides(), out.stride()[:3], *call.sizes, scale * math.log2(math.e), **call.constants,
+                **_options(blocks), PACKED=query_edges is not None, SAVE=save,
+            )  # fmt: skip
     return out, second, logsumexp
 
 
@@ -220,16 +224,23 @@ def triton_attention_backward(
     numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
     packed = {"PACKED": query_edges is not None}
     if out.numel() and shape.keys:
-        grid = (triton.cdiv(longest_key, blocks.keys), call.sequences * shape.value_heads)
-        keys_kernel[grid](
-            *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
-            ATOMIC=not is_exact,
-        )  # fmt: skip
+        grid = (call.sequences * shape.value_heads, triton.cdiv(longest_key, blocks.keys))
+        with torch.cuda.device_of(query):
+            keys_kernel[grid](
+                *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
+                ATOMIC=not is_exact,
+            )  # fmt: skip
         if is_exact:
             blocks = call.blocks("queries")
-            grid = (triton.cdiv(longest_query, blocks.queries), call.sequences * shape.heads)
-            queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
-    return grad_query.to(query.dtype), grad_key, grad_value, (-delta_2).sum_to_size(lam.shape).to(lam.dtype)
+            grid = (call.sequences * shape.heads, triton.cdiv(longest_query, blocks.queries))
+            with torch.cuda.device_of(query):
+                queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
+    return (
+        grad_query.to(query.dtype),
+        grad_key,
+        grad_value,
+        (-delta_2).sum_to_size(lam.shape).to(lam.dtype).contiguous(),
+    )
 
 
 @triton_attention_backward.register_fake
@@ -238,7 +249,7 @@ def _(
     lam: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     query, key, value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-    return query, key, value, torch.empty_like(lam)
+    return query, key, value, torch.empty_like(lam, memory_format=torch.contiguous_format)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # torch.library gives no types
@@ -289,22 +300,25 @@ def triton_attend_few(
     rows = padded(repeats * queries)
     programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 4
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    span = DECODE_KEYS * triton.cdiv(triton.cdiv(keys, wanted), DECODE_KEYS)
+    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype)
+    span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
     spans = triton.cdiv(keys, span)
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
     sums = torch.empty((batch, groups, spans, 2, rows, value_width), **kinds)
     highest, totals = (torch.empty((batch, groups, spans, 2, rows), **kinds) for _ in range(2))
     out = query.new_empty(batch, queries, heads, value_width).transpose(1, 2)
     constants = {"VALUE_WIDTH": value_width, "BLOCK_DV": padded(value_width), "ROWS": rows}
-    span_kernel[spans, batch * groups](
-        query, key, value, mask, sums, highest, totals, query.stride()[:3], key.stride()[:3], value.stride()[:3],
-        strides, heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
-        WIDTH=width, BLOCK_D=padded(width), BLOCK_N=DECODE_KEYS, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-        CAUSAL=is_causal or sliding_window is not None, WINDOW=sliding_window or 0, HAS_MASK=mask is not None,
-        RAISE=INTERPRETED, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    join_kernel[repeats * queries, batch * groups](
-        sums, highest, totals, lam, out, lam.stride(), out.stride()[:3], heads, groups, queries, spans, **constants,
-        BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):
+        span_kernel[batch * groups, spans](
+            query, key, value, mask, sums, highest, totals, query.stride()[:3], key.stride()[:3], value.stride()[:3],
+            strides, heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
+            WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
+            CAUSAL=is_causal or sliding_window is not None, WINDOW=sliding_window or 0, HAS_MASK=mask is not None,
+            RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+    with torch.cuda.device_of(query):
+        join_kernel[batch * groups, repeats * queries](
+            sums, highest, totals, lam, out, lam.stride(), out.stride()[:3], heads, groups, queries, spans, **constants,
+            BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
+        )  # fmt: skip
     return out

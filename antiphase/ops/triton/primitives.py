@@ -57,7 +57,7 @@ def extent(edges, index, length, PACKED: tl.constexpr):
     """First row and number of rows of a sequence: of the whole tensor, or between two edges."""
     if PACKED:
         start = tl.load(edges + index)
-        return start, tl.load(edges + index + 1) - start
+        return start.to(tl.int64), tl.load(edges + index + 1) - start
     return 0, length
 
 
@@ -68,8 +68,8 @@ def owner(count, query_edges, key_edges, all_queries, all_keys, PACKED: tl.const
     Head and batch row, as 64-bit numbers for offsets that 32 bits cannot hold; first query and number of queries; first
     key and number of keys.
     """
-    head = (tl.program_id(1) % count).to(tl.int64)
-    index = tl.program_id(1) // count
+    head = (tl.program_id(0) % count).to(tl.int64)
+    index = tl.program_id(0) // count
     first_query, queries = extent(query_edges, index, all_queries, PACKED)
     first_key, keys = extent(key_edges, index, all_keys, PACKED)
     batch = index.to(tl.int64)

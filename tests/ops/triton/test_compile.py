@@ -13,6 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 SHARED = {80: 163 * 1024, 90: 227 * 1024}
 """Bytes of shared memory that a block of threads may have (CUDA C++ Programming Guide, compute capabilities)."""
+SPILLED = 256
+"""Bytes of a thread that may go to memory and back."""
 CODE = """
 import json, sys
 sys.path.insert(0, "benchmarks")
@@ -31,5 +33,5 @@ def test_kernels_compile_and_fit(keys, architecture):
     rows = {row["kernel"]: row for row in json.loads(said.stdout.splitlines()[-1])}
     assert set(rows) == {"forward_kernel", "keys_kernel", "queries_kernel", "span_kernel", "join_kernel"}
     for row in rows.values():
-        assert 0 < row["registers"] <= 255
+        assert row["spilled"] <= SPILLED
         assert row["shared"] <= SHARED[architecture]

@@ -7,6 +7,8 @@ import torch
 
 from antiphase import differential_attention
 
+launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+
 NAMES = ("out", "query", "key", "value", "lam")
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 
@@ -92,7 +94,7 @@ def test_sequences_end_to_end(is_causal, window, lam_shape):
     lam = torch.rand(lam_shape, requires_grad=True)
     edges = {
         "cu_seqlens_q": torch.tensor([0, 3, 3, 40, 75], dtype=torch.int32),
-        "cu_seqlens_k": torch.tensor([0, 5, 9, 47, 80], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([[0, 5, 9, 47, 80]] * 2, dtype=torch.int32).T.contiguous()[:, 0],  # with a stride
     }
     assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window, **edges)
 
@@ -162,10 +164,22 @@ def test_a_few_queries(key_maps, heads, groups, queries, keys, is_masked, option
     torch.testing.assert_close(found.double(), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("lam_strides", [(4, 1, 2), (0, 0, 0)])
+def test_both_operators_say_what_they_give(lam_strides):
+    """Shapes, strides and dtypes under torch.compile are those of the call itself; λ may lie in any order."""
+    query, key, value = inputs(2, 2, 1, 9, 12, 16, 16, 2)
+    lam = torch.rand(40).as_strided((2, 2, 9), lam_strides) if any(lam_strides) else torch.rand(1, 1, 1)
+    common = query, key, value, lam.requires_grad_(), None, None, None, 9, 12, True, 0, 0.25
+    torch.library.opcheck(launch.triton_attention, (*common, True))
+    saved = [tensor.detach() for tensor in launch.triton_attention(*common, True)]
+    plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in common]
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(launch.triton_attention_backward, (saved[0], *saved, *plain), test_utils=tests)
+
+
 def test_values_in_halves():
     """As a cache of V1 holds them."""
-    from antiphase.ops.triton.launch import triton_attend_few
-
+    triton_attend_few = launch.triton_attend_few
     query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 200, 16, 32, 2))
     halves = value.unflatten(-1, (2, 16)).transpose(2, 3).flatten(1, 2).contiguous()  # (B, 2G, M, dv / 2)
     lam = torch.rand(4, 1)
