@@ -83,6 +83,9 @@ class DataSettings:
     """Share of each batch that is retrieval sequences; the rest is repeated random ones (``synthetic``) or text."""
     label_share: float = 0.0
     """Share of each batch that is words with labels to be learned in context (``text``)."""
+    repeat_share: float = 0.0
+    """Share of each batch that is passages of text which come again and again, each sequence with a length of its own
+    (``text``): a model that is too small or read too little to learn looking back from text alone learns it there."""
     long_share: float | None = None
     """Share of the text sequences that is cut from the inside of one document each, so that long documents count for
     more (length upsampling, Fu et al. 2402.10171); None: blocks of the text as they come."""
@@ -407,15 +410,16 @@ def _check_run(run: RunSettings) -> None:
         raise InputError(
             f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
         )
-    for name, share in (("needle_share", data.needle_share), ("label_share", data.label_share)):
+    shares = {name: getattr(data, name) for name in ("needle_share", "label_share", "repeat_share")}
+    for name, share in shares.items():
         if not 0 <= share <= 1:
             raise InputError(f"data.{name} must lie between 0 and 1, got {share}")
-    if data.needle_share + data.label_share > 1:
-        raise InputError(
-            f"data.needle_share ({data.needle_share}) and data.label_share ({data.label_share}) add up to more than 1"
-        )
-    if data.label_share and data.source == "synthetic":
-        raise InputError("data.label_share needs text: give --data")
+    if sum(shares.values()) > 1 + 1e-9:
+        named = ", ".join(f"data.{name} ({share})" for name, share in shares.items())
+        raise InputError(f"{named} add up to more than 1")
+    for name in ("label_share", "repeat_share"):
+        if shares[name] and data.source == "synthetic":
+            raise InputError(f"data.{name} needs text: give --data")
     if data.long_share is not None and not 0 <= data.long_share <= 1:
         raise InputError(f"data.long_share must lie between 0 and 1, got {data.long_share}")
     if not 0 < data.validation_share < 1:

@@ -222,6 +222,7 @@ OUT_OF_RANGE = {
     "data.validation_share": ("0", "1", "1.5"),
     "data.needle_share": ("-0.1", "1.1"),
     "data.label_share": ("-0.1", "1.1", "0.1"),  # the preset is synthetic
+    "data.repeat_share": ("-0.1", "1.1", "0.1"),
     "evaluation.depths": ("[]", "[1.1]", "[-0.1]", "[.nan]", "[0.5, 0.5]"),
     "evaluation.needles": ("[0]", "[4,-1]"),
     "evaluation.lengths": ("[0]",),

@@ -64,6 +64,11 @@ def example(word: str, label: str) -> str:
     return f"{PROMPT.format(word=word)} {label}{ENDING}"
 
 
+def label_page() -> str:
+    """Every word and every label, for a tokenizer to learn them from."""
+    return "".join(example(word, LABELS[index % len(LABELS)]) for index, word in enumerate(WORDS))
+
+
 def task_rows(generator: torch.Generator, *, count: int, words: int = 8, labels: int = 4) -> list[tuple[str, str]]:
     """``count`` (label, word) rows of one mapping, to be asked behind examples from other rows."""
     mapping = draw_mapping(generator, words=words, labels=labels)

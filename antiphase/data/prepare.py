@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
 from antiphase.data.corpora import documents, fingerprint
-from antiphase.data.label_mapping import LabelMapping
+from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
-from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
 from antiphase.data.tokenization import load_tokenizer, train_tokenizer
 from antiphase.errors import InputError
@@ -24,6 +24,10 @@ from antiphase.randomness import keyed_generator
 
 Progress = Callable[[str], None]
 
+SMALLEST_TEXT_SHARE = 0.1
+"""That the tokenizer is trained on, however little of it a batch holds."""
+NEEDLE_DIGITS = 2
+"""Digits of a token where numbers are retrieved: among ten different tokens, the one that is looked for has doubles."""
 VALUES_TRIED = 300
 """Answers whose length is looked at; all have equally many digits."""
 
@@ -58,6 +62,7 @@ class PreparedData:
             key=key,
             labels=LabelMapping(self.tokenizer, sequence_length=settings.sequence_length),
             label_share=settings.label_share,
+            repeat_share=settings.repeat_share,
             long_share=settings.long_share,
             end=self.tokenizer.eos_token_id,
         )
@@ -185,12 +190,33 @@ def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTr
     if settings.tokenizer:
         return load_tokenizer(settings.tokenizer)
     content = fingerprint(settings.paths, settings.text_field)
-    folder = cache / f"tokenizer-{content[:16]}-{settings.vocabulary_size}"
+    shares = f"{settings.needle_share:g}-{settings.label_share:g}"
+    folder = cache / f"tokenizer-{content[:16]}-{settings.vocabulary_size}-{shares}"
     if not folder.is_dir():
         progress(f"training a tokenizer of {settings.vocabulary_size} entries")
-        tokenizer = train_tokenizer(documents(settings.paths, text_field=settings.text_field), settings.vocabulary_size)
+        digits = NEEDLE_DIGITS if settings.needle_share else 1
+        tokenizer = train_tokenizer(_read_by_tokenizer(settings), settings.vocabulary_size, digits=digits)
         _save_beside(tokenizer, folder)
     return load_tokenizer(str(folder))
+
+
+def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
+    """The training text and, in the shares of a batch, what the tasks are written in.
+
+    Without it, a word that is rare in the text takes several tokens, and what is to be looked up lies far from what it
+    is looked up by.
+    """
+    text_share = 1 - settings.needle_share - settings.label_share
+    wanted = {needle_page(): settings.needle_share, label_page(): settings.label_share}
+    read = 0
+    written = dict.fromkeys(wanted, 0)
+    for document in documents(settings.paths, text_field=settings.text_field):
+        yield document
+        read += len(document)
+        for page, share in wanted.items():
+            pages = round(read * share / max(text_share, SMALLEST_TEXT_SHARE) / len(page)) - written[page]
+            yield page * pages
+            written[page] += pages
 
 
 def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -335,6 +335,12 @@ def needle(city: str, number: str) -> str:
     return f" The number of {city} is {number}."
 
 
+def needle_page() -> str:
+    """The instruction and a needle of every city, for a tokenizer to learn their words from."""
+    numbers = [f"{10 + index % 90}{index:02}" for index in range(100)]  # every group of two digits
+    return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
+
+
 def question(cities: Sequence[str]) -> str:
     """What asks for the numbers of cities, for a model to go on with."""
     if len(cities) == 1:

@@ -54,19 +54,14 @@ class SyntheticStream:
         return _join(parts)
 
     def _repeated(self, count: int, generator: torch.Generator) -> Batch:
-        """Random tokens that come again and again; from the second time on they count in the loss.
-
-        Each row has a period of its own: with one period for all, looking back a fixed distance would do, and nothing
-        would have to be found by its content.
-        """
+        """Random tokens that come again and again; from the second time on they count in the loss."""
         language = self.task.language
         assert isinstance(language, SymbolLanguage)
         opening = torch.tensor(language.opening())
         length = self.task.sequence_length - len(opening)
-        longest = max(1, length // 2)
-        periods = torch.randint(min(SHORTEST_PERIOD, longest), longest + 1, (count, 1), generator=generator)
+        periods = drawn_periods(count, length, generator)
         first = len(language.special_tokens)
-        random = torch.randint(first, len(language.words), (count, longest), generator=generator)
+        random = torch.randint(first, len(language.words), (count, max(1, length // 2)), generator=generator)
         places = torch.arange(length).expand(count, -1)
         ids = torch.cat([opening.expand(count, -1), random.gather(1, places % periods)], dim=1)
         labels = ids.clone()
@@ -92,6 +87,7 @@ class TextStream:
         key: tuple[object, ...],
         labels: LabelMapping | None = None,
         label_share: float = 0.0,
+        repeat_share: float = 0.0,
         long_share: float | None = None,
         end: int | None = None,
     ) -> None:
@@ -107,8 +103,10 @@ class TextStream:
         self.packed, self.task, self.key, self.labels = packed, task, key, labels
         self.needle_rows = round(needle_share * batch_size)
         self.label_rows = min(round(label_share * batch_size), batch_size - self.needle_rows)
-        self.text_rows = batch_size - self.needle_rows - self.label_rows
+        self.repeat_rows = min(round(repeat_share * batch_size), batch_size - self.needle_rows - self.label_rows)
+        self.text_rows = batch_size - self.needle_rows - self.label_rows - self.repeat_rows
         every = torch.arange(len(packed))
+        self._passages = _Blocks(every, self.repeat_rows, (*key, "passages"))
         if long_share is None:
             self._kinds = [_Blocks(every, self.text_rows, (*key, "order"))]
             return
@@ -140,7 +138,16 @@ class TextStream:
             assert self.labels is not None
             ids = self.labels.sample(self.label_rows, keyed_generator(*self.key, "labels", step))
             parts.append(Batch(ids, ids))
+        if self.repeat_rows:
+            ids = self._repeated(step)
+            parts.append(Batch(ids, ids))
         return _join(parts)
+
+    def _repeated(self, step: int) -> Tensor:
+        blocks = torch.stack([self.packed.block(index) for index in self._passages.of_step(step)])
+        length = blocks.shape[1]
+        periods = drawn_periods(len(blocks), length, keyed_generator(*self.key, "periods", step))
+        return blocks.gather(1, torch.arange(length) % periods)
 
 
 class _Blocks:
@@ -161,6 +168,15 @@ class _Blocks:
             self._epoch = epoch
             self._order = torch.randperm(len(self.blocks), generator=keyed_generator(*self.key, epoch))
         return int(self.blocks[self._order[place]])
+
+
+def drawn_periods(count: int, length: int, generator: torch.Generator) -> Tensor:
+    """(count, 1) int64: after how many tokens each of ``count`` sequences starts again; half their length at most.
+
+    With one period for all, looking back a fixed distance would do, and nothing would have to be found by its content.
+    """
+    longest = max(1, length // 2)
+    return torch.randint(min(SHORTEST_PERIOD, longest), longest + 1, (count, 1), generator=generator)
 
 
 def _join(parts: list[Batch]) -> Batch:

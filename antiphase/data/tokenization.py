@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.errors import InputError
@@ -24,12 +24,14 @@ CUT = re.compile(r"(?<=\S)(?=\s\S)")
 CUT_TRIES = 16
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int = 1) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on ``texts``; equal texts give an equal tokenizer.
 
-    Every digit is a token of its own, so numbers of equal width have equally many tokens. Decoding gives back
-    any text exactly. ``<|endoftext|>`` starts and ends sequences, ``<|pad|>`` fills them on the left; written
-    in a text they count as these tokens too.
+    A token holds no more than ``digits`` digits, counted from the left of a number. With 1, every digit is a token of
+    its own, so numbers of equal width have equally many tokens; with more, a space may join the first of them, and
+    they have where the texts hold every group of digits often enough. Decoding gives back any text exactly.
+    ``<|endoftext|>`` starts and ends sequences, ``<|pad|>`` fills them on the left; written in a text they count as
+    these tokens too.
 
     Args:
         texts: documents; read once, cut into pieces, so memory does not grow with their length.
@@ -45,9 +47,12 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTok
         )
     backend = Tokenizer(models.BPE())
     # Digits first: the pattern of ByteLevel alone would join runs of digits, and a space to the first of them
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    numbers = (
+        pre_tokenizers.Digits(individual_digits=True)
+        if digits == 1
+        else pre_tokenizers.Split(Regex(rf" ?\d{{1,{digits}}}"), "isolated")
     )
+    backend.pre_tokenizer = pre_tokenizers.Sequence([numbers, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from antiphase.config import DataSettings
+from antiphase.data.label_mapping import WORDS, example
 from antiphase.data.packing import PackedTokens
-from antiphase.data.prepare import PreparedData, symbol_tokenizer
-from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage
+from antiphase.data.prepare import PreparedData, prepare, symbol_tokenizer
+from antiphase.data.retrieval import CITIES, IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage, needle
 from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
@@ -158,6 +159,44 @@ def test_the_tokenizer_of_symbols_reads_and_writes_every_word():
     assert tokenizer(" ".join(SYMBOLS.words))["input_ids"] == list(range(len(SYMBOLS.words)))
     assert tokenizer.decode(list(range(len(SYMBOLS.words)))).split() == SYMBOLS.words
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
+
+
+# ---------------------------------------------------------------------------------------- repeated passages
+
+
+@pytest.mark.parametrize(("share", "rows"), [(0.0, 0), (0.25, 2), (1.0, 8)])
+def test_repeated_passages_start_again_after_a_period_of_their_own(share, rows):
+    packed = PackedTokens(numpy.arange(100, 100 + 40 * LENGTH, dtype=numpy.uint16), LENGTH)  # no token twice
+    stream = TextStream(packed, TASK, batch_size=8, needle_share=0.0, key=(0, "training"), repeat_share=share)
+    periods = set()
+    for step in range(12):
+        batch = stream.batch(step)
+        assert torch.equal(batch.input_ids, batch.labels)
+        assert torch.equal(batch.input_ids, stream.batch(step).input_ids)
+        repeated = [row for row in batch.input_ids if len(row.unique()) < LENGTH]
+        assert len(repeated) == rows
+        for row in repeated:
+            period = len(row.unique())
+            assert SHORTEST_PERIOD <= period <= LENGTH // 2
+            assert torch.equal(row[period:], row[:-period])
+            assert (row[1:period] == row[: period - 1] + 1).all()  # a passage of the text as it stands
+            periods.add(period)
+    assert len(periods) > 4 or not rows
+
+
+def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"word{index % 97} of a long and plain text," for index in range(4000)))
+    common = {"source": "text", "sequence_length": 200, "needles": 2, "queries": 1, "vocabulary_size": 1200}
+    common |= {"paths": [str(text)], "validation_share": 0.2}
+    both = prepare(DataSettings(**common, needle_share=0.25, label_share=0.25), tmp_path / "cache").tokenizer
+    for city in CITIES:
+        assert both.tokenize(needle(city, "4821")) == ["ĠThe", "Ġnumber", "Ġof", f"Ġ{city}", "Ġis", "Ġ48", "21", "."]
+    for word in WORDS:
+        assert len(both.tokenize(example(word, "red"))) == 8
+    neither = prepare(DataSettings(**common, needle_share=0.0), tmp_path / "cache").tokenizer
+    assert len(neither.tokenize(needle("Copenhagen", "4821"))) > 8
+    assert neither.tokenize("4821") == ["4", "8", "2", "1"]
 
 
 # ------------------------------------------------------------------------------------------ long documents

@@ -55,6 +55,18 @@ def test_no_entry_joins_a_digit_to_anything(tokenizer: PreTrainedTokenizerFast) 
     assert joined == []
 
 
+def test_digits_stay_together_in_twos_where_asked():
+    numbers = [f"{10 + index % 90}{index:02}" for index in range(100)]
+    pairs = train_tokenizer([" ".join(["The number is", *numbers]) * 20], 700, digits=2)
+    digits = [sum(char.isdigit() for char in pairs.decode(index)) for index in range(len(pairs))]
+    assert max(digits) == 2
+    for number in range(1000, 10000, 37):
+        tokens = pairs.tokenize(f" {number}")
+        assert tokens == [f"Ġ{number // 100}", f"{number % 100:02}"]
+    assert pairs.tokenize(" 123") == ["Ġ12", "3"]
+    assert pairs.decode(pairs("in 1999,  12 of 7")["input_ids"]) == "in 1999,  12 of 7"
+
+
 def test_special_tokens_padding_and_size(tokenizer: PreTrainedTokenizerFast) -> None:
     assert len(tokenizer) == 400
     assert set(tokenizer.get_vocab().values()) == set(range(400))
