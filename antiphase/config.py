@@ -84,8 +84,7 @@ class DataSettings:
     label_share: float = 0.0
     """Share of each batch that is words with labels to be learned in context (``text``)."""
     repeat_share: float = 0.0
-    """Share of each batch that is passages of text which come again and again, each sequence with a length of its own
-    (``text``): a model that is too small or read too little to learn looking back from text alone learns it there."""
+    """Share of each batch that is passages which come again and again (``text``); looking back pays at each token."""
     long_share: float | None = None
     """Share of the text sequences that is cut from the inside of one document each, so that long documents count for
     more (length upsampling, Fu et al. 2402.10171); None: blocks of the text as they come."""

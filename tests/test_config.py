@@ -233,6 +233,16 @@ OUT_OF_RANGE = {
 }
 
 
+@pytest.mark.parametrize(("label", "repeat"), [(0.45, 0.25), (0.0, 0.75), (0.6, 0.0)])
+def test_shares_of_a_batch_add_up_to_at_most_one(label, repeat):
+    def shares(needle: float) -> list[str]:
+        return [f"data.needle_share={needle}", f"data.label_share={label}", f"data.repeat_share={repeat}"]
+
+    load_preset("half-hour", shares(1 - label - repeat), data=["text.txt"])
+    with pytest.raises(InputError, match=r"data.needle_share \(0.5\), .*data.repeat_share .* add up to more than 1"):
+        load_preset("half-hour", shares(0.5), data=["text.txt"])
+
+
 @pytest.mark.parametrize("override", [f"{field}={value}" for field, values in OUT_OF_RANGE.items() for value in values])
 def test_value_out_of_range_is_refused_by_its_field(preset, override):
     with pytest.raises(InputError, match=override.partition("=")[0].replace(".", r"\.")):

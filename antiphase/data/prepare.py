@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -27,9 +28,7 @@ Progress = Callable[[str], None]
 SMALLEST_TEXT_SHARE = 0.1
 """That the tokenizer is trained on, however little of it a batch holds."""
 NEEDLE_DIGITS = 2
-"""Digits of a token where numbers are retrieved: among ten different tokens, the one that is looked for has doubles."""
-VALUES_TRIED = 300
-"""Answers whose length is looked at; all have equally many digits."""
+"""Digits of a token where numbers are retrieved: single digits would have doubles all over a context."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ def check_task(task: RetrievalTask) -> None:
     """
     language = task.language
     questions = sorted((len(language.question(key)) for key in range(language.key_count)), reverse=True)
-    values = range(0, language.value_count, max(1, language.value_count // VALUES_TRIED))
-    answer = max(len(language.answer(value)) for value in values) + len(language.ending())
+    answer = max(len(language.answer(value)) for value in range(language.value_count)) + len(language.ending())
     keys = sorted(range(language.key_count), key=lambda key: -len(language.question(key)))
     asking = []  # tokens of all questions and answers, by how many facts a question asks for
     for size in range(1, task.together + 1):
@@ -215,7 +213,7 @@ def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
         read += len(document)
         for page, share in wanted.items():
             pages = round(read * share / max(text_share, SMALLEST_TEXT_SHARE) / len(page)) - written[page]
-            yield page * pages
+            yield from repeat(page, pages)
             written[page] += pages
 
 

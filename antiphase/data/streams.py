@@ -71,7 +71,8 @@ class SyntheticStream:
 
 
 class TextStream:
-    """Blocks of packed text in an order shuffled anew each epoch; a share is retrieval, a share labels in context.
+    """Blocks of packed text in an order shuffled anew each epoch; a share is retrieval, a share labels in context, a
+    share passages of the text that come again and again.
 
     With a long share, that part of the text rows comes from blocks inside one document, the rest from all others; each
     kind is shuffled and repeated by itself.
@@ -94,6 +95,7 @@ class TextStream:
         """
         Args:
             labels: makes the sequences of ``label_share``.
+            repeat_share: share of the batch that repeats the beginning of a block to the sequence's end.
             long_share: share of the text rows from inside one document; None: all blocks alike.
             end: the token between documents; needed with ``long_share``.
 
@@ -144,6 +146,7 @@ class TextStream:
         return _join(parts)
 
     def _repeated(self, step: int) -> Tensor:
+        """Beginnings of blocks, each started again after a period of its own; (repeat_rows, length)."""
         blocks = torch.stack([self.packed.block(index) for index in self._passages.of_step(step)])
         length = blocks.shape[1]
         periods = drawn_periods(len(blocks), length, keyed_generator(*self.key, "periods", step))

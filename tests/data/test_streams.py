@@ -9,7 +9,7 @@ import torch
 from antiphase.config import DataSettings
 from antiphase.data.label_mapping import WORDS, example
 from antiphase.data.packing import PackedTokens
-from antiphase.data.prepare import PreparedData, prepare, symbol_tokenizer
+from antiphase.data.prepare import PreparedData, check_task, prepare, symbol_tokenizer
 from antiphase.data.retrieval import CITIES, IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage, needle
 from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.errors import InputError
@@ -197,6 +197,22 @@ def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path)
     neither = prepare(DataSettings(**common, needle_share=0.0), tmp_path / "cache").tokenizer
     assert len(neither.tokenize(needle("Copenhagen", "4821"))) > 8
     assert neither.tokenize("4821") == ["4", "8", "2", "1"]
+
+
+class OneLongValue(SymbolLanguage):
+    """One value of all takes four tokens."""
+
+    def answer(self, value: int) -> list[int]:
+        return super().answer(value) * (4 if value == 7 else 1)
+
+
+def test_the_one_value_that_is_too_long_is_seen_before_training():
+    def task(length: int) -> RetrievalTask:
+        return RetrievalTask(OneLongValue(9, 700, 5), needles=3, queries=2, sequence_length=length)
+
+    check_task(task(26))  # one token to open with, and five facts of five
+    with pytest.raises(InputError, match="take up to 26 tokens"):
+        check_task(task(25))
 
 
 # ------------------------------------------------------------------------------------------ long documents
