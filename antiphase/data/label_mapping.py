@@ -19,8 +19,8 @@ WORDS = (
     "pipe", "river", "road", "rope", "sail", "shoe", "spoon", "stone", "sword", "table", "tree", "wheel",
 )  # fmt: skip
 LABELS = ("red", "green", "blue", "black", "white", "yellow", "brown", "grey")
-PROMPT, ENDING = "Word: {word}\nColour:", "\n"
-"""A line of the task; a label follows the prompt after a space."""
+PROMPT, ENDING = "Colour: {word}", "\n"
+"""A line of the task; a label follows the prompt after a space, next to its word as in ``retrieval.needle``."""
 
 
 class LabelMapping:

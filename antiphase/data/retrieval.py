@@ -60,6 +60,11 @@ class RetrievalBatch:
         labels[rows, columns] = self.input_ids[rows, columns]
         return labels
 
+    def question_labels(self) -> Tensor:
+        """(B, L): all tokens from the first question on, -100 before them."""
+        asking = self.spans["question"].int().cumsum(1) > 0
+        return self.input_ids.masked_fill(~asking, IGNORED_LABEL)
+
 
 class Language(Protocol):
     """What facts, questions and filler look like in token ids."""
@@ -134,7 +139,7 @@ class SymbolLanguage:
 
 
 class TextLanguage:
-    """Numbers of cities in running text: " The number of Paris is 4821." between sentences of a corpus."""
+    """Numbers of cities in running text: " City number: Paris 4821." between sentences of a corpus."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, filler_tokens: numpy.ndarray) -> None:
         """``filler_tokens``: a flat array of token ids, cut into filler as it stands."""
@@ -331,8 +336,13 @@ class RetrievalTask:
 
 
 def needle(city: str, number: str) -> str:
-    """What hides in a haystack of text."""
-    return f" The number of {city} is {number}."
+    """What hides in a haystack of text.
+
+    The number follows the city at once, so that a model of two layers can look it up: one layer marks a token with the
+    one before it, the next looks for that mark. Each word between them is a detour that small models do not learn in
+    the tokens they are trained on.
+    """
+    return f" City number: {city} {number}."
 
 
 def needle_page() -> str:
@@ -344,8 +354,8 @@ def needle_page() -> str:
 def question(cities: Sequence[str]) -> str:
     """What asks for the numbers of cities, for a model to go on with."""
     if len(cities) == 1:
-        return f" The number of {cities[0]} is"
-    return f" The numbers of {', '.join(cities[:-1])} and {cities[-1]}, in this order, are"
+        return f" City number: {cities[0]}"
+    return f" City numbers of {', '.join(cities[:-1])} and {cities[-1]}, in this order:"
 
 
 def opening_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -70,8 +70,8 @@ def test_answers_are_the_numbers_of_the_cities_asked_for_in_their_order(haystack
 
 
 def test_questions_read_like_sentences():
-    assert question(["Rome"]) == " The number of Rome is"
-    assert question(["Rome", "Oslo", "Bern"]) == " The numbers of Rome, Oslo and Bern, in this order, are"
+    assert question(["Rome"]) == " City number: Rome"
+    assert question(["Rome", "Oslo", "Bern"]) == " City numbers of Rome, Oslo and Bern, in this order:"
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 0.75, 1.0])
@@ -120,7 +120,7 @@ def test_a_model_with_another_tokenizer_reads_the_same_text(haystack, generated_
     (context,) = haystack.contexts(cell(), 1, seed=8)
     batch = prompt_batch(other, context)
     assert other.decode(batch.input_ids[0][1:]) == context.text
-    assert other.decode(batch.input_ids[0][batch.spans["answer"][0]]).startswith(" The number of ")
+    assert other.decode(batch.input_ids[0][batch.spans["answer"][0]]).startswith(" City number: ")
 
 
 def test_the_guess_rate_is_that_of_naming_different_numbers_in_any_order():

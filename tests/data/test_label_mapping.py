@@ -23,11 +23,11 @@ LENGTH = 160
 @pytest.fixture(scope="module")
 def tokenizer():
     text = [example(word, label) for word in WORDS for label in LABELS]
-    return train_tokenizer([*text, "The number of Paris is 4821. " * 20], 500)
+    return train_tokenizer([*text, "City number: Paris 4821. " * 20], 500)
 
 
 def lines_of(tokenizer, ids):
-    found = re.findall(r"Word: (\w+)\nColour: (\w+)\n", tokenizer.decode(ids, skip_special_tokens=True))
+    found = re.findall(r"Colour: (\w+) (\w+)\n", tokenizer.decode(ids, skip_special_tokens=True))
     assert len(found) > 8
     return found
 
@@ -65,11 +65,10 @@ def test_asking_is_written_as_training_was(tokenizer, tmp_path):
     )
     sample = load_task(str(tmp_path / "task.yaml"), tokenizer, samples=5).samples[0]
     shown = tokenizer.decode(sample.prompt, skip_special_tokens=True)
-    lines = re.findall(r"Word: (\w+)\nColour: (\w+)\n", shown)
+    lines = re.findall(r"Colour: (\w+) (\w+)\n", shown)
     assert len(lines) == 12
-    assert (
-        shown == "".join(example(*line) for line in lines) + shown.rpartition("\n")[0].rpartition("\n")[2] + "\nColour:"
-    )
+    asked = shown.removeprefix("".join(example(*line) for line in lines))
+    assert re.fullmatch(r"Colour: \w+", asked)
     mapping = LabelMapping(tokenizer, sequence_length=LENGTH)
     trained = [token for line in lines for token in mapping.lines[line]]
     text = list(sample.prompt)
@@ -89,6 +88,6 @@ def test_the_share_of_label_sequences_is_kept(tokenizer):
 
     texts = [tokenizer.decode(row, skip_special_tokens=True) for row in batch(3).input_ids]
     assert sum("Colour:" in text for text in texts) == 4
-    assert sum("number of" in text for text in texts) == 2
+    assert sum("City number: " in text for text in texts) == 2
     assert torch.equal(batch(3).input_ids, batch(3).input_ids)
     assert not torch.equal(batch(3).input_ids, batch(4).input_ids)

@@ -93,9 +93,19 @@ def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
         assert (row == row[0]).all()  # whole blocks
 
 
-def test_all_of_a_text_batch_counts_in_the_loss():
-    batch = text(needle_share=0.5).batch(1)
-    assert torch.equal(batch.labels, batch.input_ids)
+def test_of_a_text_batch_all_counts_but_the_haystacks():
+    batch = text(batch_size=8, needle_share=0.5).batch(1)
+    texts, retrieval = batch.labels.split(4)
+    assert torch.equal(texts, batch.input_ids[:4])
+    sampled = TASK.sample(4, keyed_generator(0, "training", "needles", 1))
+    assert torch.equal(sampled.input_ids, batch.input_ids[4:])
+    for labels, ids, end, positions in zip(
+        retrieval, sampled.input_ids, sampled.prompt_end, sampled.answer_positions, strict=True
+    ):
+        first = int(end)  # a question of symbols is one token
+        assert (labels[:first] == IGNORED_LABEL).all()
+        assert torch.equal(labels[first:], ids[first:])
+        assert (positions > first).all()
 
 
 # ------------------------------------------------------------------------------------------ held-out text
@@ -191,11 +201,11 @@ def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path)
     common |= {"paths": [str(text)], "validation_share": 0.2}
     both = prepare(DataSettings(**common, needle_share=0.25, label_share=0.25), tmp_path / "cache").tokenizer
     for city in CITIES:
-        assert both.tokenize(needle(city, "4821")) == ["ĠThe", "Ġnumber", "Ġof", f"Ġ{city}", "Ġis", "Ġ48", "21", "."]
+        assert both.tokenize(needle(city, "4821")) == ["ĠCity", "Ġnumber", ":", f"Ġ{city}", "Ġ48", "21", "."]
     for word in WORDS:
-        assert len(both.tokenize(example(word, "red"))) == 8
+        assert len(both.tokenize(example(word, "red"))) == 5
     neither = prepare(DataSettings(**common, needle_share=0.0), tmp_path / "cache").tokenizer
-    assert len(neither.tokenize(needle("Copenhagen", "4821"))) > 8
+    assert len(neither.tokenize(needle("Copenhagen", "4821"))) > 7
     assert neither.tokenize("4821") == ["4", "8", "2", "1"]
 
 

@@ -44,7 +44,7 @@ FORMATS = {  # template: (file, content, extra keys, first prompt, its options, 
     "subj": ("s.all", "1 so it is\n0 lovely\n", {}, "Sentence: so it is\nThis is", [" an opinion", " a fact"], 1),
     "cr": ("c.all", "0 broke\n1 fine\n", {}, "Review: broke\nSentiment:", [" negative", " positive"], 0),
     "mpqa": ("m.all", "0 failing\n1 fine\n", {}, "Phrase: failing\nSentiment:", [" negative", " positive"], 0),
-    "word-colours": ("w", "red apple\nblue boat\n", {}, "Word: apple\nColour:", [" blue", " red"], 1),
+    "word-colours": ("w", "red apple\nblue boat\n", {}, "Colour: apple", [" blue", " red"], 1),
     "sst-5": ("s5", "4 wow\n0 no\n", {}, "Review: wow\nSentiment:",
               [" terrible", " bad", " okay", " good", " great"], 4),
     "clinc-150": ("c.json", json.dumps({"test": [["pay it", "pay_bill"], ["hi", "hello"]], "train": []}), {},
@@ -418,8 +418,8 @@ def test_needles(tmp_path, tokenizer, tiny_model):
     assert (len(task.samples), task.chance) == (6, 0.25)
     for sample in task.samples:
         said = tokenizer.decode(sample.prompt)
-        city = said.rsplit("number of ", 1)[1].removesuffix(" is")
-        assert f"number of {city} is{tokenizer.decode(sample.options[0])}." in said
+        city = said.rsplit("City number: ", 1)[1]
+        assert f"City number: {city}{tokenizer.decode(sample.options[0])}." in said
     right = {s.prompt: s.options[0] for s in task.samples}
     assert score_of(task, right.get, len(tokenizer)) == 1.0
     assert score_of(task, lambda prompt: right[prompt][:-1], len(tokenizer)) == 0.0

@@ -118,8 +118,8 @@ def test_the_estimate_counts_runs_and_ladder(text):
     scale = module.SCALES["tiny"]
     ladder = 2 * (4 * scale.ladder_steps + sum(scale.budgets[:-1])) + len(scale.ablations) * scale.ladder_steps
     assert (told["runs"], told["short_runs"]) == (2, 2 * (4 + 3) + 12)
-    assert told["tokens"] == (2 * 4 + ladder) * 8 * 256
-    assert told["minutes"] == pytest.approx(told["tokens"] / 24_000 / 60)
+    assert told["tokens"] == (2 * 4 + ladder) * 8 * 96
+    assert told["minutes"] == pytest.approx(told["tokens"] / 34_000 / 60)
     assert estimate(request, scale_preset(request), cores=64)["minutes"] == told["minutes"]  # two runs take two cores
     only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["needles"])
     assert estimate(only, scale_preset(only), cores=2)["short_runs"] == 0
@@ -148,14 +148,14 @@ def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
     assert 1 < told["minutes"] / 60 / 24 < 5
 
 
-def test_tiny_trains_within_an_hour_on_two_cores(text):
-    """At the 6,000 tokens a second that two cores reach with five million parameters; evaluations take the rest."""
+def test_tiny_leaves_its_evaluations_ten_minutes(text):
+    """Of ninety on two cores, also by the 6,000 tokens a second that they reach with five million parameters."""
     request = ReproduceRequest(scale="tiny", data=[text])
     preset = scale_preset(request)
     told = estimate(request, preset, cores=2)
     row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
-    assert told["minutes"] < 60
-    assert told["tokens"] / (6000 * 5e6 / row["parameters"]) / 60 < 60
+    assert told["minutes"] < 80
+    assert told["tokens"] / (6000 * 5e6 / row["parameters"]) / 60 < 80
 
 
 # ------------------------------------------------------------------------------------------ verdicts
