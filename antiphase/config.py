@@ -130,6 +130,10 @@ class TrainingSettings:
     """Of matrices, embeddings included; never of norms and λ."""
     clip: float = 1.0
     """Largest global gradient norm."""
+    embedding_range: float | None = None
+    """Standard deviation of fresh embeddings; None: ``model.initializer_range``. Where embeddings are tied and narrow,
+    words that are hardly ever to be predicted are pushed the same way and grow alike, and none can be looked up by:
+    0.1 keeps them apart."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
     gradient_checkpointing: bool = False
@@ -392,10 +396,13 @@ def _check_run(run: RunSettings) -> None:
         "model.rms_norm_eps": run.model.rms_norm_eps,
         "model.head_norm_eps": run.model.head_norm_eps,
         "model.initializer_range": run.model.initializer_range,
+        **({} if training.embedding_range is None else {"training.embedding_range": training.embedding_range}),
     }
     for name, number in above_zero.items():
         if number <= 0:
             raise InputError(f"{name} must be above 0, got {number}")
+    if training.embedding_range is not None and (run.model.kind != "transformer" or training.start_from is not None):
+        raise InputError("training.embedding_range serves transformers with fresh weights; leave it out")
     for name, number in {
         "training.warmup_steps": training.warmup_steps,
         "training.weight_decay": training.weight_decay,

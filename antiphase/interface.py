@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,11 +20,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase.ops.api import differential_attention
-from antiphase.ops.decoding import attend_few, is_few
+from antiphase.ops.api import attend_cached, differential_attention, serves_cache
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
+TRITON = f"{NAME}_triton"
+"""The same with fused kernels in its differential layers, for CUDA devices."""
 SWAPPED = f"{NAME}_swapped_"
 """Start of the names under which functions stand that were swapped in."""
 DIFFERENTIAL = frozenset({"differential", "differential_v2"})
@@ -75,9 +77,9 @@ def subtracting_function(implementation: str) -> AttentionFunction:
     """The attention function of a V2 layer under the name of an implementation.
 
     Its maps are those of ordinary grouped attention, so any backend may form their outputs: one call with all maps,
-    then O₂ᵢ - λᵢ O₂ᵢ₊₁. ``antiphase``, ``eager`` and functions swapped in subtract themselves.
+    then O₂ᵢ - λᵢ O₂ᵢ₊₁. The project's own, ``eager`` and functions swapped in subtract themselves.
     """
-    if implementation in (NAME, "eager") or implementation.startswith(SWAPPED):
+    if implementation in (NAME, TRITON, "eager") or implementation.startswith(SWAPPED):
         return differential_function(implementation)
     ordinary = ALL_ATTENTION_FUNCTIONS[implementation]
 
@@ -100,6 +102,7 @@ def antiphase_attention(
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    impl: str = "auto",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function registered as ``antiphase``: the fast operator for differential layers, SDPA for softmax.
@@ -113,6 +116,7 @@ def antiphase_attention(
         scaling: factor of the scores; None: 1/√d.
         lam: λ of a differential layer, broadcastable to (B, H, N).
         s_aux: (maps,) logits that the denominators of softmax maps hold besides, as in gpt-oss; transformers' name.
+        impl: of ``differential_attention``; the function registered as ``antiphase_triton`` has "triton" here.
 
     Returns:
         (B, N, heads, dv) and None (the map is never formed).
@@ -128,7 +132,7 @@ def antiphase_attention(
         assert lam is not None
         return differential_output(
             query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1,
-            is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+            is_causal=is_causal, sliding_window=sliding_window, scaling=scaling, impl=impl,
         ), None  # fmt: skip
     return softmax_attention(
         query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux
@@ -146,19 +150,21 @@ def differential_output(
     is_causal: bool,
     sliding_window: int | None,
     scaling: float | None,
+    impl: str = "auto",
 ) -> Tensor:
     """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
     groups = key.shape[1] // halves
-    if halves == 2 and is_few(query, key, groups, mask):  # halves are read as they lie: joining them would copy them
+    # halves are read as they lie: joining them would copy them
+    if halves == 2 and serves_cache(query, key, value, lam, mask, groups=groups, impl=impl):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = attend_few(
+        out = attend_cached(
             query, key, value, lam, mask,
-            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
         )  # fmt: skip
     else:
         out = differential_attention(
             query, key, join_halves(value) if halves == 2 else value, lam,
-            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling,
+            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, impl=impl,
         )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -398,7 +404,9 @@ def antiphase_mask(
 
 
 AttentionInterface.register(NAME, antiphase_attention)
-AttentionMaskInterface.register(NAME, antiphase_mask)
+AttentionInterface.register(TRITON, partial(antiphase_attention, impl="triton"))
+for name in (NAME, TRITON):
+    AttentionMaskInterface.register(name, antiphase_mask)
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.schemes import COMPARED, DIFFLLAMA, FOUR_CALLS, OURS, OURS_V2, SOFTMAX, Case, Scheme, work
 from antiphase.benchmarks.timing import paired_times, product_rate, ratios
@@ -26,69 +28,102 @@ QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
 """No further round of a comparison begins after this time."""
 
 
-def cells(*, quick: bool) -> list[Case]:
-    """What is timed, the most telling first."""
+@dataclass(frozen=True)
+class Plan:
+    """What is timed on a kind of device."""
+
+    cells: Sequence[Case]
+    """The most telling first."""
+    memory_cells: Sequence[Case]
+    compared: Mapping[str, Sequence[tuple[Scheme, Sequence[Scheme]]]]
+    memory: Sequence[Scheme]
+    impl: str
+    """The implementation that has to be right."""
+    dtypes: Sequence[torch.dtype]
+    """In which it has to be."""
+
+
+def plan_of(device: str, *, quick: bool) -> Plan:
+    """The operator on a processor, the kernels on a GPU."""
+    return _on_gpu(device, quick=quick) if torch.device(device).type == "cuda" else _on_cpu(quick=quick)
+
+
+def _on_cpu(*, quick: bool) -> Plan:
     lengths = (1024, 4096) if quick else (1024, 4096, 16384)
+    dtypes = (torch.float32, torch.bfloat16)
     found = [
-        Case(length, HEADS, WIDTH, dtype, task)
-        for task in COMPARED
-        for dtype in (torch.float32, torch.bfloat16)
-        for length in lengths
-    ]
+        Case(length, HEADS, WIDTH, dtype, task) for task in COMPARED for dtype in dtypes for length in lengths
+    ]  # fmt: skip
+    memory = [Case(4096, HEADS, WIDTH, torch.float32, "forward + backward")]
     if not quick:
+        tasks = ("forward", "forward + backward")
         other_widths = [(4 * HEADS // 2, WIDTH // 2), (HEADS // 2, 2 * WIDTH)]
         found += [
-            Case(4096, heads, width, torch.float32, task)
-            for heads, width in other_widths
-            for task in ("forward", "forward + backward")
-        ]
-    return found
+            Case(4096, heads, width, torch.float32, task) for heads, width in other_widths for task in tasks
+        ]  # fmt: skip
+        memory = [Case(n, HEADS, WIDTH, torch.float32, task) for n in (4096, 16384) for task in tasks]
+    return Plan(found, memory, COMPARED, (OURS, SOFTMAX, DIFFLLAMA, OURS_V2), "blockwise", dtypes)
 
 
-def memory_cells(*, quick: bool) -> list[Case]:
-    """Where peak memory is measured."""
-    if quick:
-        return [Case(4096, HEADS, WIDTH, torch.float32, "forward + backward")]
-    tasks = ("forward", "forward + backward")
-    return [Case(n, HEADS, WIDTH, torch.float32, task) for n in (4096, 16384) for task in tasks]
+def _on_gpu(device: str, *, quick: bool) -> Plan:
+    found = [
+        Case(length, HEADS, width, torch.bfloat16, task, batch=_batch(task, length, width), device=device)
+        for width in ((WIDTH,) if quick else (WIDTH, 2 * WIDTH))
+        for task in COMPARED_ON_GPU
+        for length in ((4096,) if quick else (4096, 16384))
+    ]
+    memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return Plan(found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton", dtypes)
+
+
+def _batch(task: str, length: int, width: int) -> int:
+    """Enough of them that a GPU is busy for longer than a call takes to be asked for."""
+    return 64 * WIDTH // width if task == "decode" else max(1, 16384 // length)
 
 
 def benchmark_attention(
-    *, quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda message: None
+    *, quick: bool = False, seed: int = 0, device: str = "cpu", say: Callable[[str], None] = lambda message: None
 ) -> Record:
-    """Causal, batch 1: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
+    """Causal: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
 
     Raises:
         RuntimeError: an implementation errs more than the tolerance rule allows.
     """
     started = time.perf_counter()
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
+    plan = plan_of(device, quick=quick)
     say("checking correctness")
-    gate = [row for width in (32, 64, 128) for row in correctness(HEADS // 2, width, seed)]
-    rates = {_name(dtype): product_rate(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    gate = [
+        row for width in (32, 64, 128)
+        for row in correctness(HEADS // 2, width, seed, impl=plan.impl, dtypes=plan.dtypes, device=device)
+    ]  # fmt: skip
+    rates = {_name(dtype): product_rate(dtype, device=device) for dtype in {case.dtype: None for case in plan.cells}}
     rows, memory = [], []
-    for case in cells(quick=quick):
-        for subject, baselines in COMPARED[case.task]:
+    for case in plan.cells:
+        for subject, baselines in plan.compared[case.task]:
             compared = [scheme for scheme in baselines if _is_timed(scheme, case, quick=quick)]
             say(f"timing {subject.name}: {_words(case)}")
             # A decoding step takes microseconds to milliseconds: many make one round.
             repeats = 50 if case.task == "decode" else 1
             timed = {scheme.name: _repeated(work(scheme, case, seed), repeats) for scheme in (subject, *compared)}
-            is_long = case.length > LONGEST_OF_ALL and repeats == 1  # tens of seconds: nothing there is still cold
+            # tens of seconds on a processor: nothing there is still cold
+            is_long = case.length > LONGEST_OF_ALL and repeats == 1 and device == "cpu"
             times = paired_times(
-                timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds, warm_up=0 if is_long else 1
-            )
+                timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds, warm_up=0 if is_long else 1,
+                device=device,
+            )  # fmt: skip
             rate = rates[_name(case.dtype)]
             for baseline in compared:
                 row = ratios(times, subject.name, baseline.name)
                 row["subject_seconds"] /= repeats
                 row["baseline_seconds"] /= repeats
                 rows.append({**_describe(case), **row, **_price(subject, baseline, case, row, rate)})
-    for case in memory_cells(quick=quick):
+    for case in plan.memory_cells:
         say(f"measuring memory: {_words(case)}")
         memory += [
             {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)}
-            for scheme in (OURS, SOFTMAX, DIFFLLAMA, OURS_V2)
+            for scheme in plan.memory
         ]
     return Record(
         kind="benchmark-attention",
@@ -97,10 +132,11 @@ def benchmark_attention(
             "heads": HEADS,
             "width": WIDTH,
             "causal": True,
-            "batch": 1,
+            "batch": {_words(case): case.batch for case in plan.cells},
             "rounds": rounds,
             "seconds": seconds,
             "quick": quick,
+            "device": device,
         },
         seeds=[seed],
         seconds=time.perf_counter() - started,
@@ -108,6 +144,8 @@ def benchmark_attention(
 
 
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
+    if case.device != "cpu":
+        return True
     if scheme.holds_maps:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
     if scheme is FOUR_CALLS:
@@ -145,7 +183,7 @@ def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], r
     }
     if case.task == "decode":
         maps = case.heads if subject.shares_keys else 2 * case.heads
-        found["cache_bytes"] = 2 * maps * case.length * case.width * case.dtype.itemsize
+        found["cache_bytes"] = 2 * case.batch * maps * case.length * case.width * case.dtype.itemsize
         found["cache_bytes_per_second"] = found["cache_bytes"] / row["subject_seconds"]
     return found
 
@@ -158,7 +196,10 @@ def _words(case: Case) -> str:
     return f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
 
 
-def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
+def correctness(
+    heads: int, width: int, seed: int, *, impl: str = "blockwise",
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), device: str = "cpu",
+) -> list[dict[str, Any]]:  # fmt: skip
     """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
 
     Errors are root mean squares over a tensor: its largest error is luck, in bf16 of a few rows.
@@ -166,23 +207,19 @@ def correctness(heads: int, width: int, seed: int) -> list[dict[str, Any]]:
     Raises:
         RuntimeError: something errs more.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
+    drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
     rows = []
     for form, key_maps in (("V1", 2 * heads), ("V2", heads)):
-        exact = [
-            torch.randn(1, maps, GATE_LENGTH, width, generator=generator, dtype=torch.float64)
-            for maps in (2 * heads, key_maps, key_maps)
-        ]
-        lam = torch.rand(1, heads, GATE_LENGTH, generator=generator, dtype=torch.float64)
-        cotangent = torch.randn(
-            1, heads, GATE_LENGTH, width * key_maps // heads, generator=generator, dtype=torch.float64
-        )
-        for dtype in (torch.float32, torch.bfloat16):
+        exact = [torch.randn(1, maps, GATE_LENGTH, width, **drawn) for maps in (2 * heads, key_maps, key_maps)]
+        lam = torch.rand(1, heads, GATE_LENGTH, **drawn)
+        cotangent = torch.randn(1, heads, GATE_LENGTH, width * key_maps // heads, **drawn)
+        for dtype in dtypes:
             low = [tensor.to(dtype) for tensor in (*exact, cotangent)]
             short = lam.float()
             truth = _results([t.double() for t in low], short.double(), "reference")
             eager = _results(low, short, "reference")
-            fast = _results(low, short, "blockwise")
+            fast = _results(low, short, impl)
             for name, true in truth.items():
                 rounding = _distance(true.to(fast[name].dtype), true)
                 error = _distance(fast[name], true)
@@ -216,5 +253,6 @@ def _results(tensors: Sequence[Tensor], lam: Tensor, impl: str) -> dict[str, Ten
             step = differential_output(
                 query[:, :, last], key, value, lam[:, :, last], None,
                 halves=halves, is_causal=False, sliding_window=None, scaling=None,
+                impl="triton" if impl == "triton" else "auto",
             ).transpose(1, 2)  # fmt: skip
     return {"out": out.detach(), **found, "decoding": step}

@@ -1,9 +1,9 @@
 """What the benchmark times: the operator, softmax attention of equal size, and other ways to the same difference.
 
 Equal size: H differential heads of 2H maps of width d with values of width 2d, against 2H softmax heads of width d.
-Both have the same projections. All take queries, keys and values as a layer has them: (1, 2H, N, d) with values in
-halves (1, 2H, N, d), stored token by token as projections give them, or head by head as a cache holds them; the second
-version's keys and values are (1, H, N, d).
+Both have the same projections. All take queries, keys and values as a layer has them: (B, 2H, N, d) with values in
+halves (B, 2H, N, d), stored token by token as projections give them, or head by head as a cache holds them; the second
+version's keys and values are (B, H, N, d).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LAM = 0.4
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one call, batch 1, causal."""
+    """Sizes of one call, causal."""
 
     length: int
     heads: int
@@ -32,11 +32,15 @@ class Case:
     dtype: torch.dtype
     task: str
     """ "forward", "forward + backward", or "decode": one query against ``length`` cached keys, forward."""
+    batch: int = 1
+    device: str = "cpu"
 
     @property
     def pairs(self) -> int:
         """Pairs of query and key that see each other, over all differential heads."""
-        return self.heads * (self.length if self.task == "decode" else self.length * (self.length + 1) // 2)
+        return (
+            self.batch * self.heads * (self.length if self.task == "decode" else self.length * (self.length + 1) // 2)
+        )
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,18 @@ class Scheme:
 
 def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
     """Query, key, values in halves, and λ, fp32 scalar; the same seed gives the same numbers to every scheme."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(case.device).manual_seed(seed)
     queries = 1 if case.task == "decode" else case.length
     maps, key_maps = 2 * case.heads, case.heads if shares_keys else 2 * case.heads
     sizes = [(queries, maps), (case.length, key_maps), (case.length, key_maps)]
-    by_token = [torch.randn(1, *size, case.width, generator=generator).to(case.dtype) for size in sizes]
+    by_token = [
+        torch.randn(case.batch, *size, case.width, generator=generator, device=case.device).to(case.dtype)
+        for size in sizes
+    ]
     by_head = [tensor.transpose(1, 2) for tensor in by_token]
     if case.task == "decode":
         by_head = [tensor.contiguous() for tensor in by_head]
-    return [*by_head, torch.tensor(LAM)]
+    return [*by_head, torch.tensor(LAM, device=case.device)]
 
 
 def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:

@@ -12,12 +12,17 @@ import torch
 Work = Callable[[], object]
 
 FEWEST_ROUNDS = 3
-RATE_SIZE = 1536
-"""Rows and columns of the matrix product that stands for what the machine can do."""
+RATE_SIZES = {"cpu": 1536, "cuda": 8192}
+"""Rows and columns of the matrix product that stands for what the machine can do, by kind of device."""
+
+
+def waiting(device: str) -> Callable[[], None]:
+    """Returns when a device has done what it was asked for; a processor has, as soon as a call returns."""
+    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
 
 
 def paired_times(
-    work: Mapping[str, Work], *, rounds: int, seconds: float = float("inf"), warm_up: int = 1
+    work: Mapping[str, Work], *, rounds: int, seconds: float = float("inf"), warm_up: int = 1, device: str = "cpu"
 ) -> dict[str, list[float]]:
     """Seconds of each candidate in each round; in every round each runs once, in turn.
 
@@ -26,7 +31,9 @@ def paired_times(
         rounds: how many, at the most.
         seconds: no round begins after this time, but for the first three.
         warm_up: rounds that do not count.
+        device: where the work is done; the clock stops when it is.
     """
+    wait = waiting(device)
     for _ in range(warm_up):
         for run in work.values():
             run()
@@ -36,8 +43,10 @@ def paired_times(
         if index >= FEWEST_ROUNDS and time.perf_counter() - began > seconds:
             break
         for name, run in work.items():
+            wait()
             started = time.perf_counter()
             run()
+            wait()
             times[name].append(time.perf_counter() - started)
     return times
 
@@ -57,8 +66,9 @@ def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dic
     }
 
 
-def product_rate(dtype: torch.dtype, *, rounds: int = 7) -> float:
+def product_rate(dtype: torch.dtype, *, rounds: int = 7, device: str = "cpu") -> float:
     """FLOPs a second of this machine's own matrix product, the median of a few large ones."""
-    left, right = (torch.randn(RATE_SIZE, RATE_SIZE).to(dtype) for _ in range(2))
-    times = paired_times({"product": lambda: left @ right}, rounds=rounds, warm_up=2)["product"]
-    return 2 * RATE_SIZE**3 / statistics.median(times)
+    size = RATE_SIZES[torch.device(device).type]
+    left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    times = paired_times({"product": lambda: left @ right}, rounds=rounds, warm_up=2, device=device)["product"]
+    return 2 * size**3 / statistics.median(times)

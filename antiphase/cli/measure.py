@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -76,25 +76,36 @@ def benchmark(
     output: NewOutputOption,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: two minutes.")] = False,
     seed: SeedOption = 0,
+    device: DeviceOption = "cpu",
 ) -> None:
     """Time differential attention beside softmax attention of equal size and other people's code, in paired runs.
+
+    On a GPU the fused kernels (extra triton) stand against PyTorch's backends by name; calibration runs on processors.
 
     Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
     """
     from antiphase.benchmarks.attention import benchmark_attention
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
+    from antiphase.errors import InputError
     from antiphase.studies.single import check_empty
+    from antiphase.training.loop import choose_device
     from antiphase.training.run_folder import make_folder
 
     check_empty(output)
-    make_folder(output)
     console = make_console()
-    runs = {
-        Benchmark.attention: benchmark_attention,
-        Benchmark.model: benchmark_model,
-        Benchmark.calibration: benchmark_calibration,
-    }
-    record = runs[subject](quick=quick, seed=seed, say=sayer(console))
+    options: dict[str, Any] = {"quick": quick, "seed": seed, "say": sayer(console)}
+    chosen = str(choose_device(device))
+    if subject == Benchmark.calibration:
+        if chosen != "cpu":
+            raise InputError(f"--device {device}: calibration is timed on processors only; use --device cpu")
+        make_folder(output)
+        record = benchmark_calibration(**options)
+    else:
+        if chosen != "cpu" and not chosen.startswith("cuda"):
+            raise InputError(f"--device {device}: the kernels serve CUDA devices, and the rest cpu")
+        make_folder(output)
+        timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
+        record = timed(**options, device=chosen)
     record.save(output)
     finish(console, record, output)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import util
 from itertools import pairwise
+from types import ModuleType
 from typing import Literal, overload
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
-from antiphase.ops.decoding import attend_few, is_few
+from antiphase.ops.decoding import attend_few, is_few, within_window
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_lam, check_mask, check_tensors
 
@@ -158,23 +159,71 @@ def _triton_attention(
     edges: Sequence[Tensor | None] = (None, None),
     longest: tuple[int, int] | None = None,
 ) -> Tensor:
-    if not HAS_TRITON:
-        raise ValueError('impl="triton" needs Triton: pip install \'antiphase[triton]\', or use impl="blockwise"')
-    from antiphase.ops.triton.launch import triton_attend_few, triton_attention, why_not
-
-    reason = why_not(query, value.shape[-1])
-    if reason is not None:
-        raise ValueError(reason)
     _refuse_forward_mode("Triton", query, key, value, lam)
-    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value, lam))
-    if longest is None and not save and is_few(query, key, value.shape[1], mask):
-        return triton_attend_few(
+    groups = value.shape[1]
+    if longest is None and serves_cache(query, key, value, lam, mask, groups=groups, impl="triton"):
+        return attend_cached(
             query, key, value, lam, mask,
-            groups=value.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl="triton",
         )  # fmt: skip
     sizes = (query.shape[2], key.shape[2]) if longest is None else longest
-    window = sliding_window or 0
-    return triton_attention(query, key, value, lam, mask, *edges, *sizes, is_causal, window, scale, save)[0]
+    launch, save = _kernels(query, value.shape[-1]), _differentiates(query, key, value, lam)
+    out, _, _ = launch.triton_attention(
+        query, key, value, lam, mask, *edges, *sizes, is_causal, sliding_window or 0, scale, save
+    )
+    return out
+
+
+def _kernels(query: Tensor, value_width: int) -> ModuleType:
+    """The module that launches the kernels.
+
+    Raises:
+        ValueError: Triton is missing, or the kernels do not cover such tensors; with what would work.
+    """
+    if not HAS_TRITON:
+        raise ValueError('impl="triton" needs Triton: pip install \'antiphase[triton]\', or use impl="blockwise"')
+    from antiphase.ops.triton import launch
+
+    reason = launch.why_not(query, value_width)
+    if reason is not None:
+        raise ValueError(reason)
+    return launch
+
+
+def _differentiates(*tensors: Tensor) -> bool:
+    """Whether autograd would go through a call with these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def serves_cache(
+    query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, *, groups: int, impl: str
+) -> bool:
+    """Whether ``attend_cached`` is the way for these tensors: few queries; no derivatives in the kernels."""
+    return is_few(query, key, groups, mask) and (impl != "triton" or not _differentiates(query, key, value, lam))
+
+
+def attend_cached(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    impl: str,
+) -> Tensor:
+    """``decoding.attend_few``; with impl="triton" its kernels, without derivatives. Arguments and result as there."""
+    if impl != "triton":
+        return attend_few(
+            query, key, value, lam, mask,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+        )  # fmt: skip
+    launch = _kernels(query, value.shape[1] // groups * value.shape[-1])
+    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
+    return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
 
 
 def _refuse_forward_mode(name: str, *tensors: Tensor) -> None:

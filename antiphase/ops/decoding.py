@@ -24,6 +24,18 @@ def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None) -> bool
     return has_all and rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1)
 
 
+def within_window(
+    queries: int, key: Tensor, value: Tensor, mask: Tensor | None, sliding_window: int | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Keys (B, ·, M, d), values and mask without the first keys, which the last ``queries`` queries see no more."""
+    if sliding_window is None or sliding_window + queries - 1 >= key.shape[2]:
+        return key, value, mask
+    kept = slice(1 - sliding_window - queries, None)
+    if mask is not None and mask.shape[-1] > 1:
+        mask = mask[..., kept]
+    return key[:, :, kept], value[:, :, kept], mask
+
+
 def attend_few(
     query: Tensor,
     key: Tensor,
@@ -53,10 +65,8 @@ def attend_few(
         (B, H, N, dv) in the query's dtype.
     """
     batch, maps, queries, width = query.shape
-    if queries == 1 and (is_causal or sliding_window):  # the last key's query: it sees all but what left the window
-        if sliding_window is not None and sliding_window < key.shape[2]:
-            key, value = key[:, :, -sliding_window:], value[:, :, -sliding_window:]
-            mask = None if mask is None else mask[..., -sliding_window:]
+    key, value, mask = within_window(queries, key, value, mask, sliding_window)
+    if queries == 1:  # the last key's query: it sees all that the window has left
         is_causal, sliding_window = False, None
     keys = key.shape[2]
     key_maps, parts = key.shape[1] // groups, value.shape[1] // groups

@@ -7,7 +7,7 @@ from typing import Any
 from antiphase.records import Record
 from antiphase.report.tables import Column, Row, Table
 
-ORDINARY = ("softmax", "antiphase softmax", "plain")
+ORDINARY = ("softmax", "flash", "antiphase softmax", "plain")
 """What the others are measured against: softmax attention or its model, or a model without calibration."""
 PAPER_THROUGHPUT = (
     ("forward + backward", "3B", 2048, 7247, 6635), ("forward + backward", "3B", 4096, 7491, 6718),
@@ -121,7 +121,7 @@ def memory(record: Record) -> Table | None:
         return None
     return Table(
         title="Peak memory", columns=columns, rows=rows,
-        note="What one call adds to the process, output and gradients included, in a process of its own.",
+        note="What one call adds, output and gradients included: to a process of its own, or to a GPU's memory.",
     )  # fmt: skip
 
 

@@ -196,7 +196,10 @@ def _title(record: Record) -> str:
     arms = tables.arms_of(record)
     if record.kind == "compare":
         return " against ".join(arms) if len(arms) == 2 else f"comparison of {', '.join(arms)}"
-    return f"{record.kind}: {', '.join(arms)}" if arms and arms != ["model"] else record.kind
+    title = f"{record.kind}: {', '.join(arms)}" if arms and arms != ["model"] else record.kind
+    own = [str(record.values["arm"])] if "arm" in record.values else []
+    own += [f"seed {record.values['seed']}"] if "seed" in record.values else []
+    return ", ".join([title, *own])
 
 
 def _paragraphs(record: Record) -> list[str]:

@@ -21,17 +21,31 @@ def claims(record: Record) -> Table | None:
         for row in listed
     ]  # fmt: skip
     columns = [Column("Claim"), Column("Softmax → differential"), Column("Difference, 95 %"), Column("Verdict")]
-    seeds = len(record.seeds)
-    note = f"Means over {seeds} paired seeds. A verdict takes five; its interval must exclude 0 the paper's way."
+    given = sum(row["verdict"] != "not testable" for row in listed)
+    note = (
+        f"Means over {len(record.seeds)} paired seeds. A verdict takes five, and an interval that excludes 0. "
+        f"{given} claims were tested: of twenty without any difference, chance would give about one a verdict."
+    )
     return Table(title="The paper's claims", columns=columns, rows=rows, note=note) if rows else None
 
 
 def published(record: Record) -> Table | None:
-    """Where each claim stands in the paper, with its numbers, and why there is no verdict."""
-    rows = [[row["claim"], row["source"], row["paper"], row.get("reason") or "–"] for row in _claims(record)]
-    columns = [Column("Claim"), Column("In the paper"), Column("Its numbers, softmax → differential"),
-               Column("Why no verdict here")]  # fmt: skip
-    note = "Ye et al., 2410.05258: models of 3B parameters and more."
+    """What each claim rests on here and in the paper, with its numbers, and why there is no verdict."""
+    rows = [
+        [row["claim"], row.get("measured") or "–", f"{row['source']}: {row['paper']}", row.get("reason") or "–"]
+        for row in _claims(record)
+    ]
+    columns = [Column("Claim"), Column("Measured here"), Column("In the paper, softmax → differential"),
+               Column("Why no verdict, or who failed")]  # fmt: skip
+    note = "Ye et al., 2410.05258: models of 0.8B to 13B parameters, most of them of 3B. "
+    if models := record.values.get("models"):
+        counts = [f"{models['parameters'][arm]:,}" for arm in ("softmax", "differential")]
+        note += (
+            f"Here: {' and '.join(counts)} parameters, contexts of {models['sequence_length']:,} tokens, "
+            f"{models['tokens'] / 1e6:,.1f}M tokens of training. "
+        )
+    if unjudged := record.values.get("unjudged"):
+        note += f"Measured, but no claim is judged by it: {unjudged}."
     return Table(title="Beside the paper", columns=columns, rows=rows, note=note) if rows else None
 
 
@@ -78,8 +92,10 @@ def spoken(row: dict[str, Any], value: float | None, *, signed: bool = False) ->
     """A value of a claim with its digits; shares in points."""
     if value is None:
         return "–"
-    scaled = value * (100 if row["is_share"] else 1)
-    return f"{scaled:+,.{row['digits']}f}" if signed else f"{scaled:,.{row['digits']}f}"
+    text = f"{value * (100 if row['is_share'] else 1):+,.{row['digits']}f}"
+    if not any(digit in text for digit in "123456789"):
+        return text[1:]  # neither +0.0 nor -0.0
+    return text if signed else text.removeprefix("+")
 
 
 def _difference(row: dict[str, Any]) -> str:

@@ -12,9 +12,15 @@ from antiphase.report.reproduction import COLOURS
 
 @matplotlib.rc_context(STYLE)
 def claims(record: Record) -> Figure | None:
-    """Differential against softmax, in per cent of the softmax arm's mean and turned so that better is to the right."""
+    """Differential against softmax, in per cent of the softmax arm's mean and turned so that better is to the right.
+
+    Only what was put to the test.
+    """
     listed = record.values.get("claims") if record.kind == "reproduce" else None
-    rows = [row for row in listed or [] if row.get("difference") is not None and row.get("softmax")]
+    rows = [
+        row for row in listed or []
+        if row.get("difference") is not None and row.get("softmax") and row["verdict"] != "not testable"
+    ]  # fmt: skip
     if not rows:
         return None
     figure = Figure(figsize=(9.2, 1.4 + 0.42 * len(rows)), layout="constrained")
@@ -28,7 +34,7 @@ def claims(record: Record) -> Figure | None:
     for word in dict.fromkeys(row["verdict"] for row in rows):
         axes.plot([], [], "o-", color=COLOURS[word], label=word)
     axes.axvline(0, color="#333333", linewidth=1.2)
-    axes.set_yticks(range(len(rows)), [row["claim"].partition(":")[2].strip() for row in rows])
+    axes.set_yticks(range(len(rows)), [row["claim"] for row in rows])
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=10)
     ticks = [-1000, -100, -10, 0, 10, 100, 1000]

@@ -26,7 +26,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import TABLE_6, ablation_preset, ablations
-from antiphase.studies.claims import ARM, BASELINE, CLAIMS, judge
+from antiphase.studies.claims import ARM, BASELINE, CLAIMS, UNJUDGED, judge
 from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, evaluate_hallucination
 from antiphase.studies.harness import CELLS, HarnessRequest, evaluate_harness
@@ -34,7 +34,7 @@ from antiphase.studies.jobs import Report
 from antiphase.studies.journal import hash_of
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
-from antiphase.studies.scaling import scaling
+from antiphase.studies.scaling import scaling, shortened
 from antiphase.studies.single import Request, evaluate
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, only_one
@@ -44,6 +44,8 @@ MAPPINGS = 5
 """Pairings of words and labels: with one alone, which labels its few words happen to have would decide."""
 LABELLED_ROWS = 400
 """Of the labels that are learned in context: examples, and words that are asked."""
+LABELLED_WORDS = 4
+"""Few, so that nearly every word that is asked was shown: a guess at others would be taken for spread over orders."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Scale:
 
 
 SCALES = {
-    "tiny": Scale("reproduce-tiny", 17_000, (32, 48, 64, 96), 160, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
+    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
     "small": Scale(
         "reproduce-small",
         400_000,
@@ -217,9 +219,13 @@ def reproduce(
         found: dict[str, list[Record]] = {}
         missing = request.missing()
         for part, title in TITLES.items():
-            if (part in request.parts or part == "compare") and part not in missing:
+            if part in missing:
+                continue
+            if part in request.parts or part == "compare":
                 say(f"{part}: {title}")
                 found[part] = work.run(part)
+            elif kept := work.kept(part):
+                found[part] = kept
         record = Record(
             kind="reproduce",
             values=finite(
@@ -228,6 +234,8 @@ def reproduce(
                     "parts": {part: sorted(str(folder) for folder in work.folders[part]) for part in found},
                     "claims": [judge(claim, found, missing) for claim in CLAIMS],
                     "equal_loss": _equal_loss(found.get("scaling", [])),
+                    "models": _trained(found["compare"][0]),
+                    "unjudged": UNJUDGED,
                 }
             ),
             config=finite({**asdict(request), "sizes": asdict(SCALES[request.scale]), "run": preset.run}),
@@ -297,14 +305,31 @@ class _Work:
         self.scale = SCALES[request.scale]
         self.device = preset.run.training.device
         self.folders: dict[str, list[Path]] = {}
+        self.seeds: list[int] = list(preset.compare.seeds)
+        """Whose models can be measured."""
+
+    def kept(self, part: str) -> list[Record]:
+        """The records of a part that was not asked for now, if an earlier call finished it."""
+        folders = sorted(folder.parent for folder in self.output.glob(f"{part}/**/record.json"))
+        return self.run(part) if len(folders) == self._count(part) else []
+
+    def _count(self, part: str) -> int:
+        """Records of a whole part."""
+        if part in ("scaling", "ablations", "throughput"):
+            return 1
+        return len(self.seeds) * (1 if part in ("needles", "allocation", "harness") else 2)
 
     def run(self, part: str) -> list[Record]:
         """The records of a part, made now or earlier."""
         self.folders[part] = []
         if part == "compare":
-            return [self._study(part, lambda folder: compare(
+            record = self._study(part, lambda folder: compare(
                 self.preset, folder, resume=(folder / "compare.yaml").is_file(), report=self.report, say=self.say
-            ))]  # fmt: skip
+            ))  # fmt: skip
+            for seed in diverged(record):
+                self.say(f"seed {seed}: a model's loss is no number, so neither arm's is measured further")
+                self.seeds.remove(seed)
+            return [record]
         one = self._one_seed()
         if part == "scaling":
             widths = list(self.scale.widths)
@@ -321,14 +346,10 @@ class _Work:
         if part == "throughput":
             return [self._once(part, "models", self._throughput)]
         if part in ("needles", "allocation"):
-            return [
-                self._once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed)
-                for seed in self.preset.compare.seeds
-            ]
+            return [self._once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed) for seed in self.seeds]
         if part == "harness":
             return [
-                self._once(part, f"seed{seed}", self._harness(seed), seed=seed, journal=CELLS)
-                for seed in self.preset.compare.seeds
+                self._once(part, f"seed{seed}", self._harness(seed), seed=seed, journal=CELLS) for seed in self.seeds
             ]
         own: dict[str, _OfModel] = {"many-shot": self._many_shot, "hallucination": self._hallucination}
         measure: _OfModel = own.get(part) or self._measurement(part)
@@ -341,7 +362,7 @@ class _Work:
                 seed=seed,
                 journal=OUTPUTS if part == "hallucination" else None,
             )
-            for seed in self.preset.compare.seeds
+            for seed in self.seeds
             for arm in (BASELINE, ARM)
         ]
 
@@ -350,7 +371,7 @@ class _Work:
         run, compare = self.preset.run, self.preset.compare
         return replace(
             self.preset,
-            run=replace(run, training=replace(run.training, steps=self.scale.ladder_steps, decay_steps=None)),
+            run=replace(run, training=shortened(run.training, self.scale.ladder_steps)),
             compare=replace(compare, seeds=compare.seeds[:1]),
         )
 
@@ -462,7 +483,7 @@ class _Work:
         for number, path in enumerate(paths):
             if path.is_file():
                 continue
-            rows = task_rows(keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS)
+            rows = task_rows(keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS, words=LABELLED_WORDS)
             data = path.with_suffix(".txt")
             write_atomically(data, "".join(f"{label} {word}\n" for label, word in rows).encode())
             write_atomically(path, f"name: {path.stem}\ntemplate: word-colours\ndata: {data.name}\n".encode())
@@ -471,6 +492,24 @@ class _Work:
             orders=self.scale.orders, samples=max(1, self.scale.samples // MAPPINGS), device=self.device,
         )  # fmt: skip
         return evaluate_many_shot(request, folder)
+
+
+def _trained(record: Record) -> dict[str, Any]:
+    """What the paper's models have to be told apart from."""
+    runs, run = record.values["runs"], record.config["run"]
+    return {
+        "parameters": {arm: next(row["parameters"] for row in runs if row["arm"] == arm) for arm in (BASELINE, ARM)},
+        "sequence_length": run["data"]["sequence_length"],
+        "tokens": runs[0]["tokens"],
+        "description": run["description"],
+    }
+
+
+def diverged(record: Record) -> list[int]:
+    """Seeds of a comparison in which the last loss of a model is no finite number."""
+    (entry,) = [entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss"]
+    values = zip(record.seeds, entry["arms"][BASELINE]["values"], entry["arms"][ARM]["values"], strict=True)
+    return [seed for seed, *losses in values if None in losses]
 
 
 def _equal_loss(records: Sequence[Record]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, RunSettings, arm_run
+from antiphase.config import Preset, RunSettings, TrainingSettings, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record, finite
@@ -102,10 +102,16 @@ def _jobs(
             for arm in preset.compare.arms:
                 name = f"{arm}-width{width}-steps{count}-seed{seed}"
                 settings = arm_run(run, preset.compare, arm, seed=seed)
-                settings = replace(settings, training=replace(settings.training, steps=count, decay_steps=None))
+                settings = replace(settings, training=shortened(settings.training, count))
                 jobs[name] = Job(name, arm, seed, settings)
                 ladders.setdefault(ladder, []).append(name)
     return list(jobs.values()), ladders
+
+
+def shortened(training: TrainingSettings, steps: int) -> TrainingSettings:
+    """A run of another number of steps with a decay of its own, and a warm-up of at most a tenth of them."""
+    warmup = min(training.warmup_steps, max(1, steps // 10))
+    return replace(training, steps=steps, decay_steps=None, warmup_steps=warmup)
 
 
 def resized(run: RunSettings, width: int) -> RunSettings:

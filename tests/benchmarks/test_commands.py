@@ -1,5 +1,7 @@
 """``antiphase benchmark`` from flag to record, tables and figure, in small sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -14,8 +16,11 @@ def test_attention(monkeypatch):
     small = [
         Case(n, 2, 64, dtype, task) for task in COMPARED for dtype in (torch.float32, torch.bfloat16) for n in (40, 70)
     ]
-    monkeypatch.setattr(attention, "cells", lambda *, quick: [*small, Case(40, 2, 8, torch.float32, "forward")])
-    monkeypatch.setattr(attention, "memory_cells", lambda *, quick: [Case(70, 2, 64, torch.float32, "forward")])
+    plan = replace(
+        attention.plan_of("cpu", quick=False), cells=[*small, Case(40, 2, 8, torch.float32, "forward")],
+        memory_cells=[Case(70, 2, 64, torch.float32, "forward")],
+    )  # fmt: skip
+    monkeypatch.setattr(attention, "plan_of", lambda device, *, quick: plan)
     record = attention.benchmark_attention(quick=False)
     rows = record.values["rows"]
     keys = {(row["task"], row["dtype"], row["length"], row["width"], row["subject"], row["baseline"]) for row in rows}

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from antiphase.records import Record
@@ -43,25 +40,47 @@ def in_orders(means, margins):
         ((0.6, 0.7), (0.2, 0.1), "reproduced", ""),
         ((0.6, 0.7), (0.1, 0.2), "contradicted", ""),
         # who always names one label has no spread
-        ((0.6, 0.3), (0.2, 0.0), "not testable", "the differential models are no better than always naming one label"),
-        ((0.31, 0.7), (0.2, 0.1), "not testable", "the softmax models are no better than always naming one label"),
+        ((0.6, 0.3), (0.2, 0.0), "not testable",
+         "the differential models are no better than always naming one label in 5 of 5 seeds"),
+        ((0.31, 0.7), (0.2, 0.1), "not testable",
+         "the softmax models are no better than always naming one label in 5 of 5 seeds"),
         ((1.0, 1.0), (0.0, 0.0), "not testable", "the softmax models are on the ceiling"),
+        ((0.6, 0.7), (0.0, 0.1), "not testable", "the order changes nothing for the softmax models"),
     ],
-)
+)  # fmt: skip
 def test_a_spread_counts_only_above_the_majority_rate(means, margins, word, reason):
     row = judged("In-context learning: less spread", "many-shot", in_orders(means, margins))
     assert (row["verdict"], row["reason"]) == (word, reason)
 
 
+def test_one_seed_that_always_names_one_label_is_enough_to_say_nothing_about_orders():
+    records = in_orders((0.6, 0.7), (0.2, 0.1))
+    records[3].values["tasks"]["t"]["orders"]["random"] |= {"mean_accuracy": 0.3, "margin": 0.0}
+    row = judged("In-context learning: less spread", "many-shot", records)
+    assert row["verdict"] == "not testable"
+    assert row["reason"] == "the differential models are no better than always naming one label in 1 of 5 seeds"
+    assert row["differential"] == pytest.approx((4 * 0.1 + 0.01 - 0.001) / 5)  # measured, and shown
+
+
 # ------------------------------------------------------------------------------------------ several needles
 
 
-def needles(found):
-    """Records of two cells with the needle anywhere, two and four needles; ``found`` by arm."""
+def needles(found, *, failing=()):
+    """Records of two cells with the needle anywhere, two and four needles.
+
+    ``found`` is the accuracy by arm, or by arm and number of needles; ``failing`` pairs of arm and seed only guess.
+    """
+
+    def accuracy(arm, seed, count):
+        own = found[ARMS.index(arm)]
+        return 1 / count if (arm, seed) in failing else own[count] if isinstance(own, dict) else own
+
     return [
         Record(kind="evaluate-needles", values={"guess_rate": 1 / 2, "summary": [
             {"arm": f"{arm}-seed{seed}", "trained": trained, "depth": depth, "guess_rate": 1 / count,
-             "accuracy": found[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax") if trained and depth is None else 1}
+             "needles": count, "queries": 1, "length": 96, "samples": 100,
+             "accuracy": min(1.0, accuracy(arm, seed, count) + 0.001 * seed * (arm == "softmax"))
+             if trained and depth is None else 1}
             for arm in ARMS for count in (2, 4) for trained in (True, False) for depth in (None, 0.0)
         ]})
         for seed in SEEDS
@@ -70,30 +89,54 @@ def needles(found):
 
 def test_the_floor_of_needles_is_what_a_guess_scores_in_the_same_cells():
     """Mean of 1/2 and 1/4, not the guess of the first cell."""
-    row = judged("Key information", "needles", needles((0.45, 0.6)))
+    row = judged("Key information", "needles", needles((0.7, 0.8)))
     assert row["floor"] == pytest.approx(0.375)
     assert row["verdict"] == "reproduced"
-    assert judged("Key information", "needles", needles((0.375, 0.6)))["verdict"] == "not testable"
+    assert judged("Key information", "needles", needles(({2: 0.5, 4: 0.25}, 0.6)))["verdict"] == "not testable"
 
 
-def demo(accuracies):
-    """The comparison of the demo with other accuracies by arm."""
-    record = Record.load(Path(__file__).parents[2] / "docs" / "records" / "demo.json")
-    values = json.loads(json.dumps(record.values))
-    entry = next(entry for entry in values["comparison"] if entry["metric"] == "first-query accuracy")
-    for arm, mean in zip(ARMS, accuracies, strict=True):
-        entry["arms"][arm]["mean"] = mean
-    return [Record(kind="compare", values=values)]
+def test_cells_where_the_baseline_is_on_floor_or_ceiling_tell_nothing():
+    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.9, 4: 0.8})))
+    assert (row["softmax"], row["differential"]) == (pytest.approx(0.602), pytest.approx(0.8))
+    assert (row["floor"], row["verdict"]) == (0.25, "reproduced")
+    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.9})))
+    assert (row["verdict"], row["reason"]) == ("not testable", "the softmax models are on the floor or the ceiling")
+
+
+def test_seeds_that_only_guess_are_told():
+    row = judged("Key information", "needles", needles((0.7, 0.9), failing=[("differential", 2)]))
+    assert row["verdict"] == "inconclusive"
+    assert row["reason"].endswith("no better than a guess: differential in 1 of 5 seeds")
+
+
+def allocation(shares):
+    """Shares of the answer and of other needles by arm, over four needles."""
+    return [
+        Record(kind="evaluate-allocation", values={"rows": [
+            {"arm": f"{arm}-seed{seed}", "trained": trained, "depth": depth, "layer": "all", "needles": 4,
+             "map": "softmax" if arm == "softmax" else map_,
+             "spans": {"answer": {"share": share + 0.001 * seed * (arm == "softmax") if depth is None else 0.9},
+                       "other_needles": {"share": 0.5 - share}, "filler": {"share": 0.1}}}
+            for arm, share in zip(ARMS, shares, strict=True) for trained in (False, True) for depth in (None, 0.5)
+            for map_ in ("difference", "first")
+        ]})
+        for seed in SEEDS
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
-def test_where_an_arm_looks_counts_only_if_it_finds_something(name):
-    assert judged(name, "compare", demo((0.8, 0.9)))["verdict"] == "inconclusive"  # three seeds
-    for accuracies, blind in (((0.8, 0.13), "differential"), ((0.13, 0.8), "softmax")):
-        row = judged(name, "compare", demo(accuracies))
-        assert (row["verdict"], row["reason"]) == (
-            "not testable", f"the {blind} models retrieve no more than a guess would",
-        )  # fmt: skip
+def test_where_an_arm_looks_counts_only_if_it_finds_something_with_every_seed(name):
+    records = allocation((0.1, 0.3))
+    assert judged(name, "allocation", records, needles=needles((0.8, 0.9)))["verdict"] == "reproduced"
+    for accuracies, failing, blind, count in (
+        ((0.8, 0.25), [], "differential", 5), (({2: 0.9, 4: 0.25}, 0.8), [], "softmax", 4),
+        ((0.8, 0.9), [("softmax", 3)], "softmax", 1), ((0.8, 0.9), [("differential", 0)], "differential", 1),
+    ):  # fmt: skip
+        row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
+        assert row["verdict"] == "not testable"
+        assert row["reason"].startswith(f"the {blind} models retrieve no more than a guess would in ")
+        assert count <= int(row["reason"].split(" in ")[1][0]) <= 5
+    assert "it needs the part needles" in judged(name, "allocation", records)["reason"]
 
 
 def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
@@ -177,11 +220,16 @@ def test_texts_count_where_the_judge_can_judge_and_nobody_copies(records, word, 
 # ------------------------------------------------------------------------------------------ sizes and bits
 
 
-def compared(losses):
-    """A comparison with these held-out losses by arm."""
-    arms = {arm: {"values": [loss + 0.001 * seed * (arm == "softmax") for seed in SEEDS]}
-            for arm, loss in zip(ARMS, losses, strict=True)}  # fmt: skip
-    return [Record(kind="compare", values={"comparison": [{"metric": "held-out loss", "arms": arms}]})]
+def compared(losses, *, failing=(), accuracies=(0.9, 0.9)):
+    """A comparison with these held-out losses and accuracies by arm; ``failing`` pairs of arm and seed only guess."""
+    metrics = [("held-out loss", losses, 0.001), ("first-query accuracy", accuracies, 0.0)]
+    return [Record(kind="compare", values={"guess_rate": 0.25, "comparison": [
+        {"metric": metric, "arms": {arm: {"values": [
+            0.25 if step == 0 and (arm, seed) in failing else value and value + step * seed * (arm == "softmax")
+            for seed in SEEDS
+        ]} for arm, value in zip(ARMS, values, strict=True)}}
+        for metric, values, step in metrics
+    ]})]  # fmt: skip
 
 
 def sizes(arm, seed):
@@ -203,9 +251,65 @@ def bits(arm, seed):
     ],
 )
 def test_what_an_untrained_model_has_too_counts_only_for_an_arm_that_has_learned_as_much(name, part, values):
-    records = of_models(part, values)
-    assert judged(name, part, records, compare=compared((3.0, 2.9)))["verdict"] == "reproduced"
-    assert judged(name, part, records, compare=compared((3.002, 3.002)))["verdict"] == "reproduced"  # level
-    row = judged(name, part, records, compare=compared((3.0, 8.0)))
-    assert row["verdict"] == "not testable"
-    assert "higher loss" in row["reason"]
+    def row(**changes):
+        return judged(name, part, of_models(part, values), compare=compared(**{"losses": (3.0, 2.9), **changes}))
+
+    assert row()["verdict"] == "reproduced"
+    assert row(losses=(3.002, 3.002))["verdict"] == "reproduced"  # level
+    assert row(failing=[("softmax", 1)])["verdict"] == "reproduced"
+    for changes, reason in (
+        ({"losses": (3.0, 8.0)}, "the differential models have a higher loss"),
+        ({"losses": (3.0, None)}, "some seeds have no loss"),
+        ({"accuracies": (0.9, 0.25)}, "the differential models do not retrieve in 5 of 5 seeds"),
+        ({"failing": [("differential", 4)]}, "the differential models do not retrieve in 1 of 5 seeds"),
+    ):
+        assert row(**changes)["verdict"] == "not testable"
+        assert row(**changes)["reason"].startswith(reason)
+
+
+def test_a_claim_is_contradicted_only_by_a_baseline_that_has_learned_as_much():
+    records = of_models("outliers", lambda arm, seed: sizes(ARMS[1 - ARMS.index(arm)], seed))
+    name = "Outliers: smaller largest attention"
+    assert judged(name, "outliers", records, compare=compared((3.0, 3.002)))["verdict"] == "contradicted"
+    row = judged(name, "outliers", records, compare=compared((6.0, 3.0)))
+    assert (row["verdict"], row["reason"][:42]) == ("not testable", "the softmax models have a higher loss, and")
+
+
+@pytest.mark.parametrize("cost", [0.0, 1e-5, -0.2])
+def test_bits_that_cost_nothing_cannot_cost_less(cost):
+    records = of_models("quantization", lambda arm, seed: {"rows": [
+        {"bits": None, "loss": 3.0}, {"bits": 4, "loss": 3.0 + (cost if arm == "softmax" else -1.0)}
+    ]})  # fmt: skip
+    row = judged("Quantization", "quantization", records, compare=compared((3.0, 2.9)))
+    assert (row["verdict"], row["reason"]) == ("not testable", "4 bits cost the softmax models nothing")
+
+
+# ------------------------------------------------------------------------------------------ long context
+
+
+def ends(gains):
+    """Losses of the last eighth, the differential arm's lower, and the lower end of what the text before gains."""
+    return of_models("long-context", lambda arm, seed: {"tail": {
+        "loss": 3.0 - (0.2 + 0.001 * seed) * (arm == "differential"),
+        "gain_interval": [gains[ARMS.index(arm)], 1.0],
+    }})  # fmt: skip
+
+
+def test_a_lower_loss_at_the_end_counts_where_the_text_before_lowers_it():
+    assert judged("Long context", "long-context", ends((0.01, 0.01)))["verdict"] == "reproduced"
+    row = judged("Long context", "long-context", ends((0.01, -0.01)))
+    assert row["reason"] == "the differential models gain nothing from the text before in 5 of 5 seeds"
+
+
+def test_one_seed_is_told_as_one():
+    records = [record for record in of_models("outliers", sizes) if record.values["seed"] == 0]
+    assert judged("Outliers: smaller largest attention", "outliers", records)["reason"] == (
+        "1 paired seed, five are needed"
+    )
+
+
+def test_what_was_not_measured_is_not_judged():
+    records = of_models("quantization", lambda arm, seed: {"rows": [{"bits": None, "loss": 3.0}]})
+    assert judged("Quantization", "quantization", records)["verdict"] == "not testable"
+    records = of_models("many-shot", lambda arm, seed: {"tasks": {"t": {"majority_rate": 0.3, "orders": {}}}})
+    assert judged("In-context learning: less spread", "many-shot", records)["verdict"] == "not testable"

@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from antiphase import cli
-from antiphase.config import load_preset
+from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.studies.scaling import resized, scaling
+from antiphase.studies.scaling import resized, scaling, shortened
+from antiphase.training.optimizer import learning_rate
 
 
 @pytest.mark.parametrize(("width", "layers", "heads", "mlp"), [(8, 1, 2, 16), (16, 2, 4, 24), (32, 4, 8, 48)])
@@ -20,6 +21,13 @@ def test_a_width_takes_the_rest_along(width, layers, heads, mlp, tiny_preset):
     model = resized(load_preset(str(tiny_preset)).run, width).model
     assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (width, layers, heads)
     assert (model.intermediate_size, model.head_dim) == (mlp, 4)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(2000, 30), (300, 30), (160, 16), (20, 2), (5, 1)])
+def test_a_short_run_has_a_decay_of_its_own_and_warms_up_for_a_tenth_at_most(steps, warmup):
+    settings = shortened(TrainingSettings(steps=2000, decay_steps=4000, warmup_steps=30), steps)
+    assert (settings.steps, settings.decay_steps, settings.warmup_steps) == (steps, None, warmup)
+    assert learning_rate(steps - 1, settings) < 0.4 * settings.learning_rate
 
 
 def test_shared_keys_stay_shared(tiny_preset):

@@ -130,9 +130,9 @@ def _options(blocks: Blocks) -> dict[str, int]:
     }  # fmt: skip
 
 
-def _empty_output(query: Tensor, value: Tensor) -> Tensor:
+def _empty_output(query: Tensor, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     batch, maps, queries, _ = query.shape
-    return query.new_empty(batch, queries, maps // 2, value.shape[-1]).transpose(1, 2)
+    return query.new_empty(batch, queries, maps // 2, value.shape[-1], dtype=dtype or query.dtype).transpose(1, 2)
 
 
 @torch.library.custom_op("antiphase::triton_attention", mutates_args=())
@@ -155,12 +155,13 @@ def triton_attention(
 
     Arguments as in ``blockwise.attend``; with edges, int32 (sequences + 1,), B is 1 and ``longest_query`` and
     ``longest_key`` are the lengths of the longest sequences, else those of all. Without ``save`` the second and third
-    result are empty; else (B, H, N, dv) and (B, H, 2, N), fp32, in units of log2, +inf where a query sees no key.
+    result are empty; else (B, H, N, dv) and (B, H, 2, N), both fp32: the gradient of λ is a sum over the former, in
+    which a rounding to half precision would stand out. The latter is in units of log2, +inf where a query sees no key.
     """
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     out = _empty_output(query, value)
-    second = _empty_output(query, value) if save else query.new_empty(0)
+    second = _empty_output(query, value, torch.float32) if save else query.new_empty(0, dtype=torch.float32)
     lines = shape.queries if save else 0
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
@@ -180,7 +181,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Te
     save = rest[-1]
     out = _empty_output(query, value)
     batch, maps, queries, _ = query.shape
-    second = _empty_output(query, value) if save else query.new_empty(0)
+    second = _empty_output(query, value, torch.float32) if save else query.new_empty(0, dtype=torch.float32)
     return out, second, query.new_empty((batch, maps // 2, 2, queries if save else 0), dtype=torch.float32)
 
 
@@ -208,7 +209,7 @@ def triton_attention_backward(
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     cotangent = grad.float()
-    delta_2 = (cotangent * second.float()).sum(-1)  # (B, H, N)
+    delta_2 = (cotangent * second).sum(-1)  # (B, H, N)
     delta_1 = (cotangent * out.float()).sum(-1) + call.lam * delta_2
     deltas = torch.stack([delta_1, delta_2], dim=2)  # (B, H, 2, N)
     is_exact = torch.are_deterministic_algorithms_enabled()
@@ -273,19 +274,24 @@ triton_attention.register_autograd(_backward, setup_context=_setup_context)
 triton_attention_backward.register_autograd(_refuse_backward)
 
 
+def _few_output(query: Tensor, value: Tensor, groups: int) -> Tensor:
+    batch, maps, queries, _ = query.shape
+    return query.new_empty(batch, queries, maps // 2, value.shape[1] // groups * value.shape[-1]).transpose(1, 2)
+
+
+@torch.library.custom_op("antiphase::triton_attend_few", mutates_args=())
 def triton_attend_few(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     lam: Tensor,
     mask: Tensor | None,
-    *,
     groups: int,
     is_causal: bool,
-    sliding_window: int | None,
+    sliding_window: int,
     scale: float,
 ) -> Tensor:
-    """``decoding.attend_few`` in two kernels, without derivatives: arguments and result as there."""
+    """``decoding.attend_few`` in two kernels, without derivatives: arguments and result as there; window 0: none."""
     batch, maps, queries, width = query.shape
     heads, keys = maps // 2, key.shape[2]
     parts = value.shape[1] // groups
@@ -306,14 +312,14 @@ def triton_attend_few(
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
     sums = torch.empty((batch, groups, spans, 2, rows, value_width), **kinds)
     highest, totals = (torch.empty((batch, groups, spans, 2, rows), **kinds) for _ in range(2))
-    out = query.new_empty(batch, queries, heads, value_width).transpose(1, 2)
+    out = _few_output(query, value, groups)
     constants = {"VALUE_WIDTH": value_width, "BLOCK_DV": padded(value_width), "ROWS": rows}
     with torch.cuda.device_of(query):
         span_kernel[batch * groups, spans](
             query, key, value, mask, sums, highest, totals, query.stride()[:3], key.stride()[:3], value.stride()[:3],
             strides, heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
             WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-            CAUSAL=is_causal or sliding_window is not None, WINDOW=sliding_window or 0, HAS_MASK=mask is not None,
+            CAUSAL=is_causal or sliding_window > 0, WINDOW=sliding_window, HAS_MASK=mask is not None,
             RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     with torch.cuda.device_of(query):
@@ -322,3 +328,8 @@ def triton_attend_few(
             BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
         )  # fmt: skip
     return out
+
+
+@triton_attend_few.register_fake
+def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, groups: int, *rest: Any) -> Tensor:
+    return _few_output(query, value, groups)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 import torch
 
-from antiphase import differential_attention
+from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
@@ -18,6 +20,13 @@ def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dt
     key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
     value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
     return query, key, value
+
+
+def assert_errs_at_most_twice(found, eager, exact, dtype, name):
+    """The tolerance rule: 2 × (eager of the same dtype + one rounding), both against fp64."""
+    rounding = torch.finfo(dtype).eps / 2 * exact.abs().max()
+    allowed = 2 * ((eager.double() - exact).abs().max() + rounding)
+    assert (found.double() - exact).abs().max() <= allowed, name
 
 
 def run(impl, query, key, value, lam, **options):
@@ -39,11 +48,6 @@ def assert_equal_to_reference(query, key, value, lam, **options):
         torch.testing.assert_close(
             one.double(), other, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
         )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(1, 2, 2), (2, 2, 1)])
@@ -113,18 +117,35 @@ def test_layouts_of_a_layer():
     assert slope.shape == query.shape
 
 
+PACKED = {name: torch.tensor([0, 31, 90], dtype=torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("key_maps", [1, 2])
-def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps):
-    query, key, value = inputs(2, 2, 1, 90, 90, 32, 64, key_maps, dtype)
-    lam = torch.rand(2, 1, requires_grad=True)
-    exact = run("reference", *in_full(query, key, value, lam), is_causal=True)
-    eager = run("reference", query, key, value, lam, is_causal=True)
-    found = run("triton", query, key, value, lam, is_causal=True)
+@pytest.mark.parametrize(
+    ("batch", "width", "value_width", "options"),
+    [(2, 32, 64, {"is_causal": True}), (1, 128, 256, {"is_causal": True}), (1, 32, 64, PACKED)],
+)
+def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps, batch, width, value_width, options):
+    query, key, value = inputs(batch, 2, 1, 90, 90, width, value_width, key_maps, dtype)
+    lam = torch.rand(batch, 2, 90, requires_grad=True)  # one λ for all would have an error by luck
+    exact = run("reference", *in_full(query, key, value, lam), **options)
+    eager = run("reference", query, key, value, lam, **options)
+    found = run("triton", query, key, value, lam, **options)
     for name, one, other, right in zip(NAMES, found, eager, exact, strict=True):
-        rounding = torch.finfo(dtype if name != "lam" else torch.float32).eps / 2 * right.abs().max()
-        allowed = 2 * ((other.double() - right).abs().max() + rounding)
-        assert (one.double() - right).abs().max() <= allowed, name
+        assert_errs_at_most_twice(one, other, right, torch.float32 if name == "lam" else dtype, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_a_few_queries_in_half_precision(dtype, key_maps):
+    query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 300, 64, 128, key_maps, dtype))
+    lam = torch.rand(4, 1)
+    exact = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
+    eager, found = (
+        differential_attention(query, key, value, lam, is_causal=True, impl=impl) for impl in ("reference", "triton")
+    )
+    assert_errs_at_most_twice(found, eager, exact, dtype, "out")
 
 
 def test_the_order_of_additions_can_be_fixed():
@@ -177,15 +198,57 @@ def test_both_operators_say_what_they_give(lam_strides):
     torch.library.opcheck(launch.triton_attention_backward, (saved[0], *saved, *plain), test_utils=tests)
 
 
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_the_operator_of_a_few_queries_says_what_it_gives(is_masked):
+    query, key, value = (tensor.detach() for tensor in inputs(2, 4, 2, 3, 70, 16, 16, 2))
+    halves = torch.cat([value, value], dim=1)
+    mask = torch.rand(2, 1, 1, 70) > 0.3 if is_masked else None
+    common = torch.rand(4, 1), mask, 2, True, 20, 0.25
+    for held in (value, halves):
+        torch.library.opcheck(launch.triton_attend_few, (query, key, held, *common))
+
+
 def test_values_in_halves():
     """As a cache of V1 holds them."""
-    triton_attend_few = launch.triton_attend_few
     query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 200, 16, 32, 2))
     halves = value.unflatten(-1, (2, 16)).transpose(2, 3).flatten(1, 2).contiguous()  # (B, 2G, M, dv / 2)
     lam = torch.rand(4, 1)
-    options = {"is_causal": True, "sliding_window": None, "scale": 0.25}
-    whole, parts = (triton_attend_few(query, key, v, lam, None, groups=2, **options) for v in (value, halves))
+    whole, parts = (launch.triton_attend_few(query, key, v, lam, None, 2, True, 0, 0.25) for v in (value, halves))
     assert torch.equal(whole, parts)
+
+
+@pytest.mark.parametrize("attention_type", ["differential", "differential_v2"])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
+    """Logits, gradients, and decoding with a cache and padding are those of the model's own function."""
+    called = []
+    for name in ("triton_attention", "triton_attend_few"):
+        operator = getattr(launch, name)
+        monkeypatch.setattr(launch, name, lambda *a, name=name, operator=operator: called.append(name) or operator(*a))
+    config = AntiphaseConfig(
+        attention_type=attention_type, vocab_size=20, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=64,
+        **({} if window is None else {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}),
+    )  # fmt: skip
+    model = AntiphaseForCausalLM(config)
+    ids = torch.randint(1, 20, (2, 30))
+    seen = torch.ones_like(ids)
+    seen[0, :4] = 0
+    outputs, slopes, texts = [], [], []
+    for implementation in ("antiphase", "antiphase_triton"):
+        model.set_attn_implementation(implementation)
+        model.train()
+        loss = model(input_ids=ids, attention_mask=seen, labels=ids).loss
+        slopes.append(torch.autograd.grad(loss, list(model.parameters())))
+        outputs.append(loss)
+        model.eval()
+        texts.append(model.generate(ids, attention_mask=seen, max_new_tokens=6, do_sample=False))
+    torch.testing.assert_close(*outputs)
+    for one, other in zip(*slopes, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert torch.equal(*texts)
+    assert called.count("triton_attend_few") == 2 * 5
+    assert called.count("triton_attention") == 2 * 2
 
 
 def test_refusals():
@@ -208,10 +271,10 @@ def test_refusals():
 
 
 def test_combinations_drawn_at_random():
-    generator = torch.Generator().manual_seed(1)
+    random = Random(1)
 
     def draw(*choices):
-        return choices[int(torch.randint(len(choices), (), generator=generator))]
+        return random.choice(choices)
 
     for _ in range(8):
         groups, repeats, key_maps = draw(1, 2), draw(1, 3), draw(1, 2)

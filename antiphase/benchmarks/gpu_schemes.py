@@ -1,0 +1,105 @@
+"""What the benchmark times on a GPU: the fused kernels, and what a user would take instead, each backend by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from antiphase.benchmarks.schemes import DIFFLLAMA, FOUR_CALLS, ONE_CALL_V2, SOFTMAX, Scheme
+from antiphase.interface import differential_output, join_halves
+from antiphase.ops.api import differential_attention
+
+
+def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
+    """A scheme whose ordinary attention runs on one backend of PyTorch; where that cannot, it raises."""
+
+    def run(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scheme.run(*tensors)
+
+    return replace(scheme, name=name, run=run)
+
+
+def fused(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """The kernels; values whole, as a layer forms them."""
+    return differential_attention(query, key, join_halves(value), lam, is_causal=True, impl="triton")
+
+
+def fused_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """The kernels, both maps of a head on one key and value."""
+    return differential_attention(query, key, value, lam, is_causal=True, impl="triton")
+
+
+def fused_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """What a layer calls with one query: keys and values as the cache holds them."""
+    return differential_output(
+        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None, impl="triton"
+    )
+
+
+def fused_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """The same in the second version."""
+    return differential_output(
+        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None, impl="triton"
+    )
+
+
+def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """One call for each map, values whole: flash attention wants one width, so queries and keys get zeros beside."""
+    whole, width = join_halves(value), query.shape[-1]
+    first, second = (
+        scaled_dot_product_attention(
+            pad(query[:, m::2], (0, width)), pad(key[:, m::2], (0, width)), whole, is_causal=True, scale=width**-0.5
+        )
+        for m in (0, 1)
+    )
+    return first - lam * second
+
+
+def flex(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """FlexAttention: one call with all maps, each with its head's whole values, then the subtraction."""
+    whole = join_halves(value).repeat_interleave(2, dim=1)
+    both = compiled_flex()(query, key, whole, block_mask=_causal(query.shape[2], str(query.device)))
+    return both[:, ::2] - lam * both[:, 1::2]
+
+
+@cache
+def compiled_flex() -> Callable[..., Any]:
+    """FlexAttention as its authors mean it to be used."""
+    return torch.compile(flex_attention)
+
+
+@cache
+def _causal(length: int, device: str) -> BlockMask:
+    return create_block_mask(lambda b, h, query, key: query >= key, None, None, length, length, device=device)
+
+
+FLASH = by_backend(SOFTMAX, "flash", SDPBackend.FLASH_ATTENTION)
+CUDNN = by_backend(SOFTMAX, "cuDNN", SDPBackend.CUDNN_ATTENTION)
+FLASH_DIFFLLAMA = by_backend(DIFFLLAMA, "DiffLlama on flash", SDPBackend.FLASH_ATTENTION)
+FLASH_FOUR_CALLS = by_backend(FOUR_CALLS, "four flash calls", SDPBackend.FLASH_ATTENTION)
+FLASH_TWO_CALLS = by_backend(
+    Scheme("", two_padded_calls, forward=8, backward=20), "two flash calls", SDPBackend.FLASH_ATTENTION
+)
+FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
+FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
+FUSED = Scheme("V1", fused, forward=6, backward=10)
+FUSED_V2 = Scheme("V2", fused_v2, forward=4, backward=8, shares_keys=True)
+FUSED_DECODING = Scheme("V1", fused_decoding, forward=6, backward=0)
+FUSED_DECODING_V2 = Scheme("V2", fused_v2_decoding, forward=4, backward=0, shares_keys=True)
+
+_WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX]
+COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
+    "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
+    "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
+    "decode": [(FUSED_DECODING, [FLASH, FLASH_DIFFLLAMA]), (FUSED_DECODING_V2, [FLASH, FLASH_V2])],
+}
+"""As ``schemes.COMPARED``; the prices of the kernels are those of the plan they follow (docs/performance.md)."""

@@ -1,0 +1,91 @@
+"""What is timed on a GPU computes the same, and its benchmark runs from plan to record, in small sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from antiphase.benchmarks import attention, gpu_schemes
+from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, CUDNN, FLASH, FLEX
+from antiphase.benchmarks.schemes import SOFTMAX, Case, inputs, work
+from antiphase.interface import join_halves
+from antiphase.ops.api import differential_attention
+from antiphase.report import benchmarks
+
+pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+
+EVERY = {
+    (task, scheme.name): scheme
+    for task, pairs in COMPARED_ON_GPU.items()
+    for one, others in pairs
+    for scheme in (one, *others)
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """What cannot run on a processor is left out: cuDNN, and a compiled FlexAttention."""
+    here = torch.get_default_device().type
+    if here == "cpu":
+        monkeypatch.setattr(gpu_schemes, "compiled_flex", lambda: flex_attention)
+    return lambda length, task: Case(length, 2, 16, torch.float32, task, batch=2, device=here)
+
+
+@pytest.mark.parametrize(("task", "name"), [key for key, scheme in EVERY.items() if scheme is not CUDNN])
+def test_every_way_gives_the_reference(task, name, small):
+    scheme = EVERY[task, name]
+    case = small(21, task)
+    query, key, value, lam = inputs(case, 0, shares_keys=scheme.shares_keys)
+    assert query.shape == (2, 4, 1 if task == "decode" else 21, 16)
+    if scheme is FLASH:
+        expected = SOFTMAX.run(query, key, value, lam)
+    else:
+        whole = value if scheme.shares_keys else join_halves(value)
+        expected = differential_attention(query, key, whole, lam, is_causal=True, impl="reference")
+    found = scheme.run(query, key, value, lam)
+    found = found.transpose(1, 2) if found.shape != expected.shape else found  # a layer's call has heads behind
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    if task == "forward + backward" and scheme is not FLEX:  # which has no backward pass uncompiled
+        assert all(gradient is not None for gradient in work(scheme, case, 0)()[:3])
+
+
+def test_the_price_is_that_of_the_formulas():
+    case = Case(4096, 8, 64, torch.bfloat16, "forward + backward", batch=4)
+    fused, flash = EVERY["forward", "V1"], EVERY["forward", "flash"]
+    assert fused.flops(case) / flash.flops(case) == pytest.approx(16 / 14)
+    assert flash.flops(case) == 2 * 14 * 64 * 4 * 8 * 4096 * 4097 // 2
+
+
+def test_the_benchmark(small, monkeypatch):
+    cases = [small(33, task) for task in COMPARED_ON_GPU]
+    known = {
+        task: [(one, [other for other in others if other not in (CUDNN, FLEX)]) for one, others in pairs]
+        for task, pairs in COMPARED_ON_GPU.items()
+    }
+    plan = replace(
+        attention.plan_of("cuda", quick=False), cells=cases, memory_cells=[], compared=known, dtypes=(torch.bfloat16,)
+    )
+    monkeypatch.setattr(attention, "plan_of", lambda device, *, quick: plan)
+    monkeypatch.setattr(attention, "HEADS", 2)
+    monkeypatch.setattr(attention, "GATE_LENGTH", 33)
+    monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(attention, "_repeated", lambda run, count: run)
+    record = attention.benchmark_attention(quick=True, device=cases[0].device)
+    assert {row["tensor"] for row in record.values["gate"]} == {"out", "query", "key", "value", "lam", "decoding"}
+    pairs = [(row["task"], row["subject"], row["baseline"]) for row in record.values["rows"]]
+    assert pairs == [(task, one.name, b.name) for task, ways in known.items() for one, others in ways for b in others]
+    assert "V1 / flash" in [column.name for column in benchmarks.ratios(record).columns]
+
+
+def test_the_plan_of_a_gpu():
+    plan = attention.plan_of("cuda", quick=False)
+    sizes = {(case.task, case.length, case.width): case.batch for case in plan.cells}
+    assert sizes["forward", 4096, 64] == 4
+    assert sizes["forward + backward", 16384, 128] == 1
+    assert sizes["decode", 16384, 64] == 64
+    assert {case.dtype for case in plan.cells} == {torch.bfloat16}
+    assert {case.device for case in plan.cells} == {"cuda"}
+    assert (plan.impl, plan.compared) == ("triton", COMPARED_ON_GPU)
