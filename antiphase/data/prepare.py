@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from antiphase.config import DataSettings
 from antiphase.data.corpora import documents, fingerprint
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
-from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
 from antiphase.data.tokenization import load_tokenizer, train_tokenizer
 from antiphase.errors import InputError
@@ -25,8 +27,8 @@ from antiphase.randomness import keyed_generator
 
 Progress = Callable[[str], None]
 
-SMALLEST_TEXT_SHARE = 0.1
-"""That the tokenizer is trained on, however little of it a batch holds."""
+SMALLEST_TEXT_SHARE, SMALLEST_TASK_SHARE = 0.1, 0.25
+"""That the tokenizer is trained on, however little a batch holds of the text, and of each task that it has."""
 NEEDLE_DIGITS = 2
 """Digits of a token where numbers are retrieved: single digits would have doubles all over a context."""
 
@@ -42,9 +44,10 @@ class PreparedData:
 
     @property
     def content(self) -> str | None:
-        """Digest of the text and the tokenizer; None for the synthetic task, which the settings define alone."""
+        """Digest of text, tokenizer and the tasks' wording; None for the synthetic task, which the settings define."""
         parts = [text.content for text in (self.training_text, self.validation_text) if text is not None]
-        return "-".join(dict.fromkeys(filter(None, parts))) or None
+        parts = list(dict.fromkeys(filter(None, parts)))
+        return "-".join([*parts, wording()[:16]]) if parts else None
 
     def stream(self, *, batch_size: int, seed: int) -> Stream:
         """Training batches; equal for every arm of a comparison that has the seed in common."""
@@ -143,6 +146,12 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     return data
 
 
+def wording() -> str:
+    """SHA-256 of what the tasks are written in: a model knows the words that it was trained with."""
+    words = [needle_page(), question(["Rome"]), question(["Rome", "Oslo", "Lima"]), label_page()]
+    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+
+
 def check_task(task: RetrievalTask) -> None:
     """Refuse sizes that do not fit before any training; one sampled sequence could be shorter than a later one.
 
@@ -188,33 +197,39 @@ def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTr
     if settings.tokenizer:
         return load_tokenizer(settings.tokenizer)
     content = fingerprint(settings.paths, settings.text_field)
-    shares = f"{settings.needle_share:g}-{settings.label_share:g}"
-    folder = cache / f"tokenizer-{content[:16]}-{settings.vocabulary_size}-{shares}"
+    digits = NEEDLE_DIGITS if settings.needle_share else 1
+    what = json.dumps([content, settings.vocabulary_size, digits, *_task_shares(settings).items()])
+    folder = cache / f"tokenizer-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
     if not folder.is_dir():
         progress(f"training a tokenizer of {settings.vocabulary_size} entries")
-        digits = NEEDLE_DIGITS if settings.needle_share else 1
         tokenizer = train_tokenizer(_read_by_tokenizer(settings), settings.vocabulary_size, digits=digits)
         _save_beside(tokenizer, folder)
     return load_tokenizer(str(folder))
 
 
 def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
-    """The training text and, in the shares of a batch, what the tasks are written in.
+    """The training text and, in the shares of a batch or more, what the tasks are written in.
 
     Without it, a word that is rare in the text takes several tokens, and what is to be looked up lies far from what it
     is looked up by.
     """
-    text_share = 1 - settings.needle_share - settings.label_share
-    wanted = {needle_page(): settings.needle_share, label_page(): settings.label_share}
+    text_share = max(1 - settings.needle_share - settings.label_share, SMALLEST_TEXT_SHARE)
+    wanted = _task_shares(settings)
     read = 0
     written = dict.fromkeys(wanted, 0)
     for document in documents(settings.paths, text_field=settings.text_field):
         yield document
         read += len(document)
         for page, share in wanted.items():
-            pages = round(read * share / max(text_share, SMALLEST_TEXT_SHARE) / len(page)) - written[page]
+            pages = round(read * share / text_share / len(page)) - written[page]
             yield from repeat(page, pages)
             written[page] += pages
+
+
+def _task_shares(settings: DataSettings) -> dict[str, float]:
+    """A page of each task that a batch holds, and the share that the tokenizer reads of it."""
+    pages = {needle_page(): settings.needle_share, label_page(): settings.label_share}
+    return {page: max(share, SMALLEST_TASK_SHARE) for page, share in pages.items() if share}
 
 
 def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

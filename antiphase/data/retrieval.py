@@ -60,10 +60,10 @@ class RetrievalBatch:
         labels[rows, columns] = self.input_ids[rows, columns]
         return labels
 
-    def question_labels(self) -> Tensor:
-        """(B, L): all tokens from the first question on, -100 before them."""
-        asking = self.spans["question"].int().cumsum(1) > 0
-        return self.input_ids.masked_fill(~asking, IGNORED_LABEL)
+    def text_labels(self) -> Tensor:
+        """(B, L): all tokens but those of the instruction and the needles, which are drawn and not to be foreseen."""
+        drawn = self.spans["instruction"] | self.spans["answer"] | self.spans["other_needles"]
+        return self.input_ids.masked_fill(drawn, IGNORED_LABEL)
 
 
 class Language(Protocol):
@@ -346,8 +346,8 @@ def needle(city: str, number: str) -> str:
 
 
 def needle_page() -> str:
-    """The instruction and a needle of every city, for a tokenizer to learn their words from."""
-    numbers = [f"{10 + index % 90}{index:02}" for index in range(100)]  # every group of two digits
+    """The instruction and two needles of every city, for a tokenizer to learn their words from."""
+    numbers = [f"{10 + index % 90}{index % 100:02}" for index in range(2 * len(CITIES))]  # every group of two digits
     return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
 
 

@@ -134,8 +134,7 @@ class TextStream:
             parts.append(Batch(blocks, blocks))
         if self.needle_rows:
             sampled = self.task.sample(self.needle_rows, keyed_generator(*self.key, "needles", step))
-            # The other rows teach text. Here drawn cities and numbers and cut filler would be noise in the loss.
-            parts.append(Batch(sampled.input_ids, sampled.question_labels()))
+            parts.append(Batch(sampled.input_ids, sampled.text_labels()))
         if self.label_rows:
             assert self.labels is not None
             ids = self.labels.sample(self.label_rows, keyed_generator(*self.key, "labels", step))

@@ -22,6 +22,7 @@ from antiphase.benchmarks.model import benchmark_model
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.label_mapping import task_rows
+from antiphase.data.prepare import wording
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
@@ -258,10 +259,10 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
         kept = before.pop("content", {})
         if before != tree:
             raise InputError(f"--output {output} holds a reproduction with other settings; choose another folder")
-        if changed := [flag for flag, digest in content.items() if kept.get(flag) != digest]:
+        if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
-                f"--output {output} began with other content: what {changed[0]} names has changed since; bring it "
-                "back, or choose another folder"
+                f"--output {output} began with other content: {changed[0]} has changed since; bring it back, or choose "
+                "another folder"
             )
     elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"--output {output} exists and is not empty; choose another folder")
@@ -271,7 +272,7 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
 
 
 def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
-    """Digests of what the request names, by flag."""
+    """Digests of what the models read and are asked."""
     field = preset.run.data.text_field
     texts = {"--data": request.data, "--validation": request.validation}
     found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
@@ -279,7 +280,8 @@ def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
         sorted(path for path in Path(request.include_path).rglob("*") if path.is_file()) if request.include_path else []
     )
     files = {"--judge-data": [Path(path) for path in request.judge_data if Path(path).is_file()], "--include-path": own}
-    return found | {flag: _digest(paths) for flag, paths in files.items() if paths}
+    found |= {flag: _digest(paths) for flag, paths in files.items() if paths}
+    return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
 
 
 def _digest(paths: Sequence[Path]) -> str:

@@ -193,8 +193,8 @@ def data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable[
         data = prepare(replace(settings, tokenizer=tokenizer, cache=cache), _beside(output), progress=say)
         if data.content is not None and not is_same_content(Path(loaded.name), data.content):
             raise InputError(
-                f"the text that {loaded.name} was trained on has changed since, so what it held out is not known any "
-                "more; give held-out text with --data"
+                f"the text that {loaded.name} was trained on, or the wording of its tasks, has changed since, so what "
+                "it held out is not known any more; give held-out text with --data"
             )
         return data
     paths, text_field = list(request.paths), request.text_field

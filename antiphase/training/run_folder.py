@@ -66,7 +66,7 @@ def check_content(folder: Path, content: str | None) -> None:
     """Keep which tokens a run or study reads, or refuse to go on with others. None: no text.
 
     Raises:
-        InputError: the text or the tokenizer changed since the run began.
+        InputError: the text, the tokenizer or the tasks' wording changed since the run began.
     """
     if content is None:
         return
@@ -75,8 +75,8 @@ def check_content(folder: Path, content: str | None) -> None:
         write_atomically(path, f"{content}\n".encode())
     elif not is_same_content(folder, content):
         raise InputError(
-            f"--output {folder} began with other text: what --data or --validation names, or the tokenizer, has "
-            "changed since; bring it back, or choose another folder"
+            f"--output {folder} began with other text: what --data or --validation names, the tokenizer, or the words "
+            "of the tasks in another version of antiphase; bring it back, or choose another folder"
         )
 
 

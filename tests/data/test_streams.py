@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
 
 from antiphase.config import DataSettings
+from antiphase.data import label_mapping, retrieval
+from antiphase.data import prepare as prepare_module
 from antiphase.data.label_mapping import WORDS, example
 from antiphase.data.packing import PackedTokens
 from antiphase.data.prepare import PreparedData, check_task, prepare, symbol_tokenizer
-from antiphase.data.retrieval import CITIES, IGNORED_LABEL, RetrievalTask, SymbolLanguage, TextLanguage, needle
+from antiphase.data.retrieval import (
+    CITIES,
+    IGNORED_LABEL,
+    RetrievalTask,
+    SymbolLanguage,
+    TextLanguage,
+    needle,
+    needle_page,
+)
 from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
@@ -93,19 +106,16 @@ def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
         assert (row == row[0]).all()  # whole blocks
 
 
-def test_of_a_text_batch_all_counts_but_the_haystacks():
+def test_of_a_text_batch_all_counts_but_the_needles():
     batch = text(batch_size=8, needle_share=0.5).batch(1)
     texts, retrieval = batch.labels.split(4)
     assert torch.equal(texts, batch.input_ids[:4])
     sampled = TASK.sample(4, keyed_generator(0, "training", "needles", 1))
     assert torch.equal(sampled.input_ids, batch.input_ids[4:])
-    for labels, ids, end, positions in zip(
-        retrieval, sampled.input_ids, sampled.prompt_end, sampled.answer_positions, strict=True
-    ):
-        first = int(end)  # a question of symbols is one token
-        assert (labels[:first] == IGNORED_LABEL).all()
-        assert torch.equal(labels[first:], ids[first:])
-        assert (positions > first).all()
+    needles = sampled.spans["answer"] | sampled.spans["other_needles"]
+    assert needles.sum(1).tolist() == [2 * TASK.needles] * 4
+    assert (retrieval[needles] == IGNORED_LABEL).all()
+    assert torch.equal(retrieval[~needles], sampled.input_ids[~needles])
 
 
 # ------------------------------------------------------------------------------------------ held-out text
@@ -194,12 +204,13 @@ def test_repeated_passages_start_again_after_a_period_of_their_own(share, rows):
     assert len(periods) > 4 or not rows
 
 
-def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path):
+@pytest.mark.parametrize(("needles", "labels"), [(0.25, 0.25), (0.5, 0.1), (0.9, 0.1), (0.05, 0.02)])
+def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path, needles, labels):
     text = tmp_path / "text.txt"
     text.write_text(" ".join(f"word{index % 97} of a long and plain text," for index in range(4000)))
     common = {"source": "text", "sequence_length": 200, "needles": 2, "queries": 1, "vocabulary_size": 1200}
     common |= {"paths": [str(text)], "validation_share": 0.2}
-    both = prepare(DataSettings(**common, needle_share=0.25, label_share=0.25), tmp_path / "cache").tokenizer
+    both = prepare(DataSettings(**common, needle_share=needles, label_share=labels), tmp_path / "cache").tokenizer
     for city in CITIES:
         assert both.tokenize(needle(city, "4821")) == ["ĠCity", "Ġnumber", ":", f"Ġ{city}", "Ġ48", "21", "."]
     for word in WORDS:
@@ -207,6 +218,41 @@ def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path)
     neither = prepare(DataSettings(**common, needle_share=0.0), tmp_path / "cache").tokenizer
     assert len(neither.tokenize(needle("Copenhagen", "4821"))) > 7
     assert neither.tokenize("4821") == ["4", "8", "2", "1"]
+    assert len(list((tmp_path / "cache").glob("tokenizer-*"))) == 2
+
+
+def test_other_words_of_a_task_are_other_content(prepared, monkeypatch):
+    """A run begun with them is not gone on with, and its models are not asked in words that they do not know."""
+    training, validation = (
+        PackedTokens(text.tokens, 300, content=name)
+        for name, text in (("a", prepared.training_text), ("b", prepared.validation_text))
+    )
+    data = replace(prepared, training_text=training, validation_text=validation)
+    before = data.content
+    assert before.startswith("a-b-")
+    assert prepared.content is None  # nothing is known of these tokens
+    for module, name in ((retrieval, "needle"), (prepare_module, "question"), (label_mapping, "example")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, lambda *words: " ".join(map(str, words)))
+            assert data.content != before
+    assert data.content == before
+
+
+def test_a_page_for_the_tokenizer_has_every_city_equally_often_and_every_pair_of_digits():
+    page = needle_page()
+    assert {page.count(f" {city} ") for city in CITIES} == {2}
+    numbers = re.findall(r" (\d\d)(\d\d)\.", page)
+    assert {first for first, _ in numbers} == {str(pair) for pair in range(10, 100)}
+    assert {second for _, second in numbers} == {f"{pair:02}" for pair in range(100)}
+
+
+def test_a_run_reads_the_shares_of_its_settings(prepared):
+    """Passages that come again are drawn apart from the text of the same step."""
+    settings = replace(prepared.settings, needle_share=0.25, label_share=0.25, repeat_share=0.25)
+    stream = replace(prepared, settings=settings).stream(batch_size=8, seed=0)
+    assert (stream.text_rows, stream.needle_rows, stream.label_rows, stream.repeat_rows) == (2, 2, 2, 2)
+    batches = [stream.batch(step).input_ids for step in range(12)]
+    assert not all(torch.equal(batch[:2, :4], batch[6:, :4]) for batch in batches)
 
 
 class OneLongValue(SymbolLanguage):

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from antiphase.config import arm_run
+from antiphase.data.label_mapping import LabelMapping
+from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
@@ -119,7 +121,7 @@ def test_the_estimate_counts_runs_and_ladder(text):
     scale = module.SCALES["tiny"]
     ladder = 2 * (4 * scale.ladder_steps + sum(scale.budgets[:-1])) + len(scale.ablations) * scale.ladder_steps
     assert (told["runs"], told["short_runs"]) == (2, 2 * (4 + 3) + 12)
-    assert told["tokens"] == (2 * 4 + ladder) * 8 * 96
+    assert told["tokens"] == (2 * 4 + ladder) * 8 * 112
     assert told["minutes"] == pytest.approx(told["tokens"] / 34_000 / 60)
     assert estimate(request, scale_preset(request), cores=64)["minutes"] == told["minutes"]  # two runs take two cores
     only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["needles"])
@@ -149,7 +151,7 @@ def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
     assert 1 < told["minutes"] / 60 / 24 < 5
 
 
-def test_tiny_leaves_its_evaluations_ten_minutes(text):
+def test_the_training_of_tiny_is_estimated_below_eighty_minutes(text):
     """Of ninety on two cores, also by the 6,000 tokens a second that they reach with five million parameters."""
     request = ReproduceRequest(scale="tiny", data=[text])
     preset = scale_preset(request)
@@ -157,6 +159,16 @@ def test_tiny_leaves_its_evaluations_ten_minutes(text):
     row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
     assert told["minutes"] < 80
     assert told["tokens"] / (6000 * 5e6 / row["parameters"]) / 60 < 80
+
+
+def test_tiny_hides_its_facts_in_filler_and_fits_every_number_of_examples(text, tmp_path):
+    data = prepare(scale_preset(ReproduceRequest(scale="tiny", data=[text])).run.data, tmp_path)
+    task = data.task()
+    filler = task.sample(50, torch.Generator().manual_seed(0)).spans["filler"].sum(1)
+    assert filler.min() >= task.sequence_length // 5
+    lines = LabelMapping(data.tokenizer, sequence_length=task.sequence_length).lines.values()
+    most = max(module.SCALES["tiny"].shots)
+    assert 1 + (most + 1) * max(map(len, lines)) <= task.sequence_length
 
 
 # ------------------------------------------------------------------------------------------ verdicts
