@@ -80,7 +80,8 @@ class DataSettings:
     """The most facts that one question of a training sequence asks for, all of them different; each sequence draws its
     number from 1 on. What is measured during training asks for one at a time."""
     needle_share: float = 0.7
-    """Share of each batch that is retrieval sequences; the rest is repeated random ones (``synthetic``) or text."""
+    """Share of each batch that is retrieval sequences; what no share names is repeated random ones (``synthetic``) or
+    text."""
     label_share: float = 0.0
     """Share of each batch that is words with labels to be learned in context (``text``)."""
     repeat_share: float = 0.0
@@ -102,7 +103,8 @@ class DataSettings:
     text_field: str | None = None
     """Column that holds the text in CSV, JSON Lines and Parquet; None: ``text``, or the only column of strings."""
     tokenizer: str | None = None
-    """Folder or Hub name of an existing tokenizer; None: a byte-level BPE is trained on ``paths``."""
+    """Folder or Hub name of an existing tokenizer; None: a byte-level BPE is trained on ``paths`` and the words of the
+    tasks."""
     vocabulary_size: int = 4096
     """Entries of the tokenizer trained here."""
     cache: str | None = None

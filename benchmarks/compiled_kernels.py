@@ -33,8 +33,8 @@ from antiphase.studies.single import check_empty
 ARCHITECTURES = (80, 90)
 WIDTHS = (64, 128)
 DTYPES = {"bf16": torch.bfloat16}
-INPUTS = {"query", "key", "value", "out", "second", "grad", "grad_key", "grad_value"}
-FULL = {"lam", "logsumexp", "deltas", "grad_query", "sums", "highest", "totals"}
+INPUTS = {"query", "key", "value", "out", "grad", "grad_key", "grad_value"}
+FULL = {"lam", "second", "logsumexp", "deltas", "grad_query", "sums", "highest", "totals"}
 ABSENT = {"mask", "query_edges", "key_edges"}
 NUMBERS = {"scale": "fp32", "factor": "fp32"}
 

@@ -223,7 +223,8 @@ def _paragraphs(record: Record) -> list[str]:
         "reproduce": "The experiments of the Differential Transformer paper at a small scale: pairs of models that "
         "differ in their attention alone, equal in parameters, data and order of data. Each claim has the paper's "
         "numbers and a verdict by rule: reproduced or contradicted where the paired 95 % interval over seeds excludes "
-        "0, not testable where the models cannot do what would show it. Models this small prove nothing of large ones.",
+        "0, not testable where the models cannot do what would show it. Sections of single models show the first seed. "
+        "Models this small prove nothing of large ones.",
         "budget": "What a training run takes, from its settings alone; the model was built on the meta device.",
         "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
         "model answered right.",
@@ -286,7 +287,8 @@ def _paragraphs(record: Record) -> list[str]:
         "prompt, and the tokens generated after it. The candidates took turns.",
     }
     fallback = f"Records of kind “{record.kind}” have no layout of their own: here are their single values."
-    return [known.get(record.kind, fallback)]
+    trained = (values.get("models") or {}).get("description") if record.kind == "reproduce" else None
+    return [known.get(record.kind, fallback), *([f"The models: {trained}"] if trained else [])]
 
 
 def _curve_words(record: Record) -> tuple[str, str, str]:
