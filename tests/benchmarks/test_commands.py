@@ -80,7 +80,7 @@ def test_model(monkeypatch):
 def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
     monkeypatch.setattr(model, "NEW_TOKENS", 5)
     prompt = torch.randint(0, 4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    for built in model._models(0).values():
+    for built in model._models(0, model.SIZES, 64, "cpu").values():
         run = model._decode(built, prompt)
         assert torch.equal(run(), run())
 
