@@ -85,7 +85,8 @@ class DataSettings:
     label_share: float = 0.0
     """Share of each batch that is words with labels to be learned in context (``text``)."""
     repeat_share: float = 0.0
-    """Share of each batch that is passages which come again and again (``text``); looking back pays at each token."""
+    """Share of each batch that is random tokens which come again and again (``text``), as in ``synthetic``: from the
+    second time on each can be found by looking back, and they count."""
     long_share: float | None = None
     """Share of the text sequences that is cut from the inside of one document each, so that long documents count for
     more (length upsampling, Fu et al. 2402.10171); None: blocks of the text as they come."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
@@ -64,10 +65,15 @@ class PreparedData:
             key=key,
             labels=LabelMapping(self.tokenizer, sequence_length=settings.sequence_length),
             label_share=settings.label_share,
+            words=self._words(),
             repeat_share=settings.repeat_share,
             long_share=settings.long_share,
             end=self.tokenizer.eos_token_id,
         )
+
+    def _words(self) -> Tensor:
+        """Ids of all tokens but the special ones."""
+        return torch.tensor(sorted(set(range(len(self.tokenizer))) - set(self.tokenizer.all_special_ids)))
 
     def task(
         self, *, needles: int | None = None, queries: int | None = None, sequence_length: int | None = None

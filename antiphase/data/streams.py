@@ -50,29 +50,16 @@ class SyntheticStream:
             sampled = self.task.sample(self.needle_rows, generator)
             parts.append(Batch(sampled.input_ids, sampled.labels()))
         if self.needle_rows < self.batch_size:
-            parts.append(self._repeated(self.batch_size - self.needle_rows, generator))
+            language = self.task.language
+            assert isinstance(language, SymbolLanguage)
+            words = torch.arange(len(language.special_tokens), len(language.words))
+            parts.append(_repeated(self.batch_size - self.needle_rows, self.task, words, generator))
         return _join(parts)
-
-    def _repeated(self, count: int, generator: torch.Generator) -> Batch:
-        """Random tokens that come again and again; from the second time on they count in the loss."""
-        language = self.task.language
-        assert isinstance(language, SymbolLanguage)
-        opening = torch.tensor(language.opening())
-        length = self.task.sequence_length - len(opening)
-        periods = drawn_periods(count, length, generator)
-        first = len(language.special_tokens)
-        random = torch.randint(first, len(language.words), (count, max(1, length // 2)), generator=generator)
-        places = torch.arange(length).expand(count, -1)
-        ids = torch.cat([opening.expand(count, -1), random.gather(1, places % periods)], dim=1)
-        labels = ids.clone()
-        labels[:, : len(opening)] = IGNORED_LABEL
-        labels[:, len(opening) :][places < periods] = IGNORED_LABEL
-        return Batch(ids, labels)
 
 
 class TextStream:
     """Blocks of packed text in an order shuffled anew each epoch; a share is retrieval, a share labels in context, a
-    share passages of the text that come again and again.
+    share random tokens that come again and again.
 
     With a long share, that part of the text rows comes from blocks inside one document, the rest from all others; each
     kind is shuffled and repeated by itself.
@@ -88,6 +75,7 @@ class TextStream:
         key: tuple[object, ...],
         labels: LabelMapping | None = None,
         label_share: float = 0.0,
+        words: Tensor | None = None,
         repeat_share: float = 0.0,
         long_share: float | None = None,
         end: int | None = None,
@@ -95,20 +83,19 @@ class TextStream:
         """
         Args:
             labels: makes the sequences of ``label_share``.
-            repeat_share: share of the batch that repeats the beginning of a block to the sequence's end.
+            words: token ids that the sequences of ``repeat_share`` are drawn from.
             long_share: share of the text rows from inside one document; None: all blocks alike.
             end: the token between documents; needed with ``long_share``.
 
         Raises:
             InputError: no document is as long as a sequence.
         """
-        self.packed, self.task, self.key, self.labels = packed, task, key, labels
+        self.packed, self.task, self.key, self.labels, self.words = packed, task, key, labels, words
         self.needle_rows = round(needle_share * batch_size)
         self.label_rows = min(round(label_share * batch_size), batch_size - self.needle_rows)
         self.repeat_rows = min(round(repeat_share * batch_size), batch_size - self.needle_rows - self.label_rows)
         self.text_rows = batch_size - self.needle_rows - self.label_rows - self.repeat_rows
         every = torch.arange(len(packed))
-        self._passages = _Blocks(every, self.repeat_rows, (*key, "passages"))
         if long_share is None:
             self._kinds = [_Blocks(every, self.text_rows, (*key, "order"))]
             return
@@ -140,16 +127,10 @@ class TextStream:
             ids = self.labels.sample(self.label_rows, keyed_generator(*self.key, "labels", step))
             parts.append(Batch(ids, ids))
         if self.repeat_rows:
-            ids = self._repeated(step)
-            parts.append(Batch(ids, ids))
+            assert self.words is not None
+            generator = keyed_generator(*self.key, "repeated", step)
+            parts.append(_repeated(self.repeat_rows, self.task, self.words, generator))
         return _join(parts)
-
-    def _repeated(self, step: int) -> Tensor:
-        """Beginnings of blocks, each started again after a period of its own; (repeat_rows, length)."""
-        blocks = torch.stack([self.packed.block(index) for index in self._passages.of_step(step)])
-        length = blocks.shape[1]
-        periods = drawn_periods(len(blocks), length, keyed_generator(*self.key, "periods", step))
-        return blocks.gather(1, torch.arange(length) % periods)
 
 
 class _Blocks:
@@ -170,6 +151,23 @@ class _Blocks:
             self._epoch = epoch
             self._order = torch.randperm(len(self.blocks), generator=keyed_generator(*self.key, epoch))
         return int(self.blocks[self._order[place]])
+
+
+def _repeated(count: int, task: RetrievalTask, words: Tensor, generator: torch.Generator) -> Batch:
+    """Sequences of tokens drawn from ``words`` that come again and again; from the second time on they count.
+
+    Every word is copied as often as any other, so that all of them stay apart in tied embeddings.
+    """
+    opening = torch.tensor(task.language.opening(), dtype=torch.int64)
+    length = task.sequence_length - len(opening)
+    periods = drawn_periods(count, length, generator)
+    random = words[torch.randint(len(words), (count, max(1, length // 2)), generator=generator)]
+    places = torch.arange(length).expand(count, -1)
+    ids = torch.cat([opening.expand(count, -1), random.gather(1, places % periods)], dim=1)
+    labels = ids.clone()
+    labels[:, : len(opening)] = IGNORED_LABEL
+    labels[:, len(opening) :][places < periods] = IGNORED_LABEL
+    return Batch(ids, labels)
 
 
 def drawn_periods(count: int, length: int, generator: torch.Generator) -> Tensor:

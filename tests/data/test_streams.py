@@ -185,23 +185,29 @@ def test_the_tokenizer_of_symbols_reads_and_writes_every_word():
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.0, 0), (0.25, 2), (1.0, 8)])
-def test_repeated_passages_start_again_after_a_period_of_their_own(share, rows):
-    packed = PackedTokens(numpy.arange(100, 100 + 40 * LENGTH, dtype=numpy.uint16), LENGTH)  # no token twice
-    stream = TextStream(packed, TASK, batch_size=8, needle_share=0.0, key=(0, "training"), repeat_share=share)
-    periods = set()
+def test_random_tokens_of_a_text_run_start_again_after_a_period_of_their_own(share, rows):
+    packed = PackedTokens(numpy.arange(1000, 1000 + 40 * LENGTH, dtype=numpy.uint16), LENGTH)
+    words = torch.arange(300, 900)
+    stream = TextStream(
+        packed, TASK, batch_size=8, needle_share=0.0, key=(0, "training"), words=words, repeat_share=share
+    )
+    periods, seen = set(), set()
     for step in range(12):
         batch = stream.batch(step)
-        assert torch.equal(batch.input_ids, batch.labels)
         assert torch.equal(batch.input_ids, stream.batch(step).input_ids)
-        repeated = [row for row in batch.input_ids if len(row.unique()) < LENGTH]
-        assert len(repeated) == rows
-        for row in repeated:
-            period = len(row.unique())
+        repeated = batch.input_ids[:, 1] < 1000
+        assert repeated.tolist() == [False] * (8 - rows) + [True] * rows
+        assert torch.equal(batch.labels[~repeated], batch.input_ids[~repeated])
+        for ids, labels in zip(batch.input_ids[repeated], batch.labels[repeated], strict=True):
+            assert ids[0] == SYMBOLS.opening()[0]
+            period = int((labels == IGNORED_LABEL).sum()) - 1
             assert SHORTEST_PERIOD <= period <= LENGTH // 2
-            assert torch.equal(row[period:], row[:-period])
-            assert (row[1:period] == row[: period - 1] + 1).all()  # a passage of the text as it stands
+            assert torch.equal(ids[1 + period :], ids[1:-period])
+            assert torch.equal(labels[1 + period :], ids[1 + period :])
+            assert set(ids[1:].tolist()) <= set(words.tolist())
             periods.add(period)
-    assert len(periods) > 4 or not rows
+            seen |= set(ids[1:].tolist())
+    assert (len(periods) > 4 and len(seen) > 100) or not rows
 
 
 @pytest.mark.parametrize(("needles", "labels"), [(0.25, 0.25), (0.5, 0.1), (0.9, 0.1), (0.05, 0.02)])
@@ -247,12 +253,13 @@ def test_a_page_for_the_tokenizer_has_every_city_equally_often_and_every_pair_of
 
 
 def test_a_run_reads_the_shares_of_its_settings(prepared):
-    """Passages that come again are drawn apart from the text of the same step."""
     settings = replace(prepared.settings, needle_share=0.25, label_share=0.25, repeat_share=0.25)
     stream = replace(prepared, settings=settings).stream(batch_size=8, seed=0)
     assert (stream.text_rows, stream.needle_rows, stream.label_rows, stream.repeat_rows) == (2, 2, 2, 2)
-    batches = [stream.batch(step).input_ids for step in range(12)]
-    assert not all(torch.equal(batch[:2, :4], batch[6:, :4]) for batch in batches)
+    special = prepared.tokenizer.all_special_ids
+    assert len(stream.words) == len(prepared.tokenizer) - len(special)
+    assert not set(stream.words.tolist()) & set(special)
+    assert (stream.batch(3).labels[6:] == IGNORED_LABEL).any(1).all()
 
 
 class OneLongValue(SymbolLanguage):
