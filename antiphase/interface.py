@@ -405,8 +405,8 @@ def antiphase_mask(
 
 AttentionInterface.register(NAME, antiphase_attention)
 AttentionInterface.register(TRITON, partial(antiphase_attention, impl="triton"))
-for name in (NAME, TRITON):
-    AttentionMaskInterface.register(name, antiphase_mask)
+AttentionMaskInterface.register(NAME, antiphase_mask)
+AttentionMaskInterface.register(TRITON, antiphase_mask)
 
 
 @contextmanager

@@ -132,7 +132,6 @@ def benchmark_attention(
             "heads": HEADS,
             "width": WIDTH,
             "causal": True,
-            "batch": {_words(case): case.batch for case in plan.cells},
             "rounds": rounds,
             "seconds": seconds,
             "quick": quick,
@@ -168,7 +167,8 @@ def _repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
 
 def _describe(case: Case) -> dict[str, Any]:
     return {
-        "task": case.task, "dtype": _name(case.dtype), "length": case.length, "heads": case.heads, "width": case.width
+        "task": case.task, "dtype": _name(case.dtype), "length": case.length, "heads": case.heads, "width": case.width,
+        "batch": case.batch,
     }  # fmt: skip
 
 
@@ -253,6 +253,6 @@ def _results(tensors: Sequence[Tensor], lam: Tensor, impl: str) -> dict[str, Ten
             step = differential_output(
                 query[:, :, last], key, value, lam[:, :, last], None,
                 halves=halves, is_causal=False, sliding_window=None, scaling=None,
-                impl="triton" if impl == "triton" else "auto",
+                impl=impl if impl == "triton" else "auto",
             ).transpose(1, 2)  # fmt: skip
     return {"out": out.detach(), **found, "decoding": step}

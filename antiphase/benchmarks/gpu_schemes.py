@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,9 +13,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from antiphase.benchmarks.schemes import DIFFLLAMA, FOUR_CALLS, ONE_CALL_V2, SOFTMAX, Scheme
-from antiphase.interface import differential_output, join_halves
-from antiphase.ops.api import differential_attention
+from antiphase.benchmarks.schemes import (
+    DIFFLLAMA,
+    FOUR_CALLS,
+    ONE_CALL_V2,
+    SOFTMAX,
+    Scheme,
+    ours,
+    ours_decoding,
+    ours_v2,
+    ours_v2_decoding,
+)
+from antiphase.interface import join_halves
 
 
 def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
@@ -26,30 +35,6 @@ def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
             return scheme.run(*tensors)
 
     return replace(scheme, name=name, run=run)
-
-
-def fused(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """The kernels; values whole, as a layer forms them."""
-    return differential_attention(query, key, join_halves(value), lam, is_causal=True, impl="triton")
-
-
-def fused_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """The kernels, both maps of a head on one key and value."""
-    return differential_attention(query, key, value, lam, is_causal=True, impl="triton")
-
-
-def fused_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """What a layer calls with one query: keys and values as the cache holds them."""
-    return differential_output(
-        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None, impl="triton"
-    )
-
-
-def fused_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """The same in the second version."""
-    return differential_output(
-        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None, impl="triton"
-    )
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
@@ -91,10 +76,10 @@ FLASH_TWO_CALLS = by_backend(
 )
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
-FUSED = Scheme("V1", fused, forward=6, backward=10)
-FUSED_V2 = Scheme("V2", fused_v2, forward=4, backward=8, shares_keys=True)
-FUSED_DECODING = Scheme("V1", fused_decoding, forward=6, backward=0)
-FUSED_DECODING_V2 = Scheme("V2", fused_v2_decoding, forward=4, backward=0, shares_keys=True)
+FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=10)
+FUSED_V2 = Scheme("V2", partial(ours_v2, impl="triton"), forward=4, backward=8, shares_keys=True)
+FUSED_DECODING = Scheme("V1", partial(ours_decoding, impl="triton"), forward=6, backward=0)
+FUSED_DECODING_V2 = Scheme("V2", partial(ours_v2_decoding, impl="triton"), forward=4, backward=0, shares_keys=True)
 
 _WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX]
 COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {

@@ -100,15 +100,15 @@ def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
 # ------------------------------------------------------------------------------------------ the ways
 
 
-def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """The operator: maps are subtracted first, then multiplied by V once."""
-    return differential_attention(query, key, join_halves(value), lam, is_causal=True)
+def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
+    """The operator; values whole, as a layer forms them."""
+    return differential_attention(query, key, join_halves(value), lam, is_causal=True, impl=impl)
 
 
-def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
     """What a layer calls with one query: keys and values as the cache holds them."""
     return differential_output(
-        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None
+        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None, impl=impl
     )
 
 
@@ -145,15 +145,15 @@ def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     return first - lam * second
 
 
-def ours_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+def ours_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
     """The operator, both maps of a head on one key and value."""
-    return differential_attention(query, key, value, lam, is_causal=True)
+    return differential_attention(query, key, value, lam, is_causal=True, impl=impl)
 
 
-def ours_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+def ours_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
     """What a layer of the second version calls with one query."""
     return differential_output(
-        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None
+        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None, impl=impl
     )
 
 
