@@ -44,8 +44,9 @@ def reproduce(
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
     from antiphase.studies.budget import Fleet, paper_budget
-    from antiphase.studies.reproduce import PARTS, ReproduceRequest, estimate, scale_preset
+    from antiphase.studies.reproduce import PARTS, ReproduceRequest, scale_preset
     from antiphase.studies.reproduce import reproduce as run_reproduce
+    from antiphase.studies.scales import estimate
 
     console = make_console()
     if scale == "paper":
@@ -60,7 +61,7 @@ def reproduce(
             judge_data=judge_data or [],
         )  # fmt: skip
         preset = scale_preset(request)
-        told = estimate(request, preset, os.cpu_count() or 1)
+        told = estimate(scale, parts, preset, os.cpu_count() or 1)
         minutes = told["minutes"]
         takes = f"about {minutes:.0f} minutes here" if minutes is not None else f"{scale} is for a large GPU"
         console.print(

@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from antiphase.benchmarks.model import benchmark_model
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
@@ -26,7 +24,7 @@ from antiphase.data.prepare import wording
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.ablations import TABLE_6, ablation_preset, ablations
+from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import ARM, BASELINE, CLAIMS, UNJUDGED, judge
 from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, evaluate_hallucination
@@ -35,9 +33,9 @@ from antiphase.studies.jobs import Report
 from antiphase.studies.journal import hash_of
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
+from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.studies.single import Request, evaluate
-from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, only_one
 
 REQUEST = "reproduce.json"
@@ -49,60 +47,6 @@ LABELLED_WORDS = 4
 """Few, so that nearly every word that is asked was shown: a guess at others would be taken for spread over orders."""
 
 
-@dataclass(frozen=True)
-class Scale:
-    """How much of everything."""
-
-    preset: str
-    tokens_a_second: int
-    """That one core (``for_gpu``: one large GPU) trains at these sizes, for the estimate before the start."""
-    widths: Sequence[int]
-    """Of the ladder of sizes, each trained with ``ladder_steps``."""
-    ladder_steps: int
-    samples: int
-    """Of each evaluation of a model."""
-    cell_samples: int
-    """Of each cell of the needle grid."""
-    needles: Sequence[int]
-    shots: Sequence[int]
-    orders: int
-    ablations: Sequence[str] = TABLE_6
-    """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
-    for_gpu: bool = False
-
-    @property
-    def budgets(self) -> list[int]:
-        """Steps of the ladder of tokens."""
-        return sorted({self.ladder_steps // factor for factor in (8, 4, 2, 1)})
-
-
-SCALES = {
-    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
-    "small": Scale(
-        "reproduce-small",
-        400_000,
-        (256, 384, 512, 768),
-        4000,
-        200,
-        50,
-        (2, 4, 6),
-        (1, 4, 16, 64, 128),
-        10,
-        for_gpu=True,
-    ),
-    "medium": Scale(
-        "reproduce-medium",
-        60_000,
-        (512, 640, 768, 1024),
-        4000,
-        500,
-        50,
-        (2, 4, 6),
-        (1, 4, 16, 64, 256),
-        10,
-        for_gpu=True,
-    ),
-}
 TITLES = {
     "compare": "training both arms; loss, retrieval and allocation of attention",
     "harness": "downstream tasks (Tables 1 and 8)",
@@ -120,6 +64,10 @@ TITLES = {
 }
 PARTS = tuple(TITLES)
 """In the order of the paper's section 3."""
+STUDIES = ("compare", "scaling", "ablations")
+"""Parts that train, each with a record of its own."""
+PAIRED = ("needles", "allocation", "harness")
+"""Parts that measure both arms of a seed together."""
 NEEDS = {"harness": "--tasks", "hallucination": "--judge"}
 """Parts that run only where the request has what they need, and the flag that gives it."""
 
@@ -160,29 +108,6 @@ class ReproduceRequest:
         """Parts that cannot run, and why."""
         given = {"harness": self.tasks, "hallucination": self.judge}
         return {part: f"it needs {flag}" for part, flag in NEEDS.items() if not given[part]}
-
-
-def estimate(request: ReproduceRequest, preset: Preset, cores: int) -> dict[str, Any]:
-    """Runs and tokens to train, and about how many minutes that takes, told before the start.
-
-    Minutes are None on a machine that the scale is not for.
-    """
-    scale, training, arms = SCALES[request.scale], preset.run.training, len(preset.compare.arms)
-    runs = arms * len(preset.compare.seeds)
-    short: list[int] = []  # steps; a ladder's narrower models are quicker, so as many as a whole model each is a bound
-    if "scaling" in request.parts:
-        ladder = {(width, scale.ladder_steps) for width in scale.widths}
-        ladder |= {(preset.run.model.hidden_size, steps) for steps in scale.budgets}
-        short += [steps for _, steps in ladder] * arms
-    if "ablations" in request.parts:
-        short += [scale.ladder_steps] * len(scale.ablations)
-    tokens = (runs * training.steps + sum(short)) * training.batch_size * preset.run.data.sequence_length
-    on_gpu = choose_device(training.device).type == "cuda"
-    # as runs are trained: one on each GPU, else one on each core
-    at_once = min(max(1, torch.cuda.device_count()) if on_gpu else cores, runs)
-    known = on_gpu or not scale.for_gpu
-    minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
-    return {"runs": runs, "short_runs": len(short), "tokens": tokens, "minutes": minutes}
 
 
 def scale_preset(request: ReproduceRequest) -> Preset:
@@ -312,14 +237,18 @@ class _Work:
 
     def kept(self, part: str) -> list[Record]:
         """The records of a part that was not asked for now, if an earlier call finished it."""
-        folders = sorted(folder.parent for folder in self.output.glob(f"{part}/**/record.json"))
-        return self.run(part) if len(folders) == self._count(part) else []
+        whole = all((self.output / folder / "record.json").is_file() for folder in self._folders(part))
+        return self.run(part) if whole else []
 
-    def _count(self, part: str) -> int:
-        """Records of a whole part."""
-        if part in ("scaling", "ablations", "throughput"):
-            return 1
-        return len(self.seeds) * (1 if part in ("needles", "allocation", "harness") else 2)
+    def _folders(self, part: str) -> list[str]:
+        """Of the records of a whole part."""
+        if part in STUDIES:
+            return [part]
+        if part == "throughput":
+            return [f"{part}/models"]
+        if part in PAIRED:
+            return [f"{part}/seed{seed}" for seed in self.seeds]
+        return [f"{part}/{arm}-seed{seed}" for seed in self.seeds for arm in (BASELINE, ARM)]
 
     def run(self, part: str) -> list[Record]:
         """The records of a part, made now or earlier."""
@@ -347,7 +276,7 @@ class _Work:
             ))]  # fmt: skip
         if part == "throughput":
             return [self._once(part, "models", self._throughput)]
-        if part in ("needles", "allocation"):
+        if part in PAIRED and part != "harness":
             return [self._once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed) for seed in self.seeds]
         if part == "harness":
             return [

@@ -13,6 +13,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies import reproduce as module
 from antiphase.studies.reproduce import REQUEST, ReproduceRequest, _open, _Work, scale_preset
+from antiphase.studies.scales import SCALES
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
         with pytest.raises(InputError, match=f"began with other content: what {flag} names has changed since"):
             _open(request_of, preset, output, resume=True)
         (tmp_path / path).write_text(before)
-    monkeypatch.setitem(module.SCALES, "tiny", replace(module.SCALES["tiny"], samples=7))  # as of another version
+    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], samples=7))  # as of another version
     with pytest.raises(InputError, match="other settings"):
         _open(request_of, preset, output, resume=True)
     shutil.rmtree(output)

@@ -1,0 +1,92 @@
+"""How much of everything ``antiphase reproduce`` does at each scale, and about how long that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from antiphase.config import Preset
+from antiphase.studies.ablations import TABLE_6
+from antiphase.training.loop import choose_device
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of everything."""
+
+    preset: str
+    tokens_a_second: int
+    """That one core (``for_gpu``: one large GPU) trains at these sizes, for the estimate before the start."""
+    widths: Sequence[int]
+    """Of the ladder of sizes, each trained with ``ladder_steps``."""
+    ladder_steps: int
+    samples: int
+    """Of each evaluation of a model."""
+    cell_samples: int
+    """Of each cell of the needle grid."""
+    needles: Sequence[int]
+    shots: Sequence[int]
+    orders: int
+    ablations: Sequence[str] = TABLE_6
+    """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
+    for_gpu: bool = False
+
+    @property
+    def budgets(self) -> list[int]:
+        """Steps of the ladder of tokens."""
+        return sorted({self.ladder_steps // factor for factor in (8, 4, 2, 1)})
+
+
+SCALES = {
+    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
+    "small": Scale(
+        "reproduce-small",
+        400_000,
+        (256, 384, 512, 768),
+        4000,
+        200,
+        50,
+        (2, 4, 6),
+        (1, 4, 16, 64, 128),
+        10,
+        for_gpu=True,
+    ),
+    "medium": Scale(
+        "reproduce-medium",
+        60_000,
+        (512, 640, 768, 1024),
+        4000,
+        500,
+        50,
+        (2, 4, 6),
+        (1, 4, 16, 64, 256),
+        10,
+        for_gpu=True,
+    ),
+}
+
+
+def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> dict[str, Any]:
+    """Runs and tokens to train, and about how many minutes that takes, told before the start.
+
+    Minutes are None on a machine that the scale is not for.
+    """
+    scale, training, arms = SCALES[name], preset.run.training, len(preset.compare.arms)
+    runs = arms * len(preset.compare.seeds)
+    short: list[int] = []  # steps; a ladder's narrower models are quicker, so as many as a whole model each is a bound
+    if "scaling" in parts:
+        ladder = {(width, scale.ladder_steps) for width in scale.widths}
+        ladder |= {(preset.run.model.hidden_size, steps) for steps in scale.budgets}
+        short += [steps for _, steps in ladder] * arms
+    if "ablations" in parts:
+        short += [scale.ladder_steps] * len(scale.ablations)
+    tokens = (runs * training.steps + sum(short)) * training.batch_size * preset.run.data.sequence_length
+    on_gpu = choose_device(training.device).type == "cuda"
+    # as runs are trained: one on each GPU, else one on each core
+    at_once = min(max(1, torch.cuda.device_count()) if on_gpu else cores, runs)
+    known = on_gpu or not scale.for_gpu
+    minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
+    return {"runs": runs, "short_runs": len(short), "tokens": tokens, "minutes": minutes}
