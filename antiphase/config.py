@@ -6,21 +6,17 @@ Unknown keys are errors that name the nearest known one. Nothing here imports to
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import yaml
 
 from antiphase.errors import InputError, nearest
-
-T = TypeVar("T")
+from antiphase.typed import build, dotted
 
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Besides data and evaluation: what would make a comparison of two arms unfair."""
@@ -133,10 +129,6 @@ class TrainingSettings:
     """Of matrices, embeddings included; never of norms and λ."""
     clip: float = 1.0
     """Largest global gradient norm."""
-    embedding_range: float | None = None
-    """Standard deviation of fresh embeddings; None: ``model.initializer_range``. Where embeddings are tied and narrow,
-    words that are hardly ever to be predicted are pushed the same way and grow alike, and none can be looked up by:
-    0.1 keeps them apart."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
     gradient_checkpointing: bool = False
@@ -290,76 +282,9 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
     return settings
 
 
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as one mapping of dotted keys; an arm of a preset may be written either way."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        found |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
-
-
 def to_yaml(settings: RunSettings) -> str:
     """YAML text that ``load_preset`` reads back to equal settings."""
     return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False)
-
-
-def build(kind: type[T], tree: Any, path: str = "") -> T:
-    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
-    if not isinstance(tree, Mapping):
-        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
-    hints = typing.get_type_hints(kind)
-    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
-    values = {}
-    for key, value in tree.items():
-        full = f"{path}.{key}" if path else str(key)
-        if key not in fields:
-            raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
-        values[key] = _coerce(hints[key], value, full)
-    for name, item in fields.items():
-        no_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if name not in values and no_default:
-            raise InputError(f"missing key '{path}.{name}'" if path else f"missing key '{name}'")
-    return kind(**values)
-
-
-def _coerce(hint: Any, value: Any, path: str) -> Any:
-    """``value`` as the annotated type, or an error that says what was expected."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return _coerce(inner, value, path)
-    if origin is Literal:
-        if value not in arguments:
-            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {value!r}")
-        return value
-    if origin is list:
-        if not isinstance(value, list):
-            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {value!r}")
-        return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
-    if origin is dict:
-        if not isinstance(value, Mapping):
-            raise InputError(f"{path} must be a mapping, got {value!r}")
-        return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
-    if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), value, path)
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:  # YAML 1.1 reads 4e-3 as a string
-            number = float(value)
-        except (ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise InputError(f"{path} must be a number, got {value!r}")
-        return number
-    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise InputError(f"{path} must be {words.get(hint, hint)}, got {value!r}")
-    return value
 
 
 def _check_run(run: RunSettings) -> None:
@@ -399,13 +324,10 @@ def _check_run(run: RunSettings) -> None:
         "model.rms_norm_eps": run.model.rms_norm_eps,
         "model.head_norm_eps": run.model.head_norm_eps,
         "model.initializer_range": run.model.initializer_range,
-        **({} if training.embedding_range is None else {"training.embedding_range": training.embedding_range}),
     }
     for name, number in above_zero.items():
         if number <= 0:
             raise InputError(f"{name} must be above 0, got {number}")
-    if training.embedding_range is not None and (run.model.kind != "transformer" or training.start_from is not None):
-        raise InputError("training.embedding_range serves transformers with fresh weights; leave it out")
     for name, number in {
         "training.warmup_steps": training.warmup_steps,
         "training.weight_decay": training.weight_decay,

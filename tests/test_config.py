@@ -228,7 +228,6 @@ OUT_OF_RANGE = {
     "evaluation.lengths": ("[0]",),
     "model.max_position_embeddings": ("15",),
     "training.decay_steps": ("4",),
-    "training.embedding_range": ("0", "-1"),
     "compare.threshold": ("-0.1", "1"),
     "compare.arms": ("{}",),
 }
@@ -248,12 +247,6 @@ def test_shares_of_a_batch_add_up_to_at_most_one(label, repeat):
 def test_value_out_of_range_is_refused_by_its_field(preset, override):
     with pytest.raises(InputError, match=override.partition("=")[0].replace(".", r"\.")):
         load_preset(preset(), [override])
-
-
-@pytest.mark.parametrize("other", ["model.kind=lstm", "training.start_from=folder"])
-def test_a_spread_of_embeddings_that_are_not_drawn_is_refused(preset, other):
-    with pytest.raises(InputError, match=r"training\.embedding_range serves transformers with fresh weights"):
-        load_preset(preset(), ["training.embedding_range=0.1", other])
 
 
 @pytest.mark.parametrize("seeds", ["[]", "[1,1]"])

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import yaml
 
-from antiphase.config import build
 from antiphase.errors import InputError, nearest
+from antiphase.typed import build
 
 NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 

@@ -20,13 +20,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 @torch.no_grad()
-def initialize(model: AntiphasePreTrainedModel, seed: int, *, embedding_range: float | None = None) -> None:
+def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
     """Fill every parameter in place from a generator keyed by ``seed`` and the parameter's name.
 
-    Matrices are N(0, initializer_range²), embeddings N(0, embedding_range²) where it is given, λ vectors N(0, 0.1²),
-    norms one, what variants add zero.
+    Matrices are N(0, initializer_range²), λ vectors N(0, 0.1²), norms one, what variants add zero.
     """
-    stds = {} if embedding_range is None else {id(model.get_input_embeddings().weight): embedding_range}
     norms = {id(module.weight) for module in model.modules() if isinstance(module, nn.RMSNorm)}
     for name, parameter in model.named_parameters():
         if id(parameter) in norms:
@@ -36,7 +34,7 @@ def initialize(model: AntiphasePreTrainedModel, seed: int, *, embedding_range: f
         if last in ZERO_AT_START:
             parameter.zero_()
             continue
-        std = LAMBDA_STD if last.startswith("lambda_") else stds.get(id(parameter), model.config.initializer_range)
+        std = LAMBDA_STD if last.startswith("lambda_") else model.config.initializer_range
         parameter.copy_(normal(parameter.shape, std, seed=seed, name=name))
 
 

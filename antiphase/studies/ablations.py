@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from antiphase.config import ModelSettings, Preset, RunSettings, arm_run, dotted
+from antiphase.config import ModelSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model
@@ -29,6 +29,7 @@ from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import Metric, compare_metric, verdict
 from antiphase.training.run_folder import check_content, only_one, read_metrics
+from antiphase.typed import dotted
 
 RATIOS = (4, 3, 2)
 """Heads for each noise head in grouped differential attention; the first that divides the heads (the paper: 4 or 3)."""

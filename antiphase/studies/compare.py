@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import yaml
 
-from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, build, dotted
+from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
@@ -27,6 +27,7 @@ from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
 from antiphase.training.loop import LanguageModel, build_model, check_settings
 from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free, only_one, undone_if_refused
+from antiphase.typed import build, dotted
 
 SETTINGS = "compare.yaml"
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, TypeVar
 
 import yaml
 
-from antiphase.config import build
 from antiphase.errors import InputError, naming, nearest
 from antiphase.models.classic_configs import ClassicConfig
 from antiphase.training.epochs import EpochTraining
+from antiphase.typed import build
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -349,7 +349,7 @@ def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, se
     if isinstance(config, RecurrentConfig):
         return seeded(lambda: RecurrentForCausalLM(config), seed).train()
     model = AntiphaseForCausalLM(config)
-    initialize(model, seed, embedding_range=settings.training.embedding_range)
+    initialize(model, seed)
     return model.train()
 
 

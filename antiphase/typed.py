@@ -1,0 +1,81 @@
+"""Mappings, as YAML gives them, to dataclasses: types checked, keys named in full in every message."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+from antiphase.errors import InputError, nearest
+
+T = TypeVar("T")
+
+
+def build(kind: type[T], tree: Any, path: str = "") -> T:
+    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
+    hints = typing.get_type_hints(kind)
+    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    values = {}
+    for key, value in tree.items():
+        full = f"{path}.{key}" if path else str(key)
+        if key not in fields:
+            raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
+        values[key] = _coerce(hints[key], value, full)
+    for name, item in fields.items():
+        no_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        if name not in values and no_default:
+            raise InputError(f"missing key '{path}.{name}'" if path else f"missing key '{name}'")
+    return kind(**values)
+
+
+def _coerce(hint: Any, value: Any, path: str) -> Any:
+    """``value`` as the annotated type, or an error that says what was expected."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        return _coerce(inner, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {value!r}")
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {value!r}")
+        return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{path} must be a mapping, got {value!r}")
+        return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return build(typing.cast(type, hint), value, path)
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:  # YAML 1.1 reads 4e-3 as a string
+            number = float(value)
+        except (ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{path} must be a number, got {value!r}")
+        return number
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise InputError(f"{path} must be {words.get(hint, hint)}, got {value!r}")
+    return value
+
+
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as one mapping of dotted keys; an arm of a preset may be written either way."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        found |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
