@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from antiphase.ops.triton import launch
-from antiphase.ops.triton.backward import keys_kernel, queries_kernel
+from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 from antiphase.records import Record
@@ -32,10 +32,25 @@ from antiphase.studies.single import check_empty
 
 ARCHITECTURES = (80, 90)
 WIDTHS = (64, 128)
-DTYPES = {"bf16": torch.bfloat16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+BASE = {
+    "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "PACKED": False, "SAVE": True, "ATOMIC": True, "PARTS": 1,
+    "ROWS": 16, "RAISE": False,
+}  # fmt: skip
+VARIANTS: dict[str, dict[str, Any]] = {
+    "not causal": {"CAUSAL": False},
+    "windows": {"WINDOW": 512},
+    "masked": {"HAS_MASK": True, "CAUSAL": False},
+    "windows and masked": {"WINDOW": 512, "HAS_MASK": True},
+    "packed": {"PACKED": True},
+    "one order of additions": {"ATOMIC": False},
+    "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
+}
+"""What else a call may ask for; each is compiled at one width, for the first version."""
+OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
 INPUTS = {"query", "key", "value", "out", "grad", "grad_key", "grad_value"}
-FULL = {"lam", "second", "logsumexp", "deltas", "grad_query", "sums", "highest", "totals"}
-ABSENT = {"mask", "query_edges", "key_edges"}
+FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
+POINTERS = {"mask": "*u8", "query_edges": "*i32", "key_edges": "*i32"}
 NUMBERS = {"scale": "fp32", "factor": "fp32"}
 
 
@@ -46,40 +61,59 @@ def main() -> None:
     chosen = parser.parse_args()
     check_empty(chosen.output)
     console, rows = Console(), []
-    for architecture, width, dtype, key_maps in product(ARCHITECTURES, WIDTHS, DTYPES, (2, 1)):
-        for row in compiled(width, key_maps, dtype, architecture):
-            rows.append(row)
-            console.print(" ".join(f"{name} {value}" for name, value in row.items()), highlight=False)
+    for architecture in ARCHITECTURES:
+        for width, key_maps in product(WIDTHS, (2, 1)):
+            rows += compiled(width, key_maps, "bf16", architecture)
+        for variant in VARIANTS:
+            rows += compiled(64, 2, "bf16", architecture, variant)
+        for width, dtype in OTHER_SIZES:
+            rows += compiled(width, 2, dtype, architecture)
+        for row in rows:
+            if row["architecture"] == architecture:
+                console.print(" ".join(f"{name} {value}" for name, value in row.items()), highlight=False)
     Record(kind="compiled-kernels", values={"rows": rows, "triton": triton.__version__}).save(chosen.output)
 
 
-def compiled(width: int, key_maps: int, dtype: str, architecture: int) -> Iterator[dict[str, Any]]:
-    """Every kernel at one width, a row each: blocks of ``launch.blocks_of``, registers, spills, shared memory."""
+def compiled(
+    width: int, key_maps: int, dtype: str, architecture: int, variant: str | None = None
+) -> Iterator[dict[str, Any]]:
+    """Every kernel that a variant concerns, a row each: its blocks, registers, spills, shared memory."""
+    changes = VARIANTS[variant] if variant is not None else {}
     value_width = 2 * width if key_maps == 2 else width
-    shared = {"WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": width, "BLOCK_DV": value_width,
-              "KEY_MAPS": key_maps, "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "RAISE": False}  # fmt: skip
-    for kernel, own, warps, stages in _kernels(width, value_width, DTYPES[dtype]):
+    shared = {
+        **BASE, "WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": launch.padded(width),
+        "BLOCK_DV": launch.padded(value_width), "KEY_MAPS": key_maps, **changes,
+    }  # fmt: skip
+    for kernel, own, warps, stages in _kernels(shared, DTYPES[dtype]):
+        if not changes.keys() & set(kernel.arg_names) and changes:
+            continue
         found = _compile(kernel, {**shared, **own}, dtype, architecture, warps, stages)
-        yield {"kernel": kernel.__name__, "dtype": dtype, "width": width, "key_maps": key_maps,
+        yield {"kernel": kernel.__name__, "dtype": dtype, "width": width, "key_maps": key_maps, "variant": variant,
                "architecture": architecture, "warps": warps, **found}  # fmt: skip
 
 
-def _kernels(width: int, value_width: int, dtype: torch.dtype) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
-    for kernel, own in ((forward_kernel, {"SAVE": True}), (keys_kernel, {"ATOMIC": True}), (queries_kernel, {})):
-        blocks = launch.blocks_of(kernel.__name__.removesuffix("_kernel"), width, value_width, dtype)
-        sizes = {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "PACKED": False}
-        yield kernel, {**own, **sizes}, blocks.warps, blocks.stages
-    blocks = launch.blocks_of("span", width, value_width, dtype)
-    yield span_kernel, {"ROWS": 16, "BLOCK_N": blocks.keys, "PARTS": 1}, blocks.warps, blocks.stages
-    yield join_kernel, {"ROWS": 16, "BLOCK_SPANS": 64}, 4, 3
+def _kernels(shared: dict[str, Any], dtype: torch.dtype) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
+    def blocks_of(name: str) -> launch.Blocks:
+        return launch.blocks_of(name, shared["BLOCK_D"], shared["BLOCK_DV"], dtype)
+
+    for kernel in (forward_kernel, keys_kernel, queries_kernel):
+        blocks = blocks_of(kernel.__name__.removesuffix("_kernel"))
+        yield kernel, {"BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys}, blocks.warps, blocks.stages
+    yield deltas_kernel, {"BLOCK_M": launch.LEAST_BLOCK}, 4, 3
+    blocks = blocks_of("span")
+    yield span_kernel, {"BLOCK_N": blocks.keys}, blocks.warps, blocks.stages
+    yield join_kernel, {"BLOCK_SPANS": launch.MOST_SPANS}, 4, 3
 
 
 def _compile(
     kernel: Any, constants: dict[str, Any], dtype: str, architecture: int, warps: int, stages: int
 ) -> dict[str, int]:
     names = kernel.arg_names
+    present = {"mask"} if constants["HAS_MASK"] else set()
+    present |= {"query_edges", "key_edges"} if constants["PACKED"] else set()
+    summed = "fp32" if constants["ATOMIC"] and kernel is keys_kernel else dtype
     constants = {name: value for name, value in constants.items() if name in names}
-    constants.update(dict.fromkeys(ABSENT & set(names)))
+    constants.update(dict.fromkeys((POINTERS.keys() - present) & set(names)))
     signature: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, name in enumerate(names):
@@ -89,8 +123,10 @@ def _compile(
             count = {"mask_strides": 4}.get(name, 3)
             signature[name] = ("i32",) * count
             attributes |= {(index, place): [["tt.divisibility", 16]] for place in range(count)}
-        elif name in INPUTS | FULL:
-            signature[name] = f"*{'fp32' if name in FULL else dtype}"
+        elif name in POINTERS:
+            signature[name] = POINTERS[name]
+        elif name in INPUTS | FULL or name == "grad_query":
+            signature[name] = f"*{summed if name == 'grad_query' else 'fp32' if name in FULL else dtype}"
             attributes[index,] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")

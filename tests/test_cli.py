@@ -537,6 +537,13 @@ def test_further_measurements_of_another_family(antiphase, refused, tmp_path, fo
     assert rows[1]["loss"] == pytest.approx(rows[0]["loss"], abs=1e-3)
 
 
+@pytest.mark.parametrize("subject", ["attention", "model"])
+def test_benchmarks_on_a_gpu_need_the_kernels(subject, refused, monkeypatch):
+    monkeypatch.setattr("antiphase.training.loop.choose_device", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("antiphase.ops.api.HAS_TRITON", False)
+    refused("--device cuda: .*needs Triton.*pip install", f"benchmark {subject} --device cuda --output out")
+
+
 def test_needles_and_attention_in_plain_text_for_several_models(antiphase, refused, tmp_path, foreign_model, text):
     antiphase("--version")  # takes along what saving the model has printed
     shutil.copytree(tmp_path / "llama", tmp_path / "copy")

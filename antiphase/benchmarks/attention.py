@@ -13,17 +13,20 @@ from torch import Tensor
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.schemes import COMPARED, DIFFLLAMA, FOUR_CALLS, OURS, OURS_V2, SOFTMAX, Case, Scheme, work
-from antiphase.benchmarks.timing import paired_times, product_rate, ratios
+from antiphase.benchmarks.timing import paired_times, product_rate, ratios, waiting
 from antiphase.interface import differential_output, join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.records import Record
 
 HEADS, WIDTH = 8, 64
 GATE_LENGTH = 257
+GATE_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 LONGEST_WITH_MAPS = 1024
 """Ways that hold N × N weights are left out beyond this length: they take eight times as long there, and gigabytes."""
 LONGEST_OF_ALL = 4096
 """Beyond this length a round takes a minute: of two ways with equally many operations one is timed, and in fp32."""
+STEPS_OF_DECODING, CALLS_ON_GPU = 50, 10
+"""In one round: such a step takes microseconds to milliseconds, and a GPU is asked for a call while it does another."""
 QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
 """No further round of a comparison begins after this time."""
 
@@ -41,6 +44,8 @@ class Plan:
     """The implementation that has to be right."""
     dtypes: Sequence[torch.dtype]
     """In which it has to be."""
+    may_fail: bool = False
+    """Whether backends are asked for by name, of which a device may lack one."""
 
 
 def plan_of(device: str, *, quick: bool) -> Plan:
@@ -73,8 +78,9 @@ def _on_gpu(device: str, *, quick: bool) -> Plan:
         for length in ((4096,) if quick else (4096, 16384))
     ]
     memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
-    dtypes = (torch.float32, torch.bfloat16, torch.float16)
-    return Plan(found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton", dtypes)
+    return Plan(
+        found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton", GATE_ON_GPU, may_fail=True
+    )
 
 
 def _batch(task: str, length: int, width: int) -> int:
@@ -94,24 +100,30 @@ def benchmark_attention(
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
     plan = plan_of(device, quick=quick)
     say("checking correctness")
-    gate = [
-        row for width in (32, 64, 128)
-        for row in correctness(HEADS // 2, width, seed, impl=plan.impl, dtypes=plan.dtypes, device=device)
-    ]  # fmt: skip
+    checked = gate(plan.impl, plan.dtypes, seed, device)
     rates = {_name(dtype): product_rate(dtype, device=device) for dtype in {case.dtype: None for case in plan.cells}}
     rows, memory = [], []
+    failed: dict[tuple[str, Case], str] = {}
     for case in plan.cells:
         for subject, baselines in plan.compared[case.task]:
-            compared = [scheme for scheme in baselines if _is_timed(scheme, case, quick=quick)]
+            compared = []
+            for scheme in baselines:
+                if not _is_timed(scheme, case, quick=quick):
+                    continue
+                why = _why_not(scheme, case, seed) if plan.may_fail else None
+                if why is not None:
+                    failed[scheme.name, case] = why
+                    say(f"{scheme.name} cannot do it: {_words(case)}: {why}")
+                    continue
+                compared.append(scheme)
             say(f"timing {subject.name}: {_words(case)}")
-            # A decoding step takes microseconds to milliseconds: many make one round.
-            repeats = 50 if case.task == "decode" else 1
+            repeats = STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU if case.device != "cpu" else 1
             timed = {scheme.name: _repeated(work(scheme, case, seed), repeats) for scheme in (subject, *compared)}
             # tens of seconds on a processor: nothing there is still cold
-            is_long = case.length > LONGEST_OF_ALL and repeats == 1 and device == "cpu"
+            is_long = case.length > LONGEST_OF_ALL and repeats == 1
             times = paired_times(
-                timed, rounds=rounds if repeats == 1 else 3 * rounds, seconds=seconds, warm_up=0 if is_long else 1,
-                device=device,
+                timed, rounds=3 * rounds if case.task == "decode" else rounds, seconds=seconds,
+                warm_up=0 if is_long else 1, device=device,
             )  # fmt: skip
             rate = rates[_name(case.dtype)]
             for baseline in compared:
@@ -124,10 +136,17 @@ def benchmark_attention(
         memory += [
             {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)}
             for scheme in plan.memory
+            if (scheme.name, case) not in failed
         ]
     return Record(
         kind="benchmark-attention",
-        values={"gate": gate, "rows": rows, "memory": memory, "product_rate": rates},
+        values={
+            "gate": checked,
+            "rows": rows,
+            "failed": [{**_describe(case), "scheme": name, "why": why} for (name, case), why in failed.items()],
+            "memory": memory,
+            "product_rate": rates,
+        },
         config={
             "heads": HEADS,
             "width": WIDTH,
@@ -152,6 +171,16 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     if scheme is DIFFLLAMA and case.task != "decode":
         return case.dtype == torch.float32 or case.length <= LONGEST_OF_ALL
     return True
+
+
+def _why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
+    """What a way of others says where it does not serve; None: it does."""
+    try:
+        work(scheme, case, seed)()
+        waiting(case.device)()
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return None
 
 
 def _repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
@@ -194,6 +223,14 @@ def _name(dtype: torch.dtype) -> str:
 
 def _words(case: Case) -> str:
     return f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
+
+
+def gate(impl: str, dtypes: Sequence[torch.dtype], seed: int, device: str) -> list[dict[str, Any]]:
+    """``correctness`` at the widths that are timed."""
+    return [
+        row for width in (32, 64, 128)
+        for row in correctness(HEADS // 2, width, seed, impl=impl, dtypes=dtypes, device=device)
+    ]  # fmt: skip
 
 
 def correctness(

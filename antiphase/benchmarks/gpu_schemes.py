@@ -52,14 +52,20 @@ def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> 
 def flex(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """FlexAttention: one call with all maps, each with its head's whole values, then the subtraction."""
     whole = join_halves(value).repeat_interleave(2, dim=1)
-    both = compiled_flex()(query, key, whole, block_mask=_causal(query.shape[2], str(query.device)))
+    attend = compiled_flex(query.shape, query.requires_grad)
+    both = attend(query, key, whole, block_mask=_causal(query.shape[2], str(query.device)))
     return both[:, ::2] - lam * both[:, 1::2]
 
 
 @cache
-def compiled_flex() -> Callable[..., Any]:
-    """FlexAttention as its authors mean it to be used."""
-    return torch.compile(flex_attention)
+def compiled_flex(shape: torch.Size, is_trained: bool) -> Callable[..., Any]:
+    """FlexAttention as its authors mean it to be used, compiled for one shape of queries.
+
+    Each begins the compiler's count of variants afresh: beyond its limit the form that is not compiled would run, which
+    holds N × N scores.
+    """
+    torch._dynamo.reset()
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True)
 
 
 @cache

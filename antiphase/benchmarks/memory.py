@@ -20,17 +20,17 @@ NO_LIMIT = 1 << 62
 def peak_extra_bytes(scheme: Scheme, case: Case, seed: int) -> int:
     """Bytes that the call adds at its peak: output, gradients and everything in between."""
     if torch.device(case.device).type == "cuda":
-        return _peak_on_gpu(work(scheme, case, seed))
+        return _peak_on_gpu(work(scheme, case, seed), case.device)
     return peak_of(_call, scheme, case, seed, what=scheme.name)
 
 
-def _peak_on_gpu(run: Callable[[], object]) -> int:
+def _peak_on_gpu(run: Callable[[], object], device: str) -> int:
     run()  # what libraries keep is theirs by now
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
     run()
-    return torch.cuda.max_memory_allocated() - before
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _call(length: int, scheme: Scheme, case: Case, seed: int) -> Callable[[], object]:

@@ -6,7 +6,8 @@ The second version has a smaller output projection, so fewer parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    StaticCache,
 )
 
+from antiphase.benchmarks.attention import GATE_ON_GPU, gate
 from antiphase.benchmarks.timing import paired_times, ratios
-from antiphase.interface import TRITON
+from antiphase.interface import NAME, TRITON
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
@@ -39,10 +42,30 @@ SIZES_ON_GPU: dict[str, Any] = {
     "num_attention_heads": 12,
 }  # fmt: skip
 """About 110M parameters, maps of width 64."""
-LENGTHS, LENGTHS_ON_GPU = (512, 1024, 2048), (2048, 4096)
-TOKENS, TOKENS_ON_GPU = 2048, 16384
-"""In one training step, whatever the length of its sequences."""
 NEW_TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How models are timed on a kind of device."""
+
+    sizes: dict[str, Any]
+    lengths: Sequence[int]
+    tokens: int
+    """In one training step, whatever the length of its sequences."""
+    attention: str = NAME
+    """Implementation of differential layers."""
+    is_half: bool = False
+    """Training under autocast to bf16, prefill and generation of models in bf16; else fp32."""
+    is_compiled: bool = False
+    """Whether compiled models are timed besides."""
+
+
+def setting_of(device: str) -> Setting:
+    """Small models on a processor, the fused kernels on a GPU."""
+    if torch.device(device).type == "cuda":
+        return Setting(SIZES_ON_GPU, (2048, 4096), 16384, TRITON, is_half=True, is_compiled=True)
+    return Setting(SIZES, (512, 1024, 2048), 2048)
 
 
 def benchmark_model(
@@ -50,44 +73,59 @@ def benchmark_model(
 ) -> Record:
     """A training step is forward, backward and AdamW. Generation is greedy, one sequence.
 
-    On a processor fp32, 2,048 tokens a step; on a GPU bf16 autocast, 16,384, differential layers on the fused kernels,
-    and training steps of compiled models besides.
+    Raises:
+        RuntimeError: the fused kernels err more than the tolerance rule allows; nothing wrong is timed.
     """
     started = time.perf_counter()
-    on_gpu = torch.device(device).type == "cuda"
-    sizes, tokens = (SIZES_ON_GPU, TOKENS_ON_GPU) if on_gpu else (SIZES, TOKENS)
-    lengths = LENGTHS_ON_GPU if on_gpu else LENGTHS
-    lengths = lengths[::2] if quick and len(lengths) > 2 else lengths
+    setting = setting_of(device)
+    if quick and len(setting.lengths) > 2:
+        setting = replace(setting, lengths=setting.lengths[::2])
+    checked = []
+    if setting.attention == TRITON:
+        say("checking correctness")
+        checked = gate("triton", GATE_ON_GPU, seed, device)
+    sizes, tokens = setting.sizes, setting.tokens
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
     rounds, seconds = (7, 12.0) if quick else (15, 60.0)
-    models = _models(seed, sizes, tokens, device)
+    models = _models(seed, setting, device)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
 
     def compare(
-        task: str, length: int, work: dict[str, Callable[[], object]], pairs: Sequence[tuple[str, str]] = PAIRS
+        task: str, length: int, work: Mapping[str, Callable[[], object]], pairs: Sequence[tuple[str, str]] = PAIRS
     ) -> None:
         say(f"timing {task}, {length:,} tokens")
-        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=on_gpu):
-            times = paired_times(work, rounds=rounds, seconds=seconds, warm_up=3 if on_gpu else 1, device=device)
-        what = {"task": task, "dtype": "bfloat16" if on_gpu else "float32", "length": length, "width": width}
+        warm_up = 3 if setting.is_compiled else 1
+        times = paired_times(work, rounds=rounds, seconds=seconds, warm_up=warm_up, device=device)
+        what = {"task": task, "dtype": "bfloat16" if setting.is_half else "float32", "length": length, "width": width}
         rows.extend({**what, **ratios(times, one, other)} for one, other in pairs)
 
-    for length in lengths:
+    ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
+    for length in setting.lengths:
         ids = torch.randint(0, sizes["vocab_size"], (tokens // length, length), generator=generator).to(device)
-        compare("training step", length, {name: _step(model, ids) for name, model in models.items()})
-        if on_gpu:
-            compiled = {
-                name + COMPILED: _step(torch.compile(models[name]), ids) for name in (OURS, OURS_V2, SOFTMAX)
-            }  # fmt: skip
-            compare("training step", length, compiled, COMPILED_PAIRS)
-    for length in lengths:
+        steps = {name: _step(model, ids, is_half=setting.is_half) for name, model in models.items()}
+        compare("training step", length, steps)
+        if ours:
+            steps = {name + COMPILED: _step(compiled(model), ids, is_half=setting.is_half)
+                     for name, model in ours.items()}  # fmt: skip
+            compare("training step", length, steps, COMPILED_PAIRS)
+    if setting.is_half:
+        for model in models.values():
+            model.to(torch.bfloat16)
+    for length in setting.lengths:
         prompt = torch.randint(0, sizes["vocab_size"], (1, length), generator=generator).to(device)
         compare("prefill", length, {name: _prefill(model, prompt) for name, model in models.items()})
         compare("tokens generated", length, {name: _decode(model, prompt) for name, model in models.items()})
+        if ours:
+            decoding = {name + COMPILED: _decode_compiled(model, prompt) for name, model in ours.items()}
+            compare("tokens generated", length, decoding, COMPILED_PAIRS)
     return Record(
         kind="benchmark-model",
-        values={"rows": rows, "parameters": {name: model.num_parameters() for name, model in models.items()}},
+        values={
+            "gate": checked,
+            "rows": rows,
+            "parameters": {name: model.num_parameters() for name, model in models.items()},
+        },
         config={
             **sizes, "width": width, "tokens": tokens, "new_tokens": NEW_TOKENS, "rounds": rounds, "quick": quick,
             "device": device,
@@ -97,9 +135,9 @@ def benchmark_model(
     )  # fmt: skip
 
 
-def _models(seed: int, sizes: dict[str, Any], tokens: int, device: str) -> dict[str, PreTrainedModel]:
+def _models(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
     """Equal sizes; V2 has as many maps and half as many key-value heads, as its own default."""
-    sizes = {**sizes, "max_position_embeddings": tokens + NEW_TOKENS}
+    sizes = {**setting.sizes, "max_position_embeddings": max(setting.lengths) + NEW_TOKENS}
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
         torch.manual_seed(seed)
         models: dict[str, PreTrainedModel] = {
@@ -109,18 +147,24 @@ def _models(seed: int, sizes: dict[str, Any], tokens: int, device: str) -> dict[
             LLAMA: LlamaForCausalLM(LlamaConfig(**sizes)),
             DIFFLLAMA: DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)),
         }
-    if torch.device(device).type == "cuda":
-        for name in (OURS, OURS_V2):
-            models[name].set_attn_implementation(TRITON)
+    for name in (OURS, OURS_V2):
+        models[name].set_attn_implementation(setting.attention)
     return {name: model.to(device) for name, model in models.items()}
 
 
-def _step(model: Any, ids: torch.Tensor) -> Callable[[], object]:
+def compiled(model: PreTrainedModel) -> Any:
+    """As users compile a model."""
+    return torch.compile(model)
+
+
+def _step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def run() -> object:
+    def run() -> torch.Tensor:
         model.train()
-        loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        # around the forward pass of one step alone: autocast keeps its copies of weights until it ends
+        with torch.autocast(ids.device.type, torch.bfloat16, enabled=is_half):
+            loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -153,6 +197,31 @@ def _decode(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object
             logits = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
             token = logits[:, -1:].argmax(-1)
         cache.crop(-NEW_TOKENS)
+        return token
+
+    return run
+
+
+def _decode_compiled(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
+    """The same with a compiled step and the cache of fixed size that it needs."""
+    length = prompt.shape[1]
+    cache = StaticCache(model.config, max_cache_len=length + NEW_TOKENS)
+    positions = [torch.tensor([[length + n]], device=prompt.device) for n in range(NEW_TOKENS)]
+    with torch.no_grad():
+        model.eval()
+        model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    step = compiled(model)
+
+    @torch.no_grad()
+    def run() -> object:
+        token = prompt[:, -1:]
+        for place in positions:
+            logits = step(
+                input_ids=token, position_ids=place, past_key_values=cache, use_cache=True, logits_to_keep=1
+            ).logits
+            token = logits[:, -1:].argmax(-1)
+        for layer in cache.layers:
+            layer.cumulative_length.fill_(length)  # what lies behind is not seen, and overwritten
         return token
 
     return run

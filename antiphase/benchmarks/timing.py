@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ RATE_SIZES = {"cpu": 1536, "cuda": 8192}
 
 def waiting(device: str) -> Callable[[], None]:
     """Returns when a device has done what it was asked for; a processor has, as soon as a call returns."""
-    return torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
+    return partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else lambda: None
 
 
 def paired_times(

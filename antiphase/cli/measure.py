@@ -84,10 +84,13 @@ def benchmark(
 
     Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
     """
+    import torch
+
     from antiphase.benchmarks.attention import benchmark_attention
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
+    from antiphase.ops.api import why_no_kernels
     from antiphase.studies.single import check_empty
     from antiphase.training.loop import choose_device
     from antiphase.training.run_folder import make_folder
@@ -104,6 +107,8 @@ def benchmark(
     else:
         if chosen != "cpu" and not chosen.startswith("cuda"):
             raise InputError(f"--device {device}: the kernels serve CUDA devices, and the rest cpu")
+        if chosen != "cpu" and (reason := why_no_kernels(torch.device(chosen))) is not None:
+            raise InputError(f"--device {device}: {reason}")
         make_folder(output)
         timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
         record = timed(**options, device=chosen)

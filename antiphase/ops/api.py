@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
-from antiphase.ops.decoding import attend_few, is_few, within_window
+from antiphase.ops.decoding import FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
 from antiphase.ops.reference import reference_attention
-from antiphase.ops.shapes import check_lam, check_mask, check_tensors
+from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors
 
 IMPLEMENTATIONS = ("auto", "reference", "blockwise", "triton")
 HAS_TRITON = util.find_spec("triton") is not None
+NO_TRITON = 'impl="triton" needs Triton, which is for Linux: pip install \'antiphase[triton]\', or use impl="blockwise"'
 
 
 @overload
@@ -109,9 +110,7 @@ def differential_attention(
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     if return_weights and impl not in ("auto", "reference"):
         raise ValueError(f'return_weights needs impl="reference": the {impl} implementation never holds the map')
-    if query.device.type != "meta" and torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = _as_autocast_says(query, key, value)
     shapes = check_tensors(query, key, value)
     # not every caller checks types
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
@@ -144,6 +143,14 @@ def differential_attention(
             )  # fmt: skip
         _refuse_forward_mode("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
+
+
+def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """In autocast's dtype where it is on, as ordinary attention takes them."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
+    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
 
 
 def _triton_attention(
@@ -181,13 +188,22 @@ def _kernels(query: Tensor, value_width: int) -> ModuleType:
         ValueError: Triton is missing, or the kernels do not cover such tensors; with what would work.
     """
     if not HAS_TRITON:
-        raise ValueError('impl="triton" needs Triton: pip install \'antiphase[triton]\', or use impl="blockwise"')
+        raise ValueError(NO_TRITON)
     from antiphase.ops.triton import launch
 
     reason = launch.why_not(query, value_width)
     if reason is not None:
         raise ValueError(reason)
     return launch
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why ``impl="triton"`` does not run on a device, and what would work; None: it does."""
+    if not HAS_TRITON:
+        return NO_TRITON
+    from antiphase.ops.triton import launch
+
+    return launch.why_not_here(device)
 
 
 def _differentiates(*tensors: Tensor) -> bool:
@@ -199,7 +215,9 @@ def serves_cache(
     query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, *, groups: int, impl: str
 ) -> bool:
     """Whether ``attend_cached`` is the way for these tensors: few queries; no derivatives in the kernels."""
-    return is_few(query, key, groups, mask) and (impl != "triton" or not _differentiates(query, key, value, lam))
+    if impl != "triton":
+        return is_few(query, key, groups, mask)
+    return is_few(query, key, groups, mask, FEW_ROWS_OF_KERNELS) and not _differentiates(query, key, value, lam)
 
 
 def attend_cached(
@@ -221,6 +239,8 @@ def attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
+    query, key, value = _as_autocast_says(query, key, value)
+    check_alike(query, key, value)
     launch = _kernels(query, value.shape[1] // groups * value.shape[-1])
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
     return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)

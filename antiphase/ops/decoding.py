@@ -13,15 +13,15 @@ from torch import Tensor
 
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
-FEW_ROWS = 16
+FEW_ROWS, FEW_ROWS_OF_KERNELS = 16, 32
 """Queries times heads that share a value: with so few rows the scores are small beside keys and values."""
 
 
-def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None) -> bool:
+def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS) -> bool:
     """Whether ``attend_few`` is the right way for query (B, 2H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M)."""
     rows = query.shape[2] * (query.shape[1] // 2 // groups)
     has_all = query.shape[0] > 0 and rows > 0 and key.shape[2] > 0
-    return has_all and rows <= FEW_ROWS and (mask is None or mask.shape[1] == 1)
+    return has_all and rows <= most and (mask is None or mask.shape[1] == 1)
 
 
 def within_window(

@@ -59,11 +59,7 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
             )
         if not tensor.is_floating_point():
             raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
-        if tensor.dtype != query.dtype or tensor.device != query.device:
-            raise ValueError(
-                f"query, key and value must share dtype and device: query is {query.dtype} on {query.device}, "
-                f"{name} is {tensor.dtype} on {tensor.device}"
-            )
+    check_alike(query, key, value)
     batch, maps, queries, width = query.shape
     value_heads, keys, value_width = value.shape[1:]
     if width == 0 or value_width == 0:
@@ -96,6 +92,20 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
         width=width,
         value_width=value_width,
     )
+
+
+def check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """One dtype and one device.
+
+    Raises:
+        ValueError: with both.
+    """
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype or tensor.device != query.device:
+            raise ValueError(
+                f"query, key and value must share dtype and device: query is {query.dtype} on {query.device}, "
+                f"{name} is {tensor.dtype} on {tensor.device}"
+            )
 
 
 def check_lam(lam: float | Tensor, query: Tensor, shapes: Shapes) -> Tensor:

@@ -26,11 +26,13 @@ def ratios(record: Record) -> Table | None:
         cells.setdefault(_what(record, row), {})[_pair(row)] = row["ratio"]
     if not cells:
         return None
+    lacking = sorted({row["scheme"] for row in record.values.get("failed") or []})
     return Table(
         title="Time ratio",
         columns=[Column("What"), *(Column(pair) for pair in pairs)],
         rows=[[what, *(_two_digits(found.get(pair)) for pair in pairs)] for what, found in cells.items()],
-        note="Medians over paired rounds; below 1 the first of the two is faster.",
+        note="Medians over paired rounds; below 1 the first of the two is faster."
+        + f" Not to be had on this device in all cases: {', '.join(lacking)}." * bool(lacking),
     )
 
 
@@ -107,7 +109,7 @@ def memory(record: Record) -> Table | None:
             _what(record, row),
             row["scheme"],
             row["bytes"] / 2**20,
-            row["bytes"] / max(1, baseline.get(_what(record, row), 0)),
+            row["bytes"] / baseline[_what(record, row)] if baseline.get(_what(record, row)) else None,
         ]
         for row in found
     ]

@@ -52,9 +52,8 @@ def test_attention(monkeypatch):
 
 
 def test_model(monkeypatch):
-    monkeypatch.setattr(model, "TOKENS", 64)
     monkeypatch.setattr(model, "NEW_TOKENS", 3)
-    monkeypatch.setattr(model, "LENGTHS", (16, 32))
+    monkeypatch.setattr(model, "setting_of", lambda device: model.Setting(model.SIZES, (16, 20, 32), 64))
     record = model.benchmark_model(quick=True)
     tasks = ("training step", "prefill", "tokens generated")
     assert [(row["task"], row["length"]) for row in record.values["rows"][:: len(model.PAIRS)]] == [
@@ -80,9 +79,53 @@ def test_model(monkeypatch):
 def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
     monkeypatch.setattr(model, "NEW_TOKENS", 5)
     prompt = torch.randint(0, 4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    for built in model._models(0, model.SIZES, 64, "cpu").values():
+    for built in model._models(0, model.Setting(model.SIZES, (64,), 64), "cpu").values():
         run = model._decode(built, prompt)
         assert torch.equal(run(), run())
+
+
+TINY = model.Setting(
+    {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+     "num_attention_heads": 4},
+    (16,), 32, is_half=True, is_compiled=True,
+)  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The way of a GPU, in half precision and compiled, with a compiler that needs none of its own."""
+    monkeypatch.setattr(model, "NEW_TOKENS", 3)
+    monkeypatch.setattr(model, "setting_of", lambda device: TINY)
+    monkeypatch.setattr(model, "compiled", lambda built: torch.compile(built, backend="eager"))
+    return model._models(0, TINY, "cpu")
+
+
+def test_model_in_half_precision_and_compiled(tiny):
+    rows = model.benchmark_model(quick=True).values["rows"]
+    counts = [len(model.PAIRS), len(model.COMPILED_PAIRS)]
+    assert [row["task"] for row in rows] == [
+        *["training step"] * sum(counts), *["prefill"] * counts[0], *["tokens generated"] * sum(counts)
+    ]  # fmt: skip
+    assert {row["dtype"] for row in rows} == {"bfloat16"}
+    compiled = [(row["subject"], row["baseline"]) for row in rows if row["subject"].endswith(model.COMPILED)]
+    assert compiled == 2 * list(model.COMPILED_PAIRS)
+
+
+def test_steps_in_half_precision_learn(tiny):
+    ids = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    for built in tiny.values():
+        losses = [model._step(built, ids, is_half=True)().item() for _ in range(2)]
+        step = model._step(built, ids, is_half=True)
+        losses += [step().item() for _ in range(4)]
+        assert losses == sorted(losses, reverse=True)
+
+
+def test_a_compiled_decoding_round_gives_the_tokens_of_the_plain_one(tiny):
+    prompt = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
+    for name in (model.OURS, model.OURS_V2, model.SOFTMAX):
+        plain, compiled = model._decode(tiny[name], prompt), model._decode_compiled(tiny[name], prompt)
+        assert torch.equal(compiled(), plain())
+        assert torch.equal(compiled(), plain())
 
 
 def test_calibration(monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from antiphase.benchmarks import memory
 from antiphase.benchmarks.attention import correctness
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.schemes import (
@@ -129,3 +130,13 @@ def test_the_gate_passes_here_and_holds_what_is_wrong(monkeypatch):
     monkeypatch.setattr("antiphase.benchmarks.attention.differential_attention", slightly_wrong)
     with pytest.raises(RuntimeError, match=r"V1, width 16: out errs by .* at float32, allowed"):
         correctness(2, 16, seed=0)
+
+
+def test_clock_and_memory_are_those_of_the_device_itself(monkeypatch):
+    """Not of the current one, where there are several."""
+    asked = []
+    for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None: asked.append(device) or len(asked))
+    paired_times({"nothing": lambda: None}, rounds=1, device="cuda:1")
+    assert memory._peak_on_gpu(lambda: None, "cuda:1") == 1
+    assert asked == ["cuda:1"] * 6

@@ -110,5 +110,5 @@ def test_the_kernels_for_gpus_say_what_they_need(monkeypatch):
         with pytest.raises(ValueError, match='need a CUDA device, got cpu; use impl="blockwise"'):
             differential_attention(query, key, value, 0.5, impl="triton")
     monkeypatch.setattr(api, "HAS_TRITON", False)
-    with pytest.raises(ValueError, match=r"needs Triton: pip install 'antiphase\[triton\]'"):
+    with pytest.raises(ValueError, match=r"needs Triton, which is for Linux: pip install 'antiphase\[triton\]'"):
         differential_attention(query, key, value, 0.5, impl="triton")

@@ -1,9 +1,10 @@
 """Backward kernels: maps recomputed from the saved log-sum-exps, one sweep for keys and values, and queries beside it.
 
-With P1, P2 the maps, dP = dO Vᵀ and δi = rowsum(dO∘Oi): dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2);
-dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values and meets all queries that see them. The
-gradient of the queries is added up across programs with atomic additions, 10d multiply-adds a pair in all, or, where
-results must not depend on the order of additions, by a kernel of its own, which forms the maps once more: 14d.
+With P1, P2 the maps, dP = dO Vᵀ and δi = rowsum(dO∘Oi), which a kernel of its own forms: dV = (P1 - λP2)ᵀ dO;
+dS1 = P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2); dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values
+and meets all queries that see them. The gradient of the queries is added up across programs with atomic additions, 10d
+multiply-adds a pair in all, or, where results must not depend on the order of additions, by a kernel of its own, which
+forms the maps once more: 14d.
 """
 
 from __future__ import annotations
@@ -37,7 +38,32 @@ def _map(queries_tile, keys_tile, logsumexp, seen, scale, RAISE: tl.constexpr):
     return tl.where(seen, weights, 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries"])
+def deltas_kernel(
+    grad, out, second, lam, deltas, grad_strides, out_strides, second_strides, lam_strides, heads, queries,
+    VALUE_WIDTH: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """δ1 = rowsum(dO∘O) + λ δ2 and δ2 = rowsum(dO∘O2) of one block of queries of one head, (B, H, 2, N).
+
+    Grid: batch × heads × blocks of queries.
+    """
+    blocks = tl.cdiv(queries, BLOCK_M)
+    head = ((tl.program_id(0) // blocks) % heads).to(tl.int64)
+    batch = (tl.program_id(0) // blocks // heads).to(tl.int64)
+    rows = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    cotangent = at(grad, grad_strides, batch, head, 0)
+    cotangent = load_rows(cotangent, grad_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH).to(tl.float32)
+    place = at(out, out_strides, batch, head, 0)
+    delta_1 = tl.sum(cotangent * load_rows(place, out_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH), 1)
+    place = at(second, second_strides, batch, head, 0)
+    delta_2 = tl.sum(cotangent * load_rows(place, second_strides[2], rows, queries, BLOCK_DV, VALUE_WIDTH), 1)
+    lambdas = tl.load(at(lam, lam_strides, batch, head, rows), mask=rows < queries, other=0.0)
+    line = deltas + (batch * heads + head) * 2 * queries + rows
+    tl.store(line, delta_1 + lambdas * delta_2, mask=rows < queries)
+    tl.store(line + queries, delta_2, mask=rows < queries)
+
+
+@triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def keys_kernel(
     query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_query, grad_key, grad_value,
     query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
@@ -117,7 +143,7 @@ def keys_kernel(
         store_rows(grad_key + (line + all_keys) * WIDTH, WIDTH, columns, keys, sum_2 * factor, BLOCK_D, WIDTH)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def queries_kernel(
     query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_query,
     query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,

@@ -1,7 +1,8 @@
 """Forward kernel: both softmaxes online, one sweep over keys and values, the difference formed at the end.
 
-The normalisers of both maps are known only after the last key, so each map has sums of its own, 2d + 4d multiply-adds a
-pair. What backward needs besides the output: both log-sum-exps, and the second map's output.
+The normalisers of both maps are known only after the last key, so there are two sums over values, the difference as far
+as it is known and the second map: 2d + 4d multiply-adds a pair. What backward needs besides the output: both
+log-sum-exps, and the second map's output.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import triton.language as tl
 from antiphase.ops.triton.primitives import (
     NOTHING,
     at,
+    both_maps,
+    difference_step,
     finished,
     key_range,
     load_rows,
+    nothing_seen,
     owner,
     product,
-    softmax_step,
     store_rows,
     visible_pairs,
 )
@@ -25,14 +28,13 @@ from antiphase.ops.triton.primitives import (
 
 @triton.jit
 def _sweep(
-    start, stop, state, query_1, query_2, key_1, key_2, value, key_stride, value_stride, rows, queries, keys, scale,
-    mask, mask_strides,
+    start, stop, state, query_1, query_2, lambdas, key_1, key_2, value, key_stride, value_stride, rows, queries, keys,
+    scale, mask, mask_strides,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
     CHECKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
     """Keys ``start`` to ``stop`` into the state of both softmaxes; unless CHECKED every query sees all of them."""
-    highest_1, total_1, sums_1, highest_2, total_2, sums_2 = state
     for first in tl.range(start, stop, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         values = load_rows(value, value_stride, columns, keys, BLOCK_DV, VALUE_WIDTH)
@@ -46,12 +48,11 @@ def _sweep(
             seen = visible_pairs(rows, columns, queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK)
             scores_1 = tl.where(seen, scores_1, NOTHING)
             scores_2 = tl.where(seen, scores_2, NOTHING)
-        highest_1, total_1, sums_1 = softmax_step(scores_1, values, highest_1, total_1, sums_1, RAISE)
-        highest_2, total_2, sums_2 = softmax_step(scores_2, values, highest_2, total_2, sums_2, RAISE)
-    return highest_1, total_1, sums_1, highest_2, total_2, sums_2
+        state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)
+    return state
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def forward_kernel(
     query, key, value, lam, mask, out, second, logsumexp, query_edges, key_edges,
     query_strides, key_strides, value_strides, lam_strides, mask_strides, out_strides,
@@ -91,31 +92,29 @@ def forward_kernel(
         whole_stop = whole_start
     whole_stop = tl.maximum(whole_start, whole_stop)
 
-    nothing = tl.full((BLOCK_M,), NOTHING, tl.float32)
-    zeros = tl.zeros((BLOCK_M,), tl.float32)
-    none = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    state = (nothing, zeros, none, nothing, zeros, none)
+    lambdas = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
+    state = nothing_seen(BLOCK_M, BLOCK_DV)
     if WINDOW > 0:
         state = _sweep(
-            start, whole_start, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2],
-            value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV,
-            BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, True, RAISE,
+            start, whole_start, state, query_1, query_2, lambdas, key, key + key_strides[1], value,
+            key_strides[2], value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH,
+            BLOCK_D, BLOCK_DV, BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, True, RAISE,
         )  # fmt: skip
     if not HAS_MASK:
         state = _sweep(
-            whole_start, whole_stop, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2],
-            value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV,
-            BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, False, RAISE,
+            whole_start, whole_stop, state, query_1, query_2, lambdas, key, key + key_strides[1], value,
+            key_strides[2], value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH,
+            BLOCK_D, BLOCK_DV, BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, False, RAISE,
         )  # fmt: skip
     state = _sweep(
-        whole_stop, stop, state, query_1, query_2, key, key + key_strides[1], value, key_strides[2], value_strides[2],
-        rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV, BLOCK_N, KEY_MAPS,
-        CAUSAL, WINDOW, HAS_MASK, True, RAISE,
+        whole_stop, stop, state, query_1, query_2, lambdas, key, key + key_strides[1], value, key_strides[2],
+        value_strides[2], rows, queries, keys, scale, mask, mask_strides, WIDTH, VALUE_WIDTH, BLOCK_D, BLOCK_DV,
+        BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, True, RAISE,
     )  # fmt: skip
 
-    out_1, lse_1 = finished(state[0], state[1], state[2])
-    out_2, lse_2 = finished(state[3], state[4], state[5])
-    lambdas = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
+    highest_1, total_1, sums_1, highest_2, total_2, sums_2 = both_maps(state)
+    out_1, lse_1 = finished(highest_1, total_1, sums_1)
+    out_2, lse_2 = finished(highest_2, total_2, sums_2)
     difference = out_1 - lambdas[:, None] * out_2
     out = at(out, out_strides, batch, head, first_query)
     store_rows(out, out_strides[2], rows, queries, difference, BLOCK_DV, VALUE_WIDTH)

@@ -13,19 +13,22 @@ import triton
 from torch import Tensor
 
 from antiphase.ops.shapes import Shapes, check_tensors
-from antiphase.ops.triton.backward import keys_kernel, queries_kernel
+from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
+REMEDY = 'use impl="blockwise", or attn_implementation="antiphase" for a model'
 LEAST_BLOCK = 16
 """Rows and columns of the smallest matrix product."""
 SHARED_BYTES = 163 * 1024
 """Of shared memory that a block of threads may need: what compute capability 8.0 has, and not every newer one."""
 MOST_SPANS = 64
 """Spans of keys in a decoding step, at most."""
+MOST_BLOCKS = 65535
+"""Along a sequence: what CUDA counts in the second dimension of a grid."""
 
 
 class Blocks(NamedTuple):
@@ -61,24 +64,29 @@ def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> 
 def why_not(query: Tensor, value_width: int) -> str | None:
     """What of a call the kernels do not cover, and what would work; None: nothing."""
     if query.dtype not in DTYPES:
-        return f'the Triton kernels take float16, bfloat16 and float32, got {query.dtype}; use impl="blockwise"'
+        return f"the Triton kernels take float16, bfloat16 and float32, got {query.dtype}; {REMEDY}"
     if query.shape[-1] > WIDEST or value_width > WIDEST_VALUE:
         return (
             f"the Triton kernels take queries up to width {WIDEST} and values up to {WIDEST_VALUE}, "
-            f'got {query.shape[-1]} and {value_width}; use impl="blockwise"'
+            f"got {query.shape[-1]} and {value_width}; {REMEDY}"
         )
-    if query.device.type == "cuda":
-        gpu = torch.cuda.get_device_properties(query.device)
+    return why_not_here(query.device)
+
+
+def why_not_here(device: torch.device) -> str | None:
+    """Why the kernels do not run on a device, and what would work; None: they do."""
+    if device.type == "cuda":
+        gpu = torch.cuda.get_device_properties(device)
         shared = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
         if gpu.major < 8 or shared < SHARED_BYTES:
             return (
                 "the Triton kernels need a GPU of compute capability 8.0 or newer with 163 KiB of shared memory for a "
-                f'block of threads, such as A100 or H100; {gpu.name} has less; use impl="blockwise"'
+                f"block of threads, such as A100 or H100; {gpu.name} has less; {REMEDY}"
             )
         return None
-    if query.device.type == "cpu" and INTERPRETED:
+    if device.type == "cpu" and INTERPRETED:
         return None
-    return f'the Triton kernels need a CUDA device, got {query.device}; use impl="blockwise"'
+    return f"the Triton kernels need a CUDA device, got {device}; {REMEDY}"
 
 
 def padded(width: int) -> int:
@@ -124,6 +132,21 @@ class _Call:
         return blocks_of(kernel, self.constants["BLOCK_D"], self.constants["BLOCK_DV"], self.query.dtype)
 
 
+def _along(length: int, block: int) -> int:
+    """Blocks along a sequence.
+
+    Raises:
+        ValueError: more than a grid has.
+    """
+    count: int = triton.cdiv(length, block)
+    if count > MOST_BLOCKS:
+        raise ValueError(
+            f"the Triton kernels take at most {MOST_BLOCKS * block:,} tokens of such a dtype and width, got "
+            f"{length:,}; {REMEDY}"
+        )
+    return count
+
+
 def _options(blocks: Blocks) -> dict[str, int]:
     return {
         "BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "num_warps": blocks.warps, "num_stages": blocks.stages,
@@ -165,7 +188,7 @@ def triton_attention(
     lines = shape.queries if save else 0
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
-    grid = (call.sequences * shape.heads, triton.cdiv(longest_query, blocks.queries))
+    grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
     if out.numel():
         with torch.cuda.device_of(query):
             forward_kernel[grid](
@@ -208,16 +231,24 @@ def triton_attention_backward(
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    cotangent = grad.float()
-    delta_2 = (cotangent * second).sum(-1)  # (B, H, N)
-    delta_1 = (cotangent * out.float()).sum(-1) + call.lam * delta_2
-    deltas = torch.stack([delta_1, delta_2], dim=2)  # (B, H, 2, N)
+    deltas = torch.empty_like(logsumexp)
     is_exact = torch.are_deterministic_algorithms_enabled()
     summed = query.dtype if is_exact else torch.float32
+    written = torch.empty if out.numel() and shape.keys else torch.zeros
     grad_query, grad_key, grad_value = (
-        torch.zeros(tensor.shape, dtype=dtype, device=query.device)
-        for tensor, dtype in ((query, summed), (key, key.dtype), (value, value.dtype))
-    )
+        make(tensor.shape, dtype=dtype, device=query.device)
+        for make, tensor, dtype in (
+            (written if is_exact else torch.zeros, query, summed), (written, key, key.dtype),
+            (written, value, value.dtype),
+        )
+    )  # fmt: skip
+    if out.numel():
+        with torch.cuda.device_of(query):
+            deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
+                grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
+                call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
+                BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,
+            )  # fmt: skip
     blocks = call.blocks("keys")
     tensors = (
         call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges, grad_query,
@@ -225,7 +256,7 @@ def triton_attention_backward(
     numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
     packed = {"PACKED": query_edges is not None}
     if out.numel() and shape.keys:
-        grid = (call.sequences * shape.value_heads, triton.cdiv(longest_key, blocks.keys))
+        grid = (call.sequences * shape.value_heads, _along(longest_key, blocks.keys))
         with torch.cuda.device_of(query):
             keys_kernel[grid](
                 *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
@@ -233,14 +264,14 @@ def triton_attention_backward(
             )  # fmt: skip
         if is_exact:
             blocks = call.blocks("queries")
-            grid = (call.sequences * shape.heads, triton.cdiv(longest_query, blocks.queries))
+            grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
             with torch.cuda.device_of(query):
                 queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
     return (
         grad_query.to(query.dtype),
         grad_key,
         grad_value,
-        (-delta_2).sum_to_size(lam.shape).to(lam.dtype).contiguous(),
+        (-deltas[:, :, 1]).sum_to_size(lam.shape).to(lam.dtype).contiguous(),
     )
 
 
@@ -258,6 +289,7 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.arguments = longest_query, longest_key, is_causal, sliding_window, scale
     ctx.save_for_backward(*output, *tensors)
     ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # of the second and third output: zeros as large as they are
 
 
 def _backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]  # torch.library gives no types
@@ -304,7 +336,7 @@ def triton_attend_few(
         strides = mask.stride()
     repeats = heads // groups
     rows = padded(repeats * queries)
-    programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 4
+    programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
     blocks = blocks_of("span", padded(width), padded(value_width), query.dtype)
     span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
@@ -316,8 +348,9 @@ def triton_attend_few(
     constants = {"VALUE_WIDTH": value_width, "BLOCK_DV": padded(value_width), "ROWS": rows}
     with torch.cuda.device_of(query):
         span_kernel[batch * groups, spans](
-            query, key, value, mask, sums, highest, totals, query.stride()[:3], key.stride()[:3], value.stride()[:3],
-            strides, heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
+            query, key, value, lam, mask, sums, highest, totals,
+            query.stride()[:3], key.stride()[:3], value.stride()[:3], lam.stride(), strides,
+            heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
             WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
             CAUSAL=is_causal or sliding_window > 0, WINDOW=sliding_window, HAS_MASK=mask is not None,
             RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,

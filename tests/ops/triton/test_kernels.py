@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
+from antiphase.interface import differential_output
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
 NAMES = ("out", "query", "key", "value", "lam")
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Every buffer starts as NaN; whatever is read before it is written would spread."""
+
+    def filled(make):
+        def poison(*args, **kwargs):
+            made = make(*args, **kwargs)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return poison
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
 
 
 def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float32):
@@ -127,6 +144,10 @@ PACKED = {name: torch.tensor([0, 31, 90], dtype=torch.int32) for name in ("cu_se
     [(2, 32, 64, {"is_causal": True}), (1, 128, 256, {"is_causal": True}), (1, 32, 64, PACKED)],
 )
 def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps, batch, width, value_width, options):
+    assert_half_precision(dtype, key_maps, batch, width, value_width, options)
+
+
+def assert_half_precision(dtype, key_maps, batch, width, value_width, options):
     query, key, value = inputs(batch, 2, 1, 90, 90, width, value_width, key_maps, dtype)
     lam = torch.rand(batch, 2, 90, requires_grad=True)  # one λ for all would have an error by luck
     exact = run("reference", *in_full(query, key, value, lam), **options)
@@ -148,15 +169,51 @@ def test_a_few_queries_in_half_precision(dtype, key_maps):
     assert_errs_at_most_twice(found, eager, exact, dtype, "out")
 
 
-def test_the_order_of_additions_can_be_fixed():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("key_maps", [1, 2])
+@pytest.mark.parametrize("lam", [0.95, 1.0])
+@pytest.mark.parametrize("queries", [2, 70])
+def test_half_precision_where_the_maps_cancel(dtype, key_maps, lam, queries):
+    """Flat maps, as at initialisation: the output is small, and an error as large as a map would stand out."""
+    query, key, value = inputs(1, 2, 2, queries, 150, 32, 64, key_maps, dtype)
+    query = (0.02 * query).detach()
+    exact = differential_attention(query.double(), key.double(), value.double(), lam, impl="reference")
+    with torch.no_grad():
+        eager, found = (differential_attention(query, key, value, lam, impl=impl) for impl in ("reference", "triton"))
+    assert_errs_at_most_twice(found, eager, exact, dtype, "out")
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+def test_the_ratio_of_the_maps_may_exceed_what_fp16_holds(queries):
+    query, key, value = (t.detach() for t in inputs(1, 1, 1, queries, 150, 16, 16, 2, torch.float16))
+    query[:, 0], key[:, 1], query[:, 1] = 0.0, 0.0, 20.0
+    key[:, 1, 0] = 1.0  # the first map sees all alike, the second the first key alone: its total is 150 times smaller
+    exact = differential_attention(query.double(), key.double(), value.double(), 1000.0, impl="reference")
+    eager, found = (differential_attention(query, key, value, 1000.0, impl=impl) for impl in ("reference", "triton"))
+    assert_errs_at_most_twice(found, eager, exact, torch.float16, "out")
+
+
+@pytest.fixture
+def one_order():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_order_of_additions_can_be_fixed(one_order):
     query, key, value = inputs(1, 4, 2, 70, 90, 16, 32, 2)
     lam = torch.rand(1, 4, 70, requires_grad=True)
-    torch.use_deterministic_algorithms(True)
-    try:
-        for options in ({"is_causal": True}, {"sliding_window": 20}, {"attn_mask": torch.rand(70, 90) > 0.3}):
-            assert_equal_to_reference(query, key, value, lam, **options)
-    finally:
-        torch.use_deterministic_algorithms(False)
+    edges = {
+        "cu_seqlens_q": torch.tensor([0, 30, 30, 70], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, 45, 50, 90], dtype=torch.int32),
+    }
+    mask = {"attn_mask": torch.rand(70, 90) > 0.3}
+    for options in ({"is_causal": True}, {"sliding_window": 20}, mask, {"is_causal": True, **edges}):
+        assert_equal_to_reference(query, key, value, lam, **options)
+
+
+def test_the_order_of_additions_in_half_precision(one_order):
+    assert_half_precision(torch.bfloat16, 2, 1, 32, 64, {"is_causal": True})
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -179,10 +236,74 @@ def test_what_lies_behind_the_inputs_is_neither_read_nor_written(is_causal):
 def test_a_few_queries(key_maps, heads, groups, queries, keys, is_masked, options):
     query, key, value = (t.detach() for t in inputs(2, heads, groups, queries, keys, 20, 24, key_maps))
     lam = torch.rand(2, heads, queries)
-    mask = torch.rand(2, 1, 1, keys) > 0.3 if is_masked else None
+    mask = None
+    if is_masked:
+        mask = torch.rand(2, 1, 1, keys) > 0.3
+        mask[0], mask[1, ..., :64] = False, False  # a row that sees nothing, and a span of keys that nobody sees
     expected = differential_attention(*in_full(query, key, value, lam), attn_mask=mask, impl="reference", **options)
     found = differential_attention(query, key, value, lam, attn_mask=mask, impl="triton", **options)
     torch.testing.assert_close(found.double(), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(("batch", "heads", "queries", "keys"), [(1, 4, 8, 300), (1, 21, 1, 40), (1, 7, 3, 300)])
+def test_a_few_queries_of_many_heads(batch, heads, queries, keys, monkeypatch):
+    """To 32 rows on one value head, and more spans of keys than two."""
+    query, key, value = (t.detach() for t in inputs(batch, heads, 1, queries, keys, 16, 16, 2))
+    lam, operator, spans = torch.rand(heads, queries), launch.triton_attend_few, []
+    monkeypatch.setattr(launch, "triton_attend_few", lambda *args: spans.append(args) or operator(*args))
+    expected = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
+    found = differential_attention(query, key, value, lam, is_causal=True, impl="triton")
+    torch.testing.assert_close(found.double(), expected, **TOLERANCE)
+    assert len(spans) == 1
+
+
+def test_inputs_that_repeat_themselves():
+    query, key, value = (tensor[:1].detach() for tensor in inputs(1, 2, 1, 40, 40, 16, 16, 2))
+    expanded = [tensor.expand(3, -1, -1, -1).requires_grad_() for tensor in (query, key, value)]
+    assert_equal_to_reference(*expanded, torch.rand(2, 1, requires_grad=True), is_causal=True)
+
+
+def test_an_empty_batch():
+    query, key, value = inputs(0, 2, 1, 9, 9, 16, 16, 2)
+    found = run("triton", query, key, value, torch.tensor(0.5, requires_grad=True), is_causal=True)
+    assert [tensor.shape[0] for tensor in found[:4]] == [0] * 4
+    assert found[4] == 0
+
+
+def step(query, key, value, lam):
+    """A decoding step of V1 with values in halves."""
+    return differential_output(
+        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None, impl="triton"
+    )
+
+
+def test_decoding_under_autocast_runs_in_its_dtype():
+    query, key, _ = (tensor.detach() for tensor in inputs(1, 2, 2, 1, 40, 16, 32, 2))
+    expected = step(query.bfloat16(), key.bfloat16(), key.bfloat16(), torch.rand(2, 1).fill_(0.5))
+    with torch.autocast(query.device.type, torch.bfloat16):
+        found = step(query, key.bfloat16(), key, torch.rand(2, 1).fill_(0.5))
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, expected)
+    with pytest.raises(ValueError, match="must share dtype and device"):
+        step(query, key.bfloat16(), key.bfloat16(), torch.rand(2, 1))
+
+
+def test_kernels_compile_without_a_graph_break():
+    """Forward, backward and a decoding step."""
+    query, key, value = inputs(2, 2, 1, 30, 30, 16, 32, 2)
+    lam = torch.rand(2, 1, requires_grad=True)
+
+    def call(*tensors):
+        return differential_attention(*tensors, is_causal=True, impl="triton")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for found, expected in ((compiled(query, key, value, lam), call(query, key, value, lam)),):
+        slopes = [torch.autograd.grad(out.square().sum(), (query, key, value, lam)) for out in (found, expected)]
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(*slopes)
+    query, key, lam = query.detach()[:, :, :1], key.detach(), lam.detach()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(query, key, key, lam), step(query, key, key, lam))
 
 
 @pytest.mark.parametrize("lam_strides", [(4, 1, 2), (0, 0, 0)])
@@ -249,6 +370,24 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
     assert torch.equal(*texts)
     assert called.count("triton_attend_few") == 2 * 5
     assert called.count("triton_attention") == 2 * 2
+
+
+def test_devices_that_the_kernels_do_not_cover(monkeypatch):
+    here = torch.device("cuda", 0)
+    for major, shared, is_covered in ((7, 200_000, False), (8, 101_376, False), (8, 166_912, True), (9, 232_448, True)):
+        gpu = SimpleNamespace(name="This GPU", major=major, shared_memory_per_block_optin=shared)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
+        reason = launch.why_not_here(here)
+        assert (reason is None) is is_covered
+        assert is_covered or ("This GPU has less" in reason and 'impl="blockwise"' in reason)
+    assert "need a CUDA device, got xpu" in launch.why_not_here(torch.device("xpu"))
+
+
+def test_sequences_longer_than_a_grid(monkeypatch):
+    monkeypatch.setattr(launch, "MOST_BLOCKS", 2)
+    query, key, value = inputs(1, 1, 1, 65, 65, 16, 16, 2)  # blocks of 32
+    with pytest.raises(ValueError, match='at most 64 tokens of such a dtype and width, got 65; use impl="blockwise"'):
+        differential_attention(query, key, value, 0.5, impl="triton")
 
 
 def test_refusals():
