@@ -30,7 +30,7 @@ from antiphase.ops.triton.forward import forward_kernel
 from antiphase.records import Record
 from antiphase.studies.single import check_empty
 
-ARCHITECTURES = (80, 90)
+ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BASE = {
@@ -84,7 +84,7 @@ def compiled(
         **BASE, "WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": launch.padded(width),
         "BLOCK_DV": launch.padded(value_width), "KEY_MAPS": key_maps, **changes,
     }  # fmt: skip
-    for kernel, own, warps, stages in _kernels(shared, DTYPES[dtype]):
+    for kernel, own, warps, stages in _kernels(shared, DTYPES[dtype], architecture // 10):
         if not changes.keys() & set(kernel.arg_names) and changes:
             continue
         found = _compile(kernel, {**shared, **own}, dtype, architecture, warps, stages)
@@ -92,9 +92,9 @@ def compiled(
                "architecture": architecture, "warps": warps, **found}  # fmt: skip
 
 
-def _kernels(shared: dict[str, Any], dtype: torch.dtype) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
+def _kernels(shared: dict[str, Any], dtype: torch.dtype, major: int) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     def blocks_of(name: str) -> launch.Blocks:
-        return launch.blocks_of(name, shared["BLOCK_D"], shared["BLOCK_DV"], dtype)
+        return launch.blocks_of(name, shared["BLOCK_D"], shared["BLOCK_DV"], dtype, major)
 
     for kernel in (forward_kernel, keys_kernel, queries_kernel):
         blocks = blocks_of(kernel.__name__.removesuffix("_kernel"))
@@ -138,11 +138,12 @@ def _compile(
 
 def _usage(ptx: str, architecture: int) -> dict[str, int]:
     """What ptxas says of a kernel."""
-    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+    program = "ptxas-blackwell" if architecture >= 100 else "ptxas"
+    ptxas = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
-        name = f"sm_{architecture}{'a' if architecture == 90 else ''}"
+        name = f"sm_{architecture}{'a' if architecture >= 90 else ''}"
         command = [ptxas, "-v", f"-arch={name}", path, "-o", path.with_suffix(".cubin")]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return {

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import translation
+from antiphase.report import reproduction, translation
 from antiphase.report.benchmarks import ratio_text
 from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
@@ -312,6 +312,8 @@ def kernels() -> list[list[str]]:
     """What the compiled GPU kernels take of a multiprocessor."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in record("compiled-kernels").values["rows"]:
+        if row["variant"] is not None or row["dtype"] != "bf16" or row["width"] not in (64, 128):
+            continue
         name = row["kernel"].removesuffix("_kernel")
         form = "V1" if row["key_maps"] == 2 else "V2"
         used = f"{row['registers']} / {row['spilled']} / {row['shared'] / 1024:.0f}"
@@ -359,6 +361,9 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
+    "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
+    "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
+    "equal-loss": lambda: of_report("reproduce/reproduce", reproduction.equal_loss),
 }
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def differential_attention(
             first) and combines with ``attn_mask``.
         sliding_window: w ≥ 1: key j is seen by query i if 0 <= i - j < w, the last query standing at the last key.
         cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), starting at 0: sequences lie end to end along N and M and
-            do not see each other; B = 1. Both or neither; not with ``attn_mask``.
+            do not see each other; B = 1. Both or neither; not with ``attn_mask``. Read on the host: it waits for a GPU
+            and breaks a compiled graph.
         scale: factor of the scores; None: 1/√d.
         impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward), "triton"
             (fused kernels for CUDA devices, d to 128 and dv to 256, half precision or fp32; equal to the reference

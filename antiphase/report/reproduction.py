@@ -21,9 +21,10 @@ def claims(record: Record) -> Table | None:
         for row in listed
     ]  # fmt: skip
     columns = [Column("Claim"), Column("Softmax → differential"), Column("Difference, 95 %"), Column("Verdict")]
+    seeds = f"{len(record.seeds)} paired seed{'s' * (len(record.seeds) != 1)}"
     given = sum(row["verdict"] != "not testable" for row in listed)
     note = (
-        f"Means over {len(record.seeds)} paired seeds. A verdict takes five, and an interval that excludes 0. "
+        f"Means over {seeds}. A verdict takes five, and an interval that excludes 0. "
         f"{given} claims were tested: of twenty without any difference, chance would give about one a verdict."
     )
     return Table(title="The paper's claims", columns=columns, rows=rows, note=note) if rows else None

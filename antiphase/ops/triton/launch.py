@@ -46,6 +46,13 @@ HALF = {
     "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
     "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
+HALF_BEFORE_9 = {
+    **HALF,
+    "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1)),
+    "keys": (Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 1)),
+    "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2)),
+}
+"""For GPUs before compute capability 9, whose matrix products hold their operands in registers too."""
 FULL = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
@@ -53,12 +60,21 @@ FULL = {
     "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
 }
 """By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers
-when compiled for sm_90 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
+when compiled for sm_90, or sm_80 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
 
 
-def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype) -> Blocks:
-    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys", "queries" or "span"."""
-    return (FULL if dtype == torch.float32 else HALF)[kernel][width > 64 or value_width > 128]
+def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int) -> Blocks:
+    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys", "queries" or "span".
+
+    ``major`` is the first number of the compute capability.
+    """
+    table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
+    return table[kernel][width > 64 or value_width > 128]
+
+
+def major_of(device: torch.device) -> int:
+    """The first number of a GPU's compute capability; under the interpreter that of the newest here."""
+    return torch.cuda.get_device_properties(device).major if device.type == "cuda" else 9
 
 
 def why_not(query: Tensor, value_width: int) -> str | None:
@@ -129,7 +145,8 @@ class _Call:
         return self.shape.heads, self.shape.value_heads, self.shape.queries, self.shape.keys
 
     def blocks(self, kernel: str) -> Blocks:
-        return blocks_of(kernel, self.constants["BLOCK_D"], self.constants["BLOCK_DV"], self.query.dtype)
+        widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
+        return blocks_of(kernel, *widths, self.query.dtype, major_of(self.query.device))
 
 
 def _along(length: int, block: int) -> int:
@@ -338,7 +355,7 @@ def triton_attend_few(
     rows = padded(repeats * queries)
     programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype)
+    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_of(query.device))
     span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
     spans = triton.cdiv(keys, span)
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}

@@ -34,7 +34,7 @@ def compiled(*calls):
     return rows
 
 
-@pytest.mark.parametrize(("key_maps", "architecture"), [(2, 90), (1, 80)])
+@pytest.mark.parametrize(("key_maps", "architecture"), [(2, 90), (2, 80), (1, 80)])
 def test_kernels_compile_and_fit(key_maps, architecture):
     rows = {row["kernel"]: row for row in compiled((64, key_maps, "bf16", architecture))}
     assert set(rows) == {f"{name}_kernel" for name in ("forward", "deltas", "keys", "queries", "span", "join")}
