@@ -55,7 +55,7 @@ def ablations(
     describe(console, chosen)
     for name, why in left_out.items():
         console.print(f"without {name}: {why}", highlight=False)
-    with job_progress(console, chosen) as report:
+    with job_progress(console) as report:
         record = run_ablations(
             chosen, output, left_out=left_out, frequent=frequent, resume=resume, report=report, say=sayer(console)
         )

@@ -40,20 +40,19 @@ def describe(console: Console, preset: Preset) -> None:
 
 
 @contextmanager
-def job_progress(console: Console, preset: Preset) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
+def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
     """A bar for each run of a study."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    steps = preset.run.training.steps
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
-        bars: dict[str, Any] = {}
+        bars: dict[Job, Any] = {}
 
         def show(job: Job, step: int, values: dict[str, Any]) -> None:
-            if job.name not in bars:
-                bars[job.name] = progress.add_task(job.name, total=steps, loss="")
+            if job not in bars:
+                bars[job] = progress.add_task(job.name, total=job.settings.training.steps, loss="")
             loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
-            progress.update(bars[job.name], completed=step, loss=loss)
+            progress.update(bars[job], completed=step, loss=loss)
 
         yield show
 

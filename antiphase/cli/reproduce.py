@@ -69,7 +69,7 @@ def reproduce(
             f"{takes}; then the evaluations",
             highlight=False,
         )
-        with job_progress(console, preset) as report:
+        with job_progress(console) as report:
             record = run_reproduce(request, output, resume=resume, say=sayer(console), report=report)
         folders = [folder for listed in record.values["parts"].values() for folder in listed]
         seed = preset.compare.seeds[0]

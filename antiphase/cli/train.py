@@ -42,7 +42,7 @@ def compare(
     chosen = chosen_preset(preset, settings, data, validation, seeds, device)
     console = make_console()
     describe(console, chosen)
-    with job_progress(console, chosen) as report:
+    with job_progress(console) as report:
         record = run_compare(chosen, output, resume=resume, report=report, say=sayer(console))
     finish(console, record, output)
 
@@ -68,7 +68,7 @@ def tune(
     rates = numbers("--learning-rates", learning_rates, float)
     console = make_console()
     describe(console, chosen)
-    with job_progress(console, chosen) as report:
+    with job_progress(console) as report:
         record = run_tune(chosen, output, learning_rates=rates, resume=resume, report=report, say=sayer(console))
     finish(console, record, output)
 
@@ -98,7 +98,7 @@ def scaling(
     chosen = chosen_preset(preset, settings, data, validation, seeds, device)
     console = make_console()
     grown = [numbers(flag, given, int) if given else [] for flag, given in (("--widths", widths), ("--steps", steps))]
-    with job_progress(console, chosen) as report:
+    with job_progress(console) as report:
         record = run_scaling(
             chosen, output, widths=grown[0], steps=grown[1], resume=resume, report=report, say=sayer(console)
         )
@@ -125,7 +125,7 @@ def upcycle(
     chosen = upcycle_preset(model, output, overrides(settings, seeds, device), dex=dex)
     console = make_console()
     describe(console, chosen)
-    with job_progress(console, chosen) as report:
+    with job_progress(console) as report:
         record = run_upcycle(model, output, chosen, resume=resume, report=report, say=sayer(console))
     finish(console, record, output)
 
