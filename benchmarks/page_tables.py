@@ -58,7 +58,7 @@ def with_tables(page: str) -> str:
 def table(name: str) -> str:
     """One table as Markdown."""
     head, *rows = TABLES[name]()
-    lines = [f"| {' | '.join(line)} |" for line in (head, *rows)]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (head, *rows)]
     return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
 
 

@@ -63,7 +63,8 @@ def equal_loss(record: Record) -> Table | None:
     columns = [Column("Over"), Column("Loss", "loss"), Column("Softmax has", "integer"),
                Column("Differential needs", "integer"), Column("Ratio", "number")]  # fmt: skip
     note = (
-        "By laws through four sizes of one seed, so without an interval. The paper: 6.8B for 11B, 160B tokens for 251B."
+        "By laws through four sizes of one seed, so without an interval; where the ratio exceeds 1, more than was "
+        "trained, so extrapolated. The paper: 6.8B for 11B, 160B tokens for 251B."
     )
     return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)
 

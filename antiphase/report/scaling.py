@@ -41,5 +41,8 @@ def equal_loss(record: Record) -> Table | None:
         return None
     columns = [Column("Over"), Column("Arm"), Column("Loss", "loss"), Column("Baseline has", "integer"),
                Column("Arm needs", "integer"), Column("Ratio", "number"), Column("95 % over seeds")]  # fmt: skip
-    note = "By the fitted laws. The paper: 6.8B parameters do for 11B, 160B tokens for 251B (2410.05258, figure 3)."
+    note = (
+        "By the fitted laws; where the ratio exceeds 1, more than was trained, so extrapolated. "
+        "The paper: 6.8B parameters do for 11B, 160B tokens for 251B (2410.05258, figure 3)."
+    )
     return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)

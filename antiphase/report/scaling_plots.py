@@ -31,7 +31,7 @@ def loss_laws(record: Record) -> Figure | None:
                 x = numpy.geomspace(min(x for x, _ in points), max(x for x, _ in points), 60)
                 axes.plot(x, law["floor"] + law["scale"] * x ** -law["exponent"], color=colour)
         axes.set_xscale("log")
-        places = sorted({point["x"] for point in ladder["points"]})
+        places = sorted({point["x"] for point in ladder["points"] if point["arm"] == arms[0]})  # others lie beside
         axes.set_xticks(places, [_short(place) for place in places])
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
