@@ -8,6 +8,7 @@ A table stands under a line ``<!-- table NAME -->`` and ends at the next empty l
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -322,6 +323,31 @@ def kernels() -> list[list[str]]:
     return [head, *([*key, used[80], used[90]] for key, used in found.items())]
 
 
+def pairs_by_seed() -> list[list[str]]:
+    """What the pairs of the reproduction learned, softmax / differential."""
+    compared = record("reproduce/compare")
+    metrics = {entry["metric"]: entry["arms"] for entry in compared.values["comparison"]}
+    head = ["seed", "held-out loss, nats a token", "first question, trained form", "passes 50 % at step",
+            "four needles, as evaluated", "16 labelled words"]  # fmt: skip
+    found = [head]
+    for place, seed in enumerate(compared.seeds):
+        needles = record(f"reproduce/needles/seed{seed}").values["summary"]
+        cells: list[list[str]] = []
+        for arm in ("softmax", "differential"):
+            values = {name: arms[arm]["values"][place] for name, arms in metrics.items()}
+            (whole,) = [row for row in needles if row["arm"].startswith(arm) and row["trained"]
+                        and row["needles"] == 4 and row["depth"] is None]  # fmt: skip
+            tasks = record(f"reproduce/many-shot/{arm}-seed{seed}").values["tasks"].values()
+            shots = statistics.fmean(task["rows"][-1]["accuracy"] for task in tasks)
+            steps = values["steps to 50 % accuracy"]
+            cells.append([
+                f"{values['held-out loss']:.3f}", f"{100 * values['first-query accuracy']:.0f} %",
+                "–" if steps is None else f"{steps:,}", f"{100 * whole['accuracy']:.0f} %", f"{100 * shots:.0f} %",
+            ])  # fmt: skip
+        found.append([str(seed), *(" / ".join(pair) for pair in zip(*cells, strict=True))])
+    return found
+
+
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -363,7 +389,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
     "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
     "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
-    "equal-loss": lambda: of_report("reproduce/reproduce", reproduction.equal_loss),
+    "pairs-by-seed": pairs_by_seed,
 }
 
 if __name__ == "__main__":

@@ -175,11 +175,13 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
 
 def _why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
     """What a way of others says where it does not serve; None: it does."""
+    from triton.runtime.errors import OutOfResources  # asked for on GPUs alone
+
     try:
         work(scheme, case, seed)()
         waiting(case.device)()
-    except RuntimeError as error:
-        return str(error).strip().splitlines()[0]
+    except (RuntimeError, OutOfResources) as error:
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 
 

@@ -108,7 +108,7 @@ def benchmark(
         if chosen != "cpu" and not chosen.startswith("cuda"):
             raise InputError(f"--device {device}: the kernels serve CUDA devices, and the rest cpu")
         if chosen != "cpu" and (reason := why_no_kernels(torch.device(chosen))) is not None:
-            raise InputError(f"--device {device}: {reason}")
+            raise InputError(f"--device {device}: {reason}; here --device cpu")
         make_folder(output)
         timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
         record = timed(**options, device=chosen)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
-from antiphase.ops.decoding import FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
+from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors
 
@@ -147,7 +147,7 @@ def differential_attention(
 
 
 def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's dtype where it is on, as ordinary attention takes them."""
+    """In autocast's dtype where it is on."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
@@ -218,7 +218,8 @@ def serves_cache(
     """Whether ``attend_cached`` is the way for these tensors: few queries; no derivatives in the kernels."""
     if impl != "triton":
         return is_few(query, key, groups, mask)
-    return is_few(query, key, groups, mask, FEW_ROWS_OF_KERNELS) and not _differentiates(query, key, value, lam)
+    most = FEW_ROWS_OF_KERNELS if value.shape[1] // groups * value.shape[-1] <= 128 else FEW_ROWS
+    return is_few(query, key, groups, mask, most) and not _differentiates(query, key, value, lam)
 
 
 def attend_cached(

@@ -14,7 +14,8 @@ from torch import Tensor
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 FEW_ROWS, FEW_ROWS_OF_KERNELS = 16, 32
-"""Queries times heads that share a value: with so few rows the scores are small beside keys and values."""
+"""Queries times heads that share a value: with so few rows the scores are small beside keys and values. The GPU kernels
+take more of them, for values to width 128."""
 
 
 def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS) -> bool:

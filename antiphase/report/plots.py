@@ -382,13 +382,15 @@ def relative_times(record: Record) -> Figure | None:
         return None
     tasks, types = (list(dict.fromkeys(key[index] for key in panels)) for index in (0, 1))
     names = list(dict.fromkeys(name for group in panels.values() for times in group.values() for name in times))
-    ordinary = next(name for name in names if is_ordinary(name))
+    ordinary = next((name for name in names if is_ordinary(name)), None)
+    if ordinary is None:
+        return None
     drawn = [name for name in names if name != ordinary]
     figure = Figure(figsize=(4.6 * len(tasks) + 0.6, 3.1 * len(types) + 0.9), layout="constrained")
     grid = figure.subplots(len(types), len(tasks), squeeze=False, sharey=True)
     for (row, dtype), (column, task) in ((r, c) for r in enumerate(types) for c in enumerate(tasks)):
         axes = grid[row][column]
-        lengths = panels.get((task, dtype), {})
+        lengths = {length: times for length, times in panels.get((task, dtype), {}).items() if ordinary in times}
         for place, length in enumerate(sorted(lengths)):
             times = lengths[length]
             here = [name for name in drawn if name in times]

@@ -59,8 +59,9 @@ FULL = {
     "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
     "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
 }
-"""By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers
-when compiled for sm_90, or sm_80 (``benchmarks/compiled_kernels.py``). No time was measured to choose them."""
+"""By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers in
+causal calls in half precision, compiled for sm_90 or sm_80 (``benchmarks/compiled_kernels.py``). No time was measured
+to choose them."""
 
 
 def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int) -> Blocks:
@@ -206,6 +207,9 @@ def triton_attention(
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
     grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
+    if save:  # what backward could not do is refused here
+        _along(longest_key, call.blocks("keys").keys)
+        _along(longest_query, call.blocks("queries").queries)
     if out.numel():
         with torch.cuda.device_of(query):
             forward_kernel[grid](
@@ -310,6 +314,8 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
 
 
 def _backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]  # torch.library gives no types
+    if grad is None:
+        return (None,) * 13
     return (*triton_attention_backward(grad, *ctx.saved_tensors, *ctx.arguments), *(None,) * 9)
 
 

@@ -162,7 +162,7 @@ def difference_step(scores_1, scores_2, values, lambdas, state, RAISE: tl.conste
     the maps, where the maps cancel and the output is small; so the maps are subtracted before: one sum is that of
     W1 - ρ W2, W the weights not yet normalised, the other that of W2. With ρ = λ total1 / total2 the former is the
     output but for total1. The totals are not known before the last key: ρ is what they say so far, and sums of earlier
-    keys are brought to the new ρ exactly, for W2's are there. ``both_maps`` gives both maps' sums in the end.
+    keys are brought to the new ρ, for W2's are there. ``both_maps`` gives both maps' sums in the end.
     """
     highest_1, total_1, highest_2, total_2, ratio, difference, sums_2 = state
     highest_1, total_1, weights_1, shrink_1 = softmax_weights(scores_1, highest_1, total_1)

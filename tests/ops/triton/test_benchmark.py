@@ -93,10 +93,18 @@ def test_the_benchmark(small, monkeypatch):
     monkeypatch.setattr(attention, "GATE_LENGTH", 33)
     monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(attention, "_repeated", lambda run, count: run)
+    monkeypatch.setattr(
+        attention,
+        "paired_times",
+        lambda ways, **rest: {name: [6.0] if run() is not None else [] for name, run in ways.items()},
+    )
     record = attention.benchmark_attention(quick=True, device=cases[0].device)
     assert {row["tensor"] for row in record.values["gate"]} == {"out", "query", "key", "value", "lam", "decoding"}
     pairs = [(row["task"], row["subject"], row["baseline"]) for row in record.values["rows"]]
     assert pairs == [(task, one.name, b.name) for task, ways in known.items() for one, others in ways for b in others]
+    calls = {row["task"]: {round(6 / row["subject_seconds"]), round(6 / row["baseline_seconds"])}
+             for row in record.values["rows"]}  # fmt: skip
+    assert calls == {"forward": {10 if ON_GPU else 1}, "forward + backward": {10 if ON_GPU else 1}, "decode": {50}}
     failed = [(row["task"], row["scheme"], row["why"]) for row in record.values["failed"]]
     assert failed == [(task, "cuDNN", "No available kernel.") for task in COMPARED_ON_GPU]
     assert "V1 / flash" in [column.name for column in benchmarks.ratios(record).columns]

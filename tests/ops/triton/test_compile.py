@@ -47,3 +47,4 @@ def test_what_else_a_call_may_ask_for_compiles():
     kernels = {(row["variant"], row["kernel"].removesuffix("_kernel")) for row in rows}
     assert {("windows and masked", "span"), ("packed", "queries"), ("one order of additions", "keys")} <= kernels
     assert {(variants[-1], "forward"), (variants[-1], "join"), (None, "forward")} <= kernels
+    assert all(row["spilled"] <= 2 * SPILLED for row in rows)

@@ -171,15 +171,14 @@ def test_a_few_queries_in_half_precision(dtype, key_maps):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("key_maps", [1, 2])
-@pytest.mark.parametrize("lam", [0.95, 1.0])
 @pytest.mark.parametrize("queries", [2, 70])
-def test_half_precision_where_the_maps_cancel(dtype, key_maps, lam, queries):
+def test_half_precision_where_the_maps_cancel(dtype, key_maps, queries):
     """Flat maps, as at initialisation: the output is small, and an error as large as a map would stand out."""
     query, key, value = inputs(1, 2, 2, queries, 150, 32, 64, key_maps, dtype)
     query = (0.02 * query).detach()
-    exact = differential_attention(query.double(), key.double(), value.double(), lam, impl="reference")
+    exact = differential_attention(query.double(), key.double(), value.double(), 0.98, impl="reference")
     with torch.no_grad():
-        eager, found = (differential_attention(query, key, value, lam, impl=impl) for impl in ("reference", "triton"))
+        eager, found = (differential_attention(query, key, value, 0.98, impl=impl) for impl in ("reference", "triton"))
     assert_errs_at_most_twice(found, eager, exact, dtype, "out")
 
 
@@ -247,14 +246,14 @@ def test_a_few_queries(key_maps, heads, groups, queries, keys, is_masked, option
 
 @pytest.mark.parametrize(("batch", "heads", "queries", "keys"), [(1, 4, 8, 300), (1, 21, 1, 40), (1, 7, 3, 300)])
 def test_a_few_queries_of_many_heads(batch, heads, queries, keys, monkeypatch):
-    """To 32 rows on one value head, and more spans of keys than two."""
+    """To 32 rows on one value head."""
     query, key, value = (t.detach() for t in inputs(batch, heads, 1, queries, keys, 16, 16, 2))
-    lam, operator, spans = torch.rand(heads, queries), launch.triton_attend_few, []
-    monkeypatch.setattr(launch, "triton_attend_few", lambda *args: spans.append(args) or operator(*args))
+    lam, operator, calls = torch.rand(heads, queries), launch.triton_attend_few, []
+    monkeypatch.setattr(launch, "triton_attend_few", lambda *args: calls.append(args) or operator(*args))
     expected = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
     found = differential_attention(query, key, value, lam, is_causal=True, impl="triton")
     torch.testing.assert_close(found.double(), expected, **TOLERANCE)
-    assert len(spans) == 1
+    assert len(calls) == 1
 
 
 def test_inputs_that_repeat_themselves():
@@ -304,10 +303,10 @@ def test_kernels_compile_without_a_graph_break():
         return differential_attention(*tensors, is_causal=True, impl="triton")
 
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for found, expected in ((compiled(query, key, value, lam), call(query, key, value, lam)),):
-        slopes = [torch.autograd.grad(out.square().sum(), (query, key, value, lam)) for out in (found, expected)]
-        torch.testing.assert_close(found, expected)
-        torch.testing.assert_close(*slopes)
+    outputs = compiled(query, key, value, lam), call(query, key, value, lam)
+    slopes = [torch.autograd.grad(out.square().sum(), (query, key, value, lam)) for out in outputs]
+    torch.testing.assert_close(*outputs)
+    torch.testing.assert_close(*slopes)
     query, key, lam = query.detach()[:, :, :1], key.detach(), lam.detach()
     compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(query, key, key, lam), step(query, key, key, lam))
