@@ -164,8 +164,11 @@ def compiled(model: PreTrainedModel) -> Any:
 def afresh() -> Iterator[None]:
     """The compiler's count of variants begins anew; beyond its limit it would run what is not compiled, in silence."""
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-        yield
+    try:
+        with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            yield
+    finally:
+        torch._dynamo.reset()
 
 
 def _step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:

@@ -137,12 +137,14 @@ def test_layouts_of_a_layer():
 PACKED = {name: torch.tensor([0, 31, 90], dtype=torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("key_maps", [1, 2])
 @pytest.mark.parametrize(
-    ("batch", "width", "value_width", "options"),
-    [(2, 32, 64, {"is_causal": True}), (1, 128, 256, {"is_causal": True}), (1, 32, 64, PACKED)],
-)
+    ("dtype", "batch", "width", "value_width", "options"),
+    [
+        (torch.bfloat16, 2, 32, 64, {"is_causal": True}), (torch.float16, 2, 32, 64, {"is_causal": True}),
+        (torch.bfloat16, 1, 128, 256, {"is_causal": True}), (torch.float16, 1, 32, 64, PACKED),
+    ],
+)  # fmt: skip
 def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps, batch, width, value_width, options):
     assert_half_precision(dtype, key_maps, batch, width, value_width, options)
 
