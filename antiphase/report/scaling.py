@@ -24,7 +24,10 @@ def losses(record: Record) -> Table | None:
     columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
                Column("Parameters", "integer"), Column("Tokens", "integer"),
                *(Column(arm, "loss") for arm in arms)]  # fmt: skip
-    note = f"Held-out loss in nats per token, median of {len(record.seeds)} seeds."
+    note = f"Held-out loss in nats per token, median over seeds ({len(record.seeds)})."
+    for ladder in record.values.get("ladders") or []:
+        if why := ladder.get("why_no_law") or ladder.get("why_no_equal_loss"):
+            note += f" Not told what equal loss takes over {ladder['axis']}: {why}."
     return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
 
 

@@ -191,11 +191,11 @@ def _retrieves(found: Found) -> str | None:
         return wilson_interval(right, samples)[0] - statistics.fmean(row["guess_rate"] for row in own)
 
     failed = _failing(_by_arm(records, above_guess, "summary"), lambda value, place: value > 0)
-    return _first(failed, "retrieve no more than a guess would")
+    return _named(failed, "not shown to retrieve better than a guess")
 
 
-def _first(failed: Mapping[str, str], what: str) -> str | None:
-    return next((f"the {arm} models {what} in {count}" for arm, count in failed.items()), None)
+def _named(failed: Mapping[str, str], what: str) -> str | None:
+    return f"{what}: " + ", ".join(f"{arm} in {count}" for arm, count in failed.items()) if failed else None
 
 
 def _retrieved(records: Sequence[Record]) -> Series:
@@ -242,7 +242,7 @@ def _can_tell(found: Found) -> str | None:
 def _reads_context(found: Found) -> str | None:
     """A lower loss at the end says nothing of context where the text before it does not lower it."""
     gains = by_seed(found["long-context"], lambda record: (record.values["tail"].get("gain_interval") or [0.0])[0])
-    return _first(_failing(gains, lambda value, place: value > 0), "gain nothing from the text before")
+    return _named(_failing(gains, lambda value, place: value > 0), "nothing gained from the text before")
 
 
 def _largest(what: str) -> Callable[[Record], float]:
@@ -299,7 +299,7 @@ def _learns_from_examples(found: Found) -> str | None:
     records = found["many-shot"]
     floor, series = _majority(records), by_seed(records, _mean_of_orders)
     if failed := _failing(series, lambda value, place: value > floor + FLOOR_MARGIN):
-        return _first(failed, "are no better than always naming one label")
+        return _named(failed, "no better than always naming one label")
     if statistics.fmean(value for value in series[BASELINE] if value is not None) >= CEILING:
         return "the softmax models are on the ceiling"
     margins = [value for value in by_seed(records, _margin)[BASELINE] if value is not None]

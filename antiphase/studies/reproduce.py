@@ -19,8 +19,9 @@ from typing import Any, Protocol
 from antiphase.benchmarks.model import benchmark_model
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
+from antiphase.data.haystacks import output_tokens
 from antiphase.data.label_mapping import task_rows
-from antiphase.data.prepare import wording
+from antiphase.data.prepare import prepare, wording
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
@@ -375,11 +376,20 @@ class _Work:
             counts = self.scale.needles if part == "needles" else self.scale.needles[-1:]
             request = RetrievalRequest(
                 measurement=part, names=[self._model(arm, seed) for arm in (BASELINE, ARM)], needles=list(counts),
-                samples=self.scale.cell_samples, seed=seed, device=self.device,
+                lengths=[self._length_asked()], samples=self.scale.cell_samples, seed=seed, device=self.device,
             )  # fmt: skip
             return evaluate_retrieval(request, folder)
 
         return measure
+
+    def _length_asked(self) -> int:
+        """The length at which a prompt and the room for its output end where training asks first; at most training's.
+
+        Behind that place training has answers and further questions, and never a needle close by.
+        """
+        data = prepare(self.preset.run.data, self.output / "compare" / "tokens")
+        ends = data.task().sample(50, keyed_generator("reproduce", "first question")).prompt_end
+        return min(self.preset.run.data.sequence_length, int(ends.max()) + 1 + output_tokens(data.tokenizer, 1))
 
     def _harness(self, seed: int) -> Callable[[Path], Record]:
         def measure(folder: Path) -> Record:

@@ -41,7 +41,7 @@ class Scale:
 
 
 SCALES = {
-    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 30, (2, 4), (1, 2, 4, 8, 16), 10),
+    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 100, (2, 4), (1, 2, 4, 8, 16), 10),
     "small": Scale(
         "reproduce-small",
         400_000,

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,16 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
     for arm, by_x in by_arm.items():
         x = [size for size, losses in by_x.items() for _ in losses]
         found["laws"][arm] = asdict(fit_law(x, [loss for losses in by_x.values() for loss in losses]))
-        if arm != arms[0]:
+        if arm == arms[0]:
+            continue
+        if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
+            found["why_no_equal_loss"] = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
+        else:
             found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))
     return found
+
+
+def _falls(losses: dict[float, list[float]]) -> bool:
+    """Whether more always was better: a law through anything else says little of what was not trained."""
+    means = [statistics.fmean(losses[x]) for x in sorted(losses)]
+    return all(after < before for before, after in pairwise(means))

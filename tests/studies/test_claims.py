@@ -41,9 +41,9 @@ def in_orders(means, margins):
         ((0.6, 0.7), (0.1, 0.2), "contradicted", ""),
         # who always names one label has no spread
         ((0.6, 0.3), (0.2, 0.0), "not testable",
-         "the differential models are no better than always naming one label in 5 of 5 seeds"),
+         "no better than always naming one label: differential in 5 of 5 seeds"),
         ((0.31, 0.7), (0.2, 0.1), "not testable",
-         "the softmax models are no better than always naming one label in 5 of 5 seeds"),
+         "no better than always naming one label: softmax in 5 of 5 seeds"),
         ((1.0, 1.0), (0.0, 0.0), "not testable", "the softmax models are on the ceiling"),
         ((0.6, 0.7), (0.0, 0.1), "not testable", "the order changes nothing for the softmax models"),
     ],
@@ -58,7 +58,7 @@ def test_one_seed_that_always_names_one_label_is_enough_to_say_nothing_about_ord
     records[3].values["tasks"]["t"]["orders"]["random"] |= {"mean_accuracy": 0.3, "margin": 0.0}
     row = judged("In-context learning: less spread", "many-shot", records)
     assert row["verdict"] == "not testable"
-    assert row["reason"] == "the differential models are no better than always naming one label in 1 of 5 seeds"
+    assert row["reason"] == "no better than always naming one label: differential in 1 of 5 seeds"
     assert row["differential"] == pytest.approx((4 * 0.1 + 0.01 - 0.001) / 5)  # measured, and shown
 
 
@@ -134,7 +134,7 @@ def test_where_an_arm_looks_counts_only_if_it_finds_something_with_every_seed(na
     ):  # fmt: skip
         row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
         assert row["verdict"] == "not testable"
-        assert row["reason"].startswith(f"the {blind} models retrieve no more than a guess would in ")
+        assert row["reason"].startswith(f"not shown to retrieve better than a guess: {blind} in ")
         assert count <= int(row["reason"].split(" in ")[1][0]) <= 5
     assert "it needs the part needles" in judged(name, "allocation", records)["reason"]
 
@@ -298,7 +298,7 @@ def ends(gains):
 def test_a_lower_loss_at_the_end_counts_where_the_text_before_lowers_it():
     assert judged("Long context", "long-context", ends((0.01, 0.01)))["verdict"] == "reproduced"
     row = judged("Long context", "long-context", ends((0.01, -0.01)))
-    assert row["reason"] == "the differential models gain nothing from the text before in 5 of 5 seeds"
+    assert row["reason"] == "nothing gained from the text before: differential in 5 of 5 seeds"
 
 
 def test_one_seed_is_told_as_one():

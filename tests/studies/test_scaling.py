@@ -12,7 +12,7 @@ from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.studies.scaling import resized, scaling, shortened
+from antiphase.studies.scaling import _ladder, resized, scaling, shortened
 from antiphase.training.optimizer import learning_rate
 
 
@@ -50,6 +50,23 @@ def test_bad_ladders_are_named(tiny_preset, tmp_path):
         assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    ("last", "arms"), [((2.0, 1.9), ""), ((2.4, 1.9), "softmax"), ((2.4, 2.8), "softmax and differential")]
+)
+def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, arms):
+    runs = [
+        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss}
+        for arm, losses in (("softmax", (3.0, 2.5, 2.2, last[0])), ("differential", (3.1, 2.6, 2.2, last[1])))
+        for tokens, loss in zip((1e6, 2e6, 4e6, 8e6), losses, strict=True)
+    ]
+    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    assert set(found["laws"]) == {"softmax", "differential"}
+    assert bool(found["equal_loss"]) is not bool(arms)
+    assert found.get("why_no_equal_loss") == (
+        f"the loss of {arms} does not fall with every step in tokens" if arms else None
+    )
+
+
 @pytest.mark.slow
 def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, capsys):
     def run(*more):
@@ -78,7 +95,8 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
         )["vocab_size"]
         assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
     record = Record.load(tmp_path / "s")
-    assert "Loss by size and by tokens" in [table.title for table in summary.main_tables(record)]
+    (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
+    assert "Not told what equal loss takes over tokens: a law needs at least 4 sizes." in table.note
     assert len(figures.FIGURES["loss-laws"](record).axes) == 3
     assert run() == 2  # nothing is overwritten
     assert "add --resume" in capsys.readouterr().err

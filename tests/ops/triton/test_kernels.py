@@ -360,7 +360,7 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
         **({} if window is None else {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}),
     )  # fmt: skip
     model = AntiphaseForCausalLM(config)
-    ids = torch.randint(1, 20, (2, 30))
+    ids = torch.randint(1, 20, (2, 40))  # more than a step of decoding takes
     seen = torch.ones_like(ids)
     seen[0, :4] = 0
     outputs, slopes, texts = [], [], []
