@@ -197,7 +197,8 @@ class _Texts:
         request, first = self.request, self.first
         if request.paths:
             return documents(request.paths, text_field=request.text_field)
-        data = data_for(first, _single(request), output, say)
+        # packed as for training: its sizes need not fit the contexts that are asked for
+        data = data_for(first, replace(_single(request), length=None, needles=(), queries=()), output, say)
         assert data.validation_text is not None  # not the embedded task
         end = first.tokenizer.eos_token or "\n"
         return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)

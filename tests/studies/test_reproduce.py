@@ -25,7 +25,8 @@ SMALLEST = Scale(
 )
 SETTINGS = [
     "model.hidden_size=32", "model.num_hidden_layers=1", "model.intermediate_size=32", "model.num_attention_heads=4",
-    "data.needles=2", "data.queries=1", "data.vocabulary_size=400", "training.steps=4", "training.batch_size=8",
+    "data.needles=2", "data.queries=4", "data.sequence_length=120",
+    "data.vocabulary_size=400", "training.steps=4", "training.batch_size=8",
     "training.warmup_steps=1", "training.evaluate_every=4", "evaluation.samples=4", "evaluation.curve_samples=4",
     "evaluation.validation_sequences=4", "compare.seeds=[0]",
 ]  # fmt: skip
