@@ -68,7 +68,7 @@ def assert_equal_to_reference(query, key, value, lam, **options):
 
 
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(1, 2, 2), (2, 2, 1)])
-@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (70, 70), (33, 90), (70, 45)])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 7), (33, 90), (70, 45)])
 @pytest.mark.parametrize(("is_causal", "window"), [(False, None), (True, None), (False, 1), (True, 40)])
 def test_equals_the_reference(key_maps, heads, groups, queries, keys, is_causal, window):
     query, key, value = inputs(1, heads, groups, queries, keys, 20, 24, key_maps)
@@ -108,8 +108,10 @@ def test_no_keys_give_zeros(is_causal):
         assert found.abs().max() == 0
 
 
-@pytest.mark.parametrize(("is_causal", "window"), [(True, None), (False, None), (True, 9)])
-@pytest.mark.parametrize("lam_shape", [(), (2, 1), (1, 2, 75)])
+@pytest.mark.parametrize(
+    ("is_causal", "window", "lam_shape"),
+    [(True, None, ()), (True, None, (2, 1)), (True, None, (1, 2, 75)), (False, None, (1, 2, 75)), (True, 9, (2, 1))],
+)
 def test_sequences_end_to_end(is_causal, window, lam_shape):
     query, key, value = inputs(1, 2, 1, 75, 80, 16, 32, 2)
     lam = torch.rand(lam_shape, requires_grad=True)
