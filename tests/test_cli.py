@@ -4,14 +4,11 @@ import json
 import os
 import re
 import shutil
-from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import typer
-from rich.console import Console
 
 from antiphase import cli
 
@@ -661,17 +658,3 @@ def test_hallucination_of_another_family(antiphase, refused, tmp_path, foreign_m
     assert "record-1-hallucination" in page
     refused("holds this work already; add --resume", f"{words} --judge llama")
     assert antiphase(f"{words} --judge llama --resume")[0] == 0
-
-
-def test_each_run_of_a_study_has_its_own_steps():
-    """Short runs of the same name too, as ablations make them after a comparison."""
-    from antiphase.cli.console import job_progress
-    from antiphase.studies.jobs import Job
-
-    written = StringIO()
-    with job_progress(Console(file=written, force_terminal=True, width=120)) as report:
-        for steps in (10, 4):
-            settings = SimpleNamespace(training=SimpleNamespace(steps=steps))
-            report(Job("softmax-seed0", "softmax", 0, settings), 4, {"loss": 1.0})
-    assert "4/10" in written.getvalue()
-    assert "4/4" in written.getvalue()

@@ -399,7 +399,7 @@ CLAIMS = (
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
-        "words with labels of no meaning, as in training, at the most examples that fit",
+        "words with labels of no meaning, as in training, at the most examples of the scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
         lambda records: by_seed(records, _most_shots), _majority,
     ),
