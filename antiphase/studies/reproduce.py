@@ -385,11 +385,15 @@ class _Work:
     def _length_asked(self) -> int:
         """The length at which a prompt and the room for its output end where training asks first; at most training's.
 
-        Behind that place training has answers and further questions, and never a needle close by.
+        Behind that place training has answers and further questions, and never a needle close by. More needles than in
+        training need not fit before it: they get the whole length.
         """
-        data = prepare(self.preset.run.data, self.output / "compare" / "tokens")
+        settings = self.preset.run.data
+        if max(self.scale.needles) > settings.needles:
+            return settings.sequence_length
+        data = prepare(settings, self.output / "compare" / "tokens")
         ends = data.task().sample(50, keyed_generator("reproduce", "first question")).prompt_end
-        return min(self.preset.run.data.sequence_length, int(ends.max()) + 1 + output_tokens(data.tokenizer, 1))
+        return min(settings.sequence_length, int(ends.max()) + 1 + output_tokens(data.tokenizer, 1))
 
     def _harness(self, seed: int) -> Callable[[Path], Record]:
         def measure(folder: Path) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -156,3 +157,14 @@ def test_the_budget_is_told_before_anything_starts(tmp_path, request_of, monkeyp
         assert "10 runs and 26 short ones" in found.output
         assert words in " ".join(found.output.split())
     assert len(started) == 2
+
+
+def test_prompts_end_where_training_asks_first(request_of, tmp_path):
+    for path in (*request_of.data, *request_of.validation):
+        text = Path(path).read_text()
+        Path(path).write_text(text * 100)  # for a tokenizer that knows the words of the tasks
+    for needles, is_shorter in ((4, True), (3, False)):  # tiny measures contexts of up to four needles
+        request = replace(request_of, settings=[f"data.needles={needles}"])
+        preset = scale_preset(request)
+        work = _Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None)
+        assert (work._length_asked() < preset.run.data.sequence_length) is is_shorter
