@@ -126,7 +126,7 @@ def test_the_estimate_counts_runs_and_ladder(text):
     scale = SCALES["tiny"]
     ladder = 2 * (4 * scale.ladder_steps + sum(scale.budgets[:-1])) + len(scale.ablations) * scale.ladder_steps
     assert (told["runs"], told["short_runs"]) == (2, 2 * (4 + 3) + 12)
-    assert told["tokens"] == (2 * 4 + ladder) * 8 * 112
+    assert told["tokens"] == (2 * 4 + ladder) * 8 * 120
     assert told["minutes"] == pytest.approx(told["tokens"] / 34_000 / 60)
     assert (
         estimate(request.scale, request.parts, scale_preset(request), cores=64)["minutes"] == told["minutes"]
