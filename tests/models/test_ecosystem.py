@@ -52,16 +52,17 @@ def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):
 
 @pytest.mark.parametrize("kind", ["softmax", "differential_v2"])
 def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, kind):
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     model = tiny_model(kind, attn_implementation="sdpa")
     prompts = [ids_of(9)[:n].tolist() for n in (9, 4, 6)]
-    settings = GenerationConfig(**GREEDY, use_cuda_graph=False, num_blocks=16, block_size=32, max_batch_tokens=32)
+    # a cache of its own size would fill the machine's memory
+    sizes = ContinuousBatchingConfig(use_cuda_graph=False, num_blocks=16, block_size=32, max_batch_tokens=32)
     expected = [
         model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), **GREEDY)
         for prompt in prompts
     ]
-    found = model.generate_batch(inputs=prompts, generation_config=settings)
+    found = model.generate_batch(prompts, GenerationConfig(**GREEDY), sizes)
     tokens = [result.generated_tokens for result in found.values()]
     assert sorted(tokens) == sorted(
         row[0, len(prompt) :].tolist() for row, prompt in zip(expected, prompts, strict=True)
