@@ -6,10 +6,10 @@ A claim compares the differential arm with the softmax arm over paired seeds; ``
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from antiphase.evals.statistics import mean_interval, wilson_interval
 from antiphase.records import Record
@@ -27,10 +27,25 @@ MOSTLY_COPIED = 0.9
 """Share of a summary's words in runs taken from the text, from which on it is a copy."""
 LEAST_LOST = 1e-3
 """Nats a token that few bits must cost before it can be told who loses less."""
+NO_BETTER = "not shown to beat a guess"
 Found = Mapping[str, Sequence[Record]]
 """Records by part of the reproduction."""
 Series = dict[str, list[float | None]]
 """Arm to one value for each seed."""
+
+
+class Floor(NamedTuple):
+    """What a share of right answers has to exceed."""
+
+    guess: float
+    """What a system without the ability scores."""
+    answers: int
+    """So many stand behind the share of one model."""
+
+    def exceeded_by(self, share: float) -> bool:
+        """By more than a hair, and by more than chance would explain (95 %, Wilson)."""
+        shown = wilson_interval(round(share * self.answers), self.answers)[0] > self.guess
+        return shown and share > self.guess + FLOOR_MARGIN
 
 
 @dataclass(frozen=True)
@@ -45,21 +60,23 @@ class Claim:
     paper: str
     """The paper's own numbers, softmax first, in the unit of ``metric``."""
     measured: str
-    """What stands for it here, where that is not what the paper measured."""
+    """What stands for it here, where that is not what the paper measured; ``{cells}`` is filled in from ``cells``."""
     metric: Metric
     read: Callable[[Sequence[Record]], Series]
-    floor: Callable[[Sequence[Record]], float | None] = lambda records: None
+    floor: Callable[[Sequence[Record]], Floor | None] = lambda records: None
     guard: Callable[[Found], str | None] = lambda found: None
     """Why records that exist cannot show the claim."""
     easier_unlearned: bool = False
     """Whether a model that has learned less has it better: who has it better must not have learned less."""
+    cells: Callable[[Sequence[Record]], str] = lambda records: ""
+    """Which of the measured cells count, in words."""
 
 
 def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[str, Any]:
     """One row of the table of claims: both arms' means, their paired difference with its interval, and the verdict."""
     row: dict[str, Any] = {
         "claim": claim.name, "source": claim.source, "paper": claim.paper, "part": claim.part,
-        "measured": claim.measured, "unit": claim.metric.unit, "digits": claim.metric.digits,
+        "measured": claim.measured.format(cells="no cell"), "unit": claim.metric.unit, "digits": claim.metric.digits,
         "is_share": claim.metric.is_share, "lower_is_better": claim.metric.lower_is_better,
     }  # fmt: skip
     records = found.get(claim.part, ())
@@ -73,19 +90,21 @@ def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[st
     difference = entry["differences"][ARM]
     floor = claim.floor(records)
     row |= {
+        "measured": claim.measured.format(cells=claim.cells(records)),
         "softmax": entry["arms"][BASELINE]["mean"], "differential": entry["arms"][ARM]["mean"],
-        "difference": difference["mean"], "interval": difference["interval"], "seeds": difference["seeds"],
-        "floor": floor,
+        "difference": difference["mean"], "interval": difference["interval"], "differences": difference["values"],
+        "seeds": difference["seeds"],
+        "floor": None if floor is None else floor.guess,
     }  # fmt: skip
     if (guarded := claim.guard(found)) is not None:
         return {**row, "verdict": "not testable", "reason": guarded}
     if difference["seeds"] < len(series[BASELINE]):
         return {**row, "verdict": "inconclusive", "reason": "some seeds have no value"}
-    if floor is not None and not floor + FLOOR_MARGIN < row["softmax"] < CEILING:
+    if floor is not None and not floor.guess + FLOOR_MARGIN < row["softmax"] < CEILING:
         return {**row, "verdict": "not testable", "reason": "the softmax models are on the floor or the ceiling"}
     word = verdict(
         difference["values"], lower_is_better=claim.metric.lower_is_better,
-        baseline_mean=row["softmax"], floor=floor,
+        baseline_mean=row["softmax"], floor=row["floor"],
     )  # fmt: skip
     better = {"reproduced": ARM, "contradicted": BASELINE}.get(word)
     if claim.easier_unlearned and better is not None and (less := _learned_less(found, better)) is not None:
@@ -95,8 +114,7 @@ def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[st
     if difference["seeds"] < SEEDS_FOR_A_VERDICT:
         reasons = [_seeds(difference["seeds"]), "five are needed"]
     if floor is not None:
-        failed = _failing(series, lambda value, seed: value > floor + FLOOR_MARGIN)
-        reasons += [f"no better than a guess: {arm} in {count}" for arm, count in failed.items()]
+        reasons += filter(None, [_named(_failing(series, floor.exceeded_by), NO_BETTER)])
     return {**row, "verdict": word, "reason": ", ".join(reasons)}
 
 
@@ -104,11 +122,11 @@ def _seeds(count: int) -> str:
     return f"{count} paired seed{'s' * (count != 1)}"
 
 
-def _failing(series: Series, passes: Callable[[float, int], bool]) -> dict[str, str]:
-    """Arms of which some seeds do not pass, with how many; ``passes`` takes a seed's value and its place."""
+def _failing(series: Series, passes: Callable[[float], bool]) -> dict[str, str]:
+    """Arms of which some seeds do not pass, with how many."""
     found = {}
     for arm, values in series.items():
-        count = sum(value is None or not passes(value, place) for place, value in enumerate(values))
+        count = sum(value is None or not passes(value) for value in values)
         if count:
             found[arm] = f"{count} of {len(values)} seeds"
     return found
@@ -126,9 +144,10 @@ def _learned_less(found: Found, arm: str) -> str | None:
     higher = [one - another for one, another in pairs if one is not None and another is not None]
     if verdict(higher, lower_is_better=True, baseline_mean=0.0) == "contradicted":
         return f"the {arm} models have a higher loss"
-    accuracies, guess = _compared("first-query accuracy")(records), records[0].values.get("guess_rate") or 0.0
+    record, accuracies = records[0], _compared("first-query accuracy")(records)
+    floor = Floor(record.values.get("guess_rate") or 0.0, record.config["run"]["evaluation"]["curve_samples"])
     behind = sum(
-        (one or 0.0) <= guess + FLOOR_MARGIN < (another or 0.0)
+        floor.exceeded_by(another or 0.0) and not floor.exceeded_by(one or 0.0)
         for one, another in zip(accuracies[arm], accuracies[other], strict=True)
     )
     if behind:
@@ -179,60 +198,72 @@ def _retrieves(found: Found) -> str | None:
     """Where an arm looks for an answer means little while it finds none: who looks at one token has no noise."""
     if not (records := found.get("needles", ())):
         return "it needs the part needles, which says whether the models find the answers"
-    needles = {row["needles"] for record in found["allocation"] for row in record.values["rows"]}
-
-    def above_guess(rows: list[Mapping[str, Any]]) -> float | None:
-        """The lower end of the accuracy's interval, less what a guess scores."""
-        own = [row for row in rows if row["needles"] in needles]
-        if not own:
-            return None
-        samples = sum(row["samples"] for row in own)
-        right = round(sum(row["accuracy"] * row["samples"] for row in own))
-        return wilson_interval(right, samples)[0] - statistics.fmean(row["guess_rate"] for row in own)
-
-    failed = _failing(_by_arm(records, above_guess, "summary"), lambda value, place: value > 0)
-    return _named(failed, "not shown to retrieve better than a guess")
+    asked = {row["needles"] for record in found["allocation"] for row in record.values["rows"]}
+    cells = {cell: floor for cell, floor in _cells(records).items() if cell[0] in asked}
+    floor = _pooled(cells.values())
+    if floor is None:
+        return "the part needles has not asked with as many needles"
+    return _named(_failing(_right_in(records, cells), floor.exceeded_by), NO_BETTER)
 
 
 def _named(failed: Mapping[str, str], what: str) -> str | None:
     return f"{what}: " + ", ".join(f"{arm} in {count}" for arm, count in failed.items()) if failed else None
 
 
-def _retrieved(records: Sequence[Record]) -> Series:
-    """Share of right outputs, mean over the cells that can show a difference; a record is one seed, both arms in it."""
-    cells = _telling_cells(records)
+Cell = tuple[int, int, int]
+"""Needles, questions and tokens of a prompt."""
+
+
+def _cells(records: Sequence[Record]) -> dict[Cell, Floor]:
+    """Cells of the needle grid with the needle anywhere; a record is one seed, both arms in it."""
+    return {
+        _cell(row): Floor(row["guess_rate"], row["samples"])
+        for row in records[0].values["summary"]
+        if row["trained"] and row["depth"] is None
+    }
+
+
+def _cell(row: Mapping[str, Any]) -> Cell:
+    return row["needles"], row["queries"], row["length"]
+
+
+def _right_in(records: Sequence[Record], cells: Iterable[Cell]) -> Series:
+    """Share of right outputs, mean over some cells."""
+    chosen = set(cells)
 
     def right(rows: list[Mapping[str, Any]]) -> float | None:
-        found = [row["accuracy"] for row in rows if _cell(row) in cells]
+        found = [row["accuracy"] for row in rows if _cell(row) in chosen]
         return statistics.fmean(found) if found else None
 
     return _by_arm(records, right, "summary")
 
 
-def _cell(row: Mapping[str, Any]) -> tuple[int, int, int]:
-    return row["needles"], row["queries"], row["length"]
-
-
-def _telling_cells(records: Sequence[Record]) -> dict[tuple[int, int, int], float]:
-    """Cells where the softmax models are neither on the floor nor on the ceiling, over all seeds, and their guess."""
-    rows: dict[tuple[int, int, int], list[Mapping[str, Any]]] = {}
-    for record in records:
-        for row in record.values["summary"]:
-            if row["trained"] and row["depth"] is None and row["arm"].startswith(f"{BASELINE}-seed"):
-                rows.setdefault(_cell(row), []).append(row)
+def _telling_cells(records: Sequence[Record]) -> dict[Cell, Floor]:
+    """Cells where the softmax models are neither on the floor nor on the ceiling, over all seeds."""
     found = {}
-    for cell, own in rows.items():
-        samples, guess = sum(row["samples"] for row in own), own[0]["guess_rate"]
-        right = sum(row["accuracy"] * row["samples"] for row in own)
-        if wilson_interval(round(right), samples)[0] > guess and right / samples < CEILING:
-            found[cell] = guess
+    for cell, floor in _cells(records).items():
+        known = [share for share in _right_in(records, [cell])[BASELINE] if share is not None]
+        mean = statistics.fmean(known)
+        if Floor(floor.guess, floor.answers * len(known)).exceeded_by(mean) and mean < CEILING:
+            found[cell] = floor
     return found
 
 
-def _guessed(records: Sequence[Record]) -> float | None:
-    """What guessing scores in the same cells."""
-    cells = _telling_cells(records)
-    return statistics.fmean(cells.values()) if cells else None
+def _pooled(floors: Iterable[Floor]) -> Floor | None:
+    """Of the mean over cells."""
+    listed = list(floors)
+    if not listed:
+        return None
+    return Floor(statistics.fmean(floor.guess for floor in listed), sum(floor.answers for floor in listed))
+
+
+def _counted(records: Sequence[Record]) -> str:
+    """N of the cells that count, and of those that do not."""
+    telling = _telling_cells(records)
+    named = [
+        ", ".join(str(cell[0]) for cell in _cells(records) if (cell in telling) == counts) for counts in (True, False)
+    ]
+    return f"N = {named[0] or 'none'}" + (f", not {named[1]}" if named[1] else "")
 
 
 def _can_tell(found: Found) -> str | None:
@@ -242,7 +273,7 @@ def _can_tell(found: Found) -> str | None:
 def _reads_context(found: Found) -> str | None:
     """A lower loss at the end says nothing of context where the text before it does not lower it."""
     gains = by_seed(found["long-context"], lambda record: (record.values["tail"].get("gain_interval") or [0.0])[0])
-    return _named(_failing(gains, lambda value, place: value > 0), "nothing gained from the text before")
+    return _named(_failing(gains, lambda gained: gained > 0), "nothing gained from the text before")
 
 
 def _largest(what: str) -> Callable[[Record], float]:
@@ -290,16 +321,18 @@ def _of_orders(record: Record, name: str) -> float | None:
     return statistics.fmean(found) if found else None
 
 
-def _majority(records: Sequence[Record]) -> float:
-    return statistics.fmean(task["majority_rate"] for task in records[0].values["tasks"].values())
+def _majority(records: Sequence[Record]) -> Floor | None:
+    """What always naming one label scores."""
+    tasks = records[0].values["tasks"].values()
+    return _pooled(Floor(task["majority_rate"], task["samples"]) for task in tasks)
 
 
 def _learns_from_examples(found: Found) -> str | None:
     """A constant predictor answers alike in every order, so its spread of 0 is no robustness."""
     records = found["many-shot"]
     floor, series = _majority(records), by_seed(records, _mean_of_orders)
-    if failed := _failing(series, lambda value, place: value > floor + FLOOR_MARGIN):
-        return _named(failed, "no better than always naming one label")
+    if floor is not None and (failed := _failing(series, floor.exceeded_by)):
+        return _named(failed, NO_BETTER)
     if statistics.fmean(value for value in series[BASELINE] if value is not None) >= CEILING:
         return "the softmax models are on the ceiling"
     margins = [value for value in by_seed(records, _margin)[BASELINE] if value is not None]
@@ -322,10 +355,10 @@ def _scored(record: Record) -> list[Mapping[str, Any]]:
     return [row for row in record.values["rows"] if row["metric"] is not None]
 
 
-def _without_reading(records: Sequence[Record]) -> float | None:
+def _without_reading(records: Sequence[Record]) -> Floor | None:
     """What the better of a uniform choice and the commonest place scores, mean over the same tasks."""
-    rates = [max(row["guess_rate"] or 0.0, row["constant_rate"] or 0.0) for row in _scored(records[0])]
-    return statistics.fmean(rates) if rates else None
+    rows = [row for row in _scored(records[0]) if PurePath(row["model"]).name.startswith(f"{BASELINE}-seed")]
+    return _pooled(Floor(max(row["guess_rate"] or 0.0, row["constant_rate"] or 0.0), row["samples"]) for row in rows)
 
 
 def _is_judged(found: Found) -> str | None:
@@ -359,6 +392,12 @@ def _faithful(record: Record) -> float:
     )
 
 
+def _untrue(records: Sequence[Record]) -> Floor | None:
+    """Nothing need be true; the answers of one model."""
+    rows = [row for task in records[0].values["tasks"].values() for row in task["systems"] if row["system"] == "model"]
+    return _pooled(Floor(0.0, row["samples"]) for row in rows)
+
+
 CLAIMS = (
     Claim(
         "Downstream tasks: higher accuracy", "harness", "Tables 1 and 8",
@@ -381,9 +420,10 @@ CLAIMS = (
     Claim(
         "Key information retrieval: more of several needles found", "needles", "Table 2",
         "R = 2, N = 2: 85 → 92; N = 4: 62 → 84; N = 6: 55 → 85 (4K tokens)",
-        "R = 1; mean over the N where the softmax models are off floor and ceiling, needles anywhere",
-        Metric("right outputs", "points", lower_is_better=False, digits=1, is_share=True), _retrieved,
-        _guessed, _can_tell,
+        "R = 1, needles anywhere; mean over the N where the softmax models are off floor and ceiling: {cells}",
+        Metric("right outputs", "points", lower_is_better=False, digits=1, is_share=True),
+        lambda records: _right_in(records, _telling_cells(records)),
+        lambda records: _pooled(_telling_cells(records).values()), _can_tell, cells=_counted,
     ),
     Claim(
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
@@ -405,7 +445,8 @@ CLAIMS = (
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
-        "best minus worst of random orders on TREC: 19.0 → 4.0", "the same words; best minus worst order",
+        "best minus worst of random orders on TREC: 19.0 → 4.0",
+        "the same words; best minus worst order of each pairing, in which four words are asked",
         Metric("best minus worst order", "points", lower_is_better=True, digits=1, is_share=True),
         lambda records: by_seed(records, _margin), guard=_learns_from_examples,
     ),
@@ -413,7 +454,7 @@ CLAIMS = (
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
         "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the sets given, by the judge given",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        lambda records: by_seed(records, _faithful), lambda records: 0.0, _is_judged,
+        lambda records: by_seed(records, _faithful), _untrue, _is_judged,
     ),
     Claim(
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",

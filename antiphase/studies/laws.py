@@ -12,6 +12,8 @@ from scipy.optimize import least_squares
 FEWEST_POINTS = 4
 """A law has three numbers; fewer points would be met exactly and say nothing of their spread."""
 RESAMPLES = 400
+STEEPEST, FLATTEST = 2.0, 1e-3
+"""Exponents that a law may have."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Law:
         if loss <= self.floor:
             return None
         return float((self.scale / (loss - self.floor)) ** (1 / self.exponent))
+
+    @property
+    def ends_on_a_bound(self) -> bool:
+        """Whether the exponent is as far as it may go, so that the points ask for a law of another form."""
+        return not 1.01 * FLATTEST < self.exponent < 0.99 * STEEPEST
 
 
 def fit_law(x: Sequence[float], losses: Sequence[float], *, near: Law | None = None) -> Law:
@@ -59,7 +66,7 @@ def fit_law(x: Sequence[float], losses: Sequence[float], *, near: Law | None = N
     best = None
     for floor, exponent in begins:
         start = [floor, math.log(max(float(numpy.exp(logs).mean()) - floor, 1e-6)), exponent]
-        found = least_squares(residuals, start, bounds=([0, -50, 1e-3], [min(losses), 50, 2]))
+        found = least_squares(residuals, start, bounds=([0, -50, FLATTEST], [min(losses), 50, STEEPEST]))
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None

@@ -40,12 +40,11 @@ from antiphase.studies.single import Request, evaluate
 from antiphase.training.run_folder import make_folder, only_one
 
 REQUEST = "reproduce.json"
-MAPPINGS = 5
-"""Pairings of words and labels: with one alone, which labels its few words happen to have would decide."""
-LABELLED_ROWS = 400
-"""Of the labels that are learned in context: examples, and words that are asked."""
 LABELLED_WORDS = 4
-"""Few, so that nearly every word that is asked was shown: a guess at others would be taken for spread over orders."""
+"""Of one pairing of words and labels, each asked once. Few, so that nearly every one of them was shown: a guess at
+others would be taken for spread over orders."""
+LABELLED_ROWS = 400
+"""Of one pairing, from which examples are drawn."""
 
 
 TITLES = {
@@ -424,17 +423,24 @@ class _Work:
         """Words whose colours can only be learned from the examples, in several pairings, the same for every model."""
         tasks = self.output / "tasks"
         tasks.mkdir(exist_ok=True)
-        paths = [tasks / f"word-colours-{number}.yaml" for number in range(MAPPINGS)]
+        paths = [
+            tasks / f"word-colours-{number}.yaml" for number in range(max(1, self.scale.samples // LABELLED_WORDS))
+        ]
         for number, path in enumerate(paths):
             if path.is_file():
                 continue
             rows = task_rows(keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS, words=LABELLED_WORDS)
-            data = path.with_suffix(".txt")
-            write_atomically(data, "".join(f"{label} {word}\n" for label, word in rows).encode())
-            write_atomically(path, f"name: {path.stem}\ntemplate: word-colours\ndata: {data.name}\n".encode())
+            for name, lines in (("examples", rows), ("asked", sorted(set(rows)))):
+                content = "".join(f"{label} {word}\n" for label, word in lines)
+                write_atomically(tasks / f"{path.stem}-{name}.txt", content.encode())
+            settings = {
+                "name": path.stem, "template": "word-colours", "data": f"{path.stem}-asked.txt",
+                "demonstrations": f"{path.stem}-examples.txt",
+            }  # fmt: skip
+            write_atomically(path, "".join(f"{key}: {value}\n" for key, value in settings.items()).encode())
         request = ManyShotRequest(
             name=self._model(arm, seed), tasks=list(map(str, paths)), shots=list(self.scale.shots),
-            orders=self.scale.orders, samples=max(1, self.scale.samples // MAPPINGS), device=self.device,
+            orders=self.scale.orders, samples=LABELLED_WORDS, device=self.device,
         )  # fmt: skip
         return evaluate_many_shot(request, folder)
 

@@ -21,7 +21,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
-from antiphase.studies.laws import FEWEST_POINTS, equal_loss, fit_law
+from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law
 from antiphase.training.run_folder import check_content, only_one
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
@@ -186,13 +186,17 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
     if min(map(len, by_arm.values())) < FEWEST_POINTS:
         found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
         return found
+    laws: dict[str, Law] = {}
     for arm, by_x in by_arm.items():
         x = [size for size, losses in by_x.items() for _ in losses]
-        found["laws"][arm] = asdict(fit_law(x, [loss for losses in by_x.values() for loss in losses]))
+        laws[arm] = fit_law(x, [loss for losses in by_x.values() for loss in losses])
+        found["laws"][arm] = asdict(laws[arm])
         if arm == arms[0]:
             continue
         if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
             found["why_no_equal_loss"] = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
+        elif bent := [one for one in (arms[0], arm) if laws[one].ends_on_a_bound]:
+            found["why_no_equal_loss"] = f"no power law describes the loss of {' and '.join(bent)} over {axis}"
         else:
             found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))
     return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 
 from antiphase.records import Record
-from antiphase.studies.claims import CLAIMS, judge
+from antiphase.studies.claims import CLAIMS, Floor, judge
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)
@@ -28,7 +29,7 @@ def of_models(kind, values):
 def in_orders(means, margins):
     """Many-shot records by arm: mean accuracy over orders, and best minus worst."""
     return of_models("evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {
-        "majority_rate": 0.3,
+        "majority_rate": 0.3, "samples": 100,
         "orders": {"random": {"mean_accuracy": means[ARMS.index(arm)],
                               "margin": margins[ARMS.index(arm)] + 0.001 * seed}},
     }}})  # fmt: skip
@@ -40,10 +41,9 @@ def in_orders(means, margins):
         ((0.6, 0.7), (0.2, 0.1), "reproduced", ""),
         ((0.6, 0.7), (0.1, 0.2), "contradicted", ""),
         # who always names one label has no spread
-        ((0.6, 0.3), (0.2, 0.0), "not testable",
-         "no better than always naming one label: differential in 5 of 5 seeds"),
-        ((0.31, 0.7), (0.2, 0.1), "not testable",
-         "no better than always naming one label: softmax in 5 of 5 seeds"),
+        ((0.6, 0.3), (0.2, 0.0), "not testable", "not shown to beat a guess: differential in 5 of 5 seeds"),
+        ((0.31, 0.7), (0.2, 0.1), "not testable", "not shown to beat a guess: softmax in 5 of 5 seeds"),
+        ((0.37, 0.7), (0.2, 0.1), "not testable", "not shown to beat a guess: softmax in 5 of 5 seeds"),  # by chance
         ((1.0, 1.0), (0.0, 0.0), "not testable", "the softmax models are on the ceiling"),
         ((0.6, 0.7), (0.0, 0.1), "not testable", "the order changes nothing for the softmax models"),
     ],
@@ -58,7 +58,7 @@ def test_one_seed_that_always_names_one_label_is_enough_to_say_nothing_about_ord
     records[3].values["tasks"]["t"]["orders"]["random"] |= {"mean_accuracy": 0.3, "margin": 0.0}
     row = judged("In-context learning: less spread", "many-shot", records)
     assert row["verdict"] == "not testable"
-    assert row["reason"] == "no better than always naming one label: differential in 1 of 5 seeds"
+    assert row["reason"] == "not shown to beat a guess: differential in 1 of 5 seeds"
     assert row["differential"] == pytest.approx((4 * 0.1 + 0.01 - 0.001) / 5)  # measured, and shown
 
 
@@ -99,14 +99,28 @@ def test_cells_where_the_baseline_is_on_floor_or_ceiling_tell_nothing():
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.9, 4: 0.8})))
     assert (row["softmax"], row["differential"]) == (pytest.approx(0.602), pytest.approx(0.8))
     assert (row["floor"], row["verdict"]) == (0.25, "reproduced")
+    assert row["measured"].endswith("off floor and ceiling: N = 4, not 2")
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.9})))
     assert (row["verdict"], row["reason"]) == ("not testable", "the softmax models are on the floor or the ceiling")
+    assert row["measured"].endswith("off floor and ceiling: no cell")
+
+
+def test_who_exceeds_a_floor_does_so_by_more_than_chance_and_by_more_than_a_hair():
+    """Guessing systems of a hundred answers pass seldom; with many answers a hair is not enough."""
+    generator = numpy.random.default_rng(0)
+    for guess in (0.25, 0.5):
+        floor = Floor(guess, 100)
+        passed = [floor.exceeded_by(right / 100) for right in generator.binomial(100, guess, 2000)]
+        assert 0.005 < sum(passed) / 2000 < 0.05
+    assert Floor(0.25, 100).exceeded_by(0.35)
+    assert not Floor(0.25, 10**6).exceeded_by(0.26)
+    assert Floor(0.25, 10**6).exceeded_by(0.28)
 
 
 def test_seeds_that_only_guess_are_told():
     row = judged("Key information", "needles", needles((0.7, 0.9), failing=[("differential", 2)]))
     assert row["verdict"] == "inconclusive"
-    assert row["reason"].endswith("no better than a guess: differential in 1 of 5 seeds")
+    assert row["reason"].endswith("not shown to beat a guess: differential in 1 of 5 seeds")
 
 
 def allocation(shares):
@@ -134,7 +148,7 @@ def test_where_an_arm_looks_counts_only_if_it_finds_something_with_every_seed(na
     ):  # fmt: skip
         row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
         assert row["verdict"] == "not testable"
-        assert row["reason"].startswith(f"not shown to retrieve better than a guess: {blind} in ")
+        assert row["reason"].startswith(f"not shown to beat a guess: {blind} in ")
         assert count <= int(row["reason"].split(" in ")[1][0]) <= 5
     assert "it needs the part needles" in judged(name, "allocation", records)["reason"]
 
@@ -156,7 +170,7 @@ def downstream(values, *, folder="runs", constant=0.4):
     return [
         Record(kind="evaluate-harness", values={"rows": [
             {"model": f"{folder}/{arm}-seed{seed}", "task": task, "metric": metric, "guess_rate": guess,
-             "constant_rate": commonest,
+             "constant_rate": commonest, "samples": 100,
              "metrics": {"acc": {"value": values[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax")}}}
             for arm in ARMS
             for task, metric, guess, commonest in (
@@ -223,7 +237,8 @@ def test_texts_count_where_the_judge_can_judge_and_nobody_copies(records, word, 
 def compared(losses, *, failing=(), accuracies=(0.9, 0.9)):
     """A comparison with these held-out losses and accuracies by arm; ``failing`` pairs of arm and seed only guess."""
     metrics = [("held-out loss", losses, 0.001), ("first-query accuracy", accuracies, 0.0)]
-    return [Record(kind="compare", values={"guess_rate": 0.25, "comparison": [
+    config = {"run": {"evaluation": {"curve_samples": 100}}}
+    return [Record(kind="compare", config=config, values={"guess_rate": 0.25, "comparison": [
         {"metric": metric, "arms": {arm: {"values": [
             0.25 if step == 0 and (arm, seed) in failing else value and value + step * seed * (arm == "softmax")
             for seed in SEEDS
@@ -311,5 +326,16 @@ def test_one_seed_is_told_as_one():
 def test_what_was_not_measured_is_not_judged():
     records = of_models("quantization", lambda arm, seed: {"rows": [{"bits": None, "loss": 3.0}]})
     assert judged("Quantization", "quantization", records)["verdict"] == "not testable"
-    records = of_models("many-shot", lambda arm, seed: {"tasks": {"t": {"majority_rate": 0.3, "orders": {}}}})
+    records = of_models(
+        "many-shot",
+        lambda arm, seed: {
+            "tasks": {
+                "t": {
+                    "majority_rate": 0.3,
+                    "samples": 100,
+                    "orders": {},
+                }
+            }
+        },
+    )
     assert judged("In-context learning: less spread", "many-shot", records)["verdict"] == "not testable"

@@ -81,9 +81,11 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     assert (asked["widths"], asked["steps"]) == ([16, 32, 48, 64], [1, 2, 4, 8])
     assert list(called["ablations"][0].compare.arms) == ["softmax", "differential", "no-norm"]
     many = Record.load(tmp_path / "all" / record.values["parts"]["many-shot"][0]).values["tasks"]
-    assert len(many) == module.MAPPINGS
-    pairings = {path.read_text() for path in (tmp_path / "all" / "tasks").glob("*.txt")}
-    assert len({frozenset(text.splitlines()) for text in pairings}) == module.MAPPINGS
+    assert len(many) == max(1, SCALES["tiny"].samples // module.LABELLED_WORDS)
+    assert {task["samples"] for task in many.values()} == {module.LABELLED_WORDS}
+    asked = [path.read_text().splitlines() for path in (tmp_path / "all" / "tasks").glob("*-asked.txt")]
+    assert len({frozenset(lines) for lines in asked}) == len(many)  # every pairing another
+    assert {len({line.split()[1] for line in lines}) for lines in asked} == {module.LABELLED_WORDS}
     folders = [tmp_path / "all" / name for listed in record.values["parts"].values() for name in listed]
     written = {folder: (folder / "record.json").read_bytes() for folder in folders}
     whole = [folder for folder in folders if folder.name not in ("scaling", "ablations", "models")]
@@ -224,7 +226,7 @@ def many_shot(accuracies, margins, majority=0.3):
             "arm": arm, "seed": seed, "tasks": {"t": {
                 "rows": [{"shots": 1, "accuracy": 0.0}, {"shots": 8, "accuracy": accuracies[seed][place]}],
                 "orders": {"random": {"margin": margins[seed][place], "mean_accuracy": accuracies[seed][place]}},
-                "majority_rate": majority,
+                "majority_rate": majority, "samples": 100,
             }},
         })
         for seed in range(len(accuracies))

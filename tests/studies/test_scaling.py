@@ -67,6 +67,17 @@ def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, a
     )
 
 
+def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
+    runs = [
+        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss}
+        for arm, losses in (("softmax", (3.0, 2.5, 2.2, 2.0)), ("differential", (3.0, 2.0, 1.999, 1.998)))
+        for tokens, loss in zip((1e6, 2e6, 4e6, 8e6), losses, strict=True)
+    ]
+    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    assert found["equal_loss"] == {}
+    assert found["why_no_equal_loss"] == "no power law describes the loss of differential over tokens"
+
+
 @pytest.mark.slow
 def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, capsys):
     def run(*more):
