@@ -345,6 +345,11 @@ def _check_run(run: RunSettings) -> None:
     for name, share in shares.items():
         if not 0 <= share <= 1:
             raise InputError(f"data.{name} must lie between 0 and 1, got {share}")
+        if share and round(share * training.batch_size) < 1:
+            raise InputError(
+                f"data.{name} ({share}) gives no sequence to a batch of {training.batch_size}; raise it or "
+                "training.batch_size, or set it to 0"
+            )
     if sum(shares.values()) > 1 + 1e-9:
         named = ", ".join(f"data.{name} ({share})" for name, share in shares.items())
         raise InputError(f"{named} add up to more than 1")

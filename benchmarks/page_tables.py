@@ -348,6 +348,24 @@ def pairs_by_seed() -> list[list[str]]:
     return found
 
 
+def learning_rates(name: str) -> list[list[str]]:
+    """Every arm at every rate of a grid: first-query accuracy, its range over several seeds, held-out loss."""
+    values = record(name).values
+    chosen = values["chosen"]
+    found = [["learning rate", *chosen]]
+    for rate in sorted({row["learning_rate"] for row in values["rates"]}):
+        cells = [f"{rate:.0e}".replace("e-0", "e-")]
+        for arm, best in chosen.items():
+            (row,) = [row for row in values["rates"] if (row["arm"], row["learning_rate"]) == (arm, rate)]
+            accuracy = f"{100 * row['accuracy']:.1f} %"
+            if row["seeds"] > 1:
+                accuracy += " [{:.1f}, {:.1f}]".format(*(100 * end for end in row["accuracy_range"]))
+            text = f"{accuracy}; {row['loss']:.3f}"
+            cells.append(f"**{text}**" if rate == best else text)
+        found.append(cells)
+    return found
+
+
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -387,6 +405,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
+    "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
+    "tiny-learning-rates": lambda: learning_rates("reproduce-learning-rate"),
     "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
     "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
     "pairs-by-seed": pairs_by_seed,

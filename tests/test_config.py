@@ -233,6 +233,17 @@ OUT_OF_RANGE = {
 }
 
 
+@pytest.mark.parametrize("name", ["needle_share", "label_share", "repeat_share"])
+def test_a_share_gives_a_batch_at_least_one_sequence(name):
+    def preset(share):
+        settings = ["training.batch_size=8", *(f"data.{one}=0" for one in ("needle_share", "label_share"))]
+        return load_preset("half-hour", [*settings, f"data.{name}={share}"], data=["book.txt"])
+
+    assert getattr(preset(0.07).run.data, name) == 0.07
+    with pytest.raises(InputError, match=rf"data.{name} \(0.06\) gives no sequence to a batch of 8; raise it"):
+        preset(0.06)
+
+
 @pytest.mark.parametrize(("label", "repeat"), [(0.45, 0.25), (0.0, 0.75), (0.6, 0.0)])
 def test_shares_of_a_batch_add_up_to_at_most_one(label, repeat):
     def shares(needle: float) -> list[str]:
@@ -319,7 +330,7 @@ words = st.text(max_size=20)
     theta=positive,
     steps=st.integers(1, 10**12),
     seed=st.integers(-(2**70), 2**70),
-    share=st.floats(min_value=0, max_value=1),
+    share=st.just(0.0) | st.floats(min_value=0.1, max_value=1),
     depths=st.lists(st.floats(min_value=0, max_value=1), min_size=1, max_size=3, unique=True),
     flag=st.booleans(),
 )
