@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one order of additions": {"ATOMIC": False},
     "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
 }
-"""What else a call may ask for; each is compiled at one width, for the first version."""
+"""What else a call may ask for; each is compiled at a width of 64 for the first version, masked calls at 128 too."""
 OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
 INPUTS = {"query", "key", "value", "out", "grad", "grad_key", "grad_value"}
 FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
@@ -66,6 +66,7 @@ def main() -> None:
             rows += compiled(width, key_maps, "bf16", architecture)
         for variant in VARIANTS:
             rows += compiled(64, 2, "bf16", architecture, variant)
+        rows += compiled(128, 2, "bf16", architecture, "masked")
         for width, dtype in OTHER_SIZES:
             rows += compiled(width, 2, dtype, architecture)
         for row in rows:
@@ -114,23 +115,27 @@ def _compile(
     summed = "fp32" if constants["ATOMIC"] and kernel is keys_kernel else dtype
     constants = {name: value for name, value in constants.items() if name in names}
     constants.update(dict.fromkeys((POINTERS.keys() - present) & set(names)))
+    fixed: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in constants.items()}
     signature: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for index, name in enumerate(names):
         if name in constants:
             signature[name] = "constexpr"
         elif name.endswith("_strides"):
-            count = {"mask_strides": 4}.get(name, 3)
-            signature[name] = ("i32",) * count
-            attributes |= {(index, place): [["tt.divisibility", 16]] for place in range(count)}
+            of_mask = name == "mask_strides"
+            signature[name] = ("i32",) * 3 + ("constexpr",) * of_mask
+            attributes |= {(index, place): [["tt.divisibility", 16]] for place in range(3)}
+            if of_mask:
+                fixed[index, 3] = 1  # along keys, as nearly every mask has it; a one is made a constant
         elif name in POINTERS:
             signature[name] = POINTERS[name]
+            attributes[index,] = [["tt.divisibility", 16]]
         elif name in INPUTS | FULL or name == "grad_query":
             signature[name] = f"*{summed if name == 'grad_query' else 'fp32' if name in FULL else dtype}"
             attributes[index,] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")
-    source = ASTSource(kernel, signature, {(names.index(k),): v for k, v in constants.items()}, attributes)
+    source = ASTSource(kernel, signature, fixed, attributes)
     target = GPUTarget("cuda", architecture, 32)
     made = triton.compile(source, target=target, options={"num_warps": warps, "num_stages": stages})
     return {"shared": made.metadata.shared, **_usage(made.asm["ptx"], architecture)}

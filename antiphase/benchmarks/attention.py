@@ -72,10 +72,11 @@ def _on_cpu(*, quick: bool) -> Plan:
 
 def _on_gpu(device: str, *, quick: bool) -> Plan:
     found = [
-        Case(length, HEADS, width, torch.bfloat16, task, batch=_batch(task, length, width), device=device)
+        Case(length, HEADS, width, torch.bfloat16, task, batch=batch, device=device)
         for width in ((WIDTH,) if quick else (WIDTH, 2 * WIDTH))
         for task in COMPARED_ON_GPU
         for length in ((4096,) if quick else (4096, 16384))
+        for batch in _batches(task, length, width)
     ]
     memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
     return Plan(
@@ -83,9 +84,9 @@ def _on_gpu(device: str, *, quick: bool) -> Plan:
     )
 
 
-def _batch(task: str, length: int, width: int) -> int:
-    """Enough of them that a GPU is busy for longer than a call takes to be asked for."""
-    return 64 * WIDTH // width if task == "decode" else max(1, 16384 // length)
+def _batches(task: str, length: int, width: int) -> tuple[int, ...]:
+    """Enough that a GPU is busy for longer than a call takes to be asked for; decoding one sequence besides."""
+    return (64 * WIDTH // width, 1) if task == "decode" else (max(1, 16384 // length),)
 
 
 def benchmark_attention(
@@ -224,7 +225,8 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _words(case: Case) -> str:
-    return f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
+    words = f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
+    return words if case.device == "cpu" else f"{words}, {case.batch} at a time"
 
 
 def gate(impl: str, dtypes: Sequence[torch.dtype], seed: int, device: str) -> list[dict[str, Any]]:

@@ -142,10 +142,10 @@ def ratio_text(row: Row) -> str:
 
 
 def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
-    """Median seconds by task and dtype, length, and name of the way; only the usual width."""
+    """Median seconds by task and dtype, length, and name of the way; only the usual width and batch."""
     panels: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for row in _rows(record):
-        if row["width"] == record.config["width"]:
+        if row["width"] == record.config["width"] and _has_usual_batch(record, row):
             times = panels.setdefault((row["task"], row["dtype"]), {}).setdefault(row["length"], {})
             times.setdefault(row["subject"], row["subject_seconds"])
             times.setdefault(row["baseline"], row["baseline_seconds"])
@@ -161,7 +161,14 @@ def _rows(record: Record) -> list[dict[str, Any]]:
     return list(record.values.get("rows") or []) if record.kind.startswith("benchmark-") else []
 
 
+def _has_usual_batch(record: Record, row: Row) -> bool:
+    """Whether a task was not timed with more sequences at a time too."""
+    alike = [one for one in _rows(record) if all(one[k] == row[k] for k in ("task", "length", "width"))]
+    return bool(row.get("batch") == max((one["batch"] for one in alike if "batch" in one), default=None))
+
+
 def _what(record: Record, row: Row) -> str:
-    """``forward, fp32, N = 4,096``, with the width where it is not the record's usual one."""
+    """``forward, fp32, N = 4,096``, with width and batch where they are not the record's usual ones."""
     parts = [row["task"], SHORT_TYPES.get(row["dtype"], row["dtype"]), f"N = {row['length']:,}"]
-    return ", ".join([*parts, f"d = {row['width']}"] if row["width"] != record.config["width"] else parts)
+    parts += [f"d = {row['width']}"] * (row["width"] != record.config["width"])
+    return ", ".join([*parts, *[f"B = {row['batch']}"] * (not _has_usual_batch(record, row))])

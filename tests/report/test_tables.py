@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import html, plots, summary, tables, terminal
+from antiphase.report import benchmarks, html, plots, summary, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
@@ -161,3 +161,16 @@ def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
         "assert not {'torch', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()"
     )
     run([sys.executable, "-c", script], check=True)
+
+
+def test_decoding_one_sequence_stands_in_a_row_of_its_own() -> None:
+    common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "subject": "V1", "baseline": "flash"}
+    rows = [
+        {**common, "batch": batch, "ratio": ratio, "subject_seconds": ratio, "baseline_seconds": 1.0}
+        for batch, ratio in ((64, 1.5), (1, 2.5))
+    ]
+    record = Record(kind="benchmark-attention", values={"rows": rows}, config={"width": 64})
+    table = benchmarks.ratios(record)
+    assert table is not None
+    assert table.text() == [["decode, bf16, N = 4,096", "1.50"], ["decode, bf16, N = 4,096, B = 1", "2.50"]]
+    assert benchmarks.relative_seconds(record) == {("decode", "bfloat16"): {4096: {"V1": 1.5, "flash": 1.0}}}

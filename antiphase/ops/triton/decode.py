@@ -39,7 +39,8 @@ def span_kernel(
     batch = (tl.program_id(0) // value_heads).to(tl.int64)
     repeats = heads // value_heads
     row = tl.arange(0, ROWS)
-    known = tl.minimum(row, repeats * queries - 1)  # rows beyond the last repeat it, and nobody reads them
+    exist = row < repeats * queries
+    known = tl.minimum(row, repeats * queries - 1)  # rows beyond the last repeat it, and are not stored
     position, head = known % queries, group * repeats + known // queries
     asked = query + batch * query_strides[0] + 2 * head * query_strides[1]
     asked = (asked + position * query_strides[2])[:, None]
@@ -54,14 +55,14 @@ def span_kernel(
     part = VALUE_WIDTH // PARTS
     columns_v = tl.arange(0, BLOCK_DV)
     value_columns = (columns_v // part) * value_strides[1] + columns_v % part
-    written = (columns_v < VALUE_WIDTH)[None, :]
+    inside = (columns_v < VALUE_WIDTH)[None, :]
 
     state = nothing_seen(ROWS, BLOCK_DV)
     start = tl.program_id(1) * span
     for first in tl.range(start, tl.minimum(start + span, keys), BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         place = value + columns.to(tl.int64)[:, None] * value_strides[2] + value_columns[None, :]
-        values = tl.load(place, mask=(columns < keys)[:, None] & written, other=0.0)
+        values = tl.load(place, mask=(columns < keys)[:, None] & inside, other=0.0)
         keys_1 = load_rows(key, key_strides[2], columns, keys, BLOCK_D, WIDTH)
         keys_2 = keys_1
         if KEY_MAPS == 2:
@@ -73,12 +74,13 @@ def span_kernel(
 
     highest_1, total_1, sums_1, highest_2, total_2, sums_2 = both_maps(state)
     line = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * 2 * ROWS + row
-    tl.store(highest + line, highest_1)
-    tl.store(highest + line + ROWS, highest_2)
-    tl.store(totals + line, total_1)
-    tl.store(totals + line + ROWS, total_2)
-    tl.store(sums + line[:, None] * VALUE_WIDTH + columns_v[None, :], sums_1, mask=written)
-    tl.store(sums + (line + ROWS)[:, None] * VALUE_WIDTH + columns_v[None, :], sums_2, mask=written)
+    tl.store(highest + line, highest_1, mask=exist)
+    tl.store(highest + line + ROWS, highest_2, mask=exist)
+    tl.store(totals + line, total_1, mask=exist)
+    tl.store(totals + line + ROWS, total_2, mask=exist)
+    stored = exist[:, None] & inside
+    tl.store(sums + line[:, None] * VALUE_WIDTH + columns_v[None, :], sums_1, mask=stored)
+    tl.store(sums + (line + ROWS)[:, None] * VALUE_WIDTH + columns_v[None, :], sums_2, mask=stored)
 
 
 @triton.jit

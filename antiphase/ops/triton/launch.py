@@ -94,11 +94,11 @@ def why_not_here(device: torch.device) -> str | None:
     """Why the kernels do not run on a device, and what would work; None: they do."""
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        shared = gpu.shared_memory_per_block_optin  # type: ignore[attr-defined]  # torch's stub lacks it
+        shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # which AMD's do not have
         if gpu.major < 8 or shared < SHARED_BYTES:
             return (
-                "the Triton kernels need a GPU of compute capability 8.0 or newer with 163 KiB of shared memory for a "
-                f"block of threads, such as A100 or H100; {gpu.name} has less; {REMEDY}"
+                "the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with 163 KiB of shared "
+                f"memory for a block of threads, such as A100 or H100; {gpu.name} is none; {REMEDY}"
             )
         return None
     if device.type == "cpu" and INTERPRETED:
@@ -131,8 +131,8 @@ class _Call:
         self.constants: dict[str, Any] = {
             "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
             "BLOCK_DV": padded(shape.value_width), "KEY_MAPS": shape.key_maps,
-            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": sliding_window, "HAS_MASK": mask is not None,
-            "RAISE": INTERPRETED,
+            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _narrower(sliding_window, shape.keys),
+            "HAS_MASK": mask is not None, "RAISE": INTERPRETED,
         }  # fmt: skip
 
     def strides(self) -> tuple[tuple[int, ...], ...]:
@@ -148,6 +148,11 @@ class _Call:
     def blocks(self, kernel: str) -> Blocks:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
         return blocks_of(kernel, *widths, self.query.dtype, major_of(self.query.device))
+
+
+def _narrower(sliding_window: int, keys: int) -> int:
+    """The window as the kernels know it: one of all keys hides nothing, and could be more than 32 bits hold."""
+    return sliding_window if sliding_window < keys else 0
 
 
 def _along(length: int, block: int) -> int:
@@ -375,7 +380,7 @@ def triton_attend_few(
             query.stride()[:3], key.stride()[:3], value.stride()[:3], lam.stride(), strides,
             heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
             WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-            CAUSAL=is_causal or sliding_window > 0, WINDOW=sliding_window, HAS_MASK=mask is not None,
+            CAUSAL=is_causal or sliding_window > 0, WINDOW=_narrower(sliding_window, keys), HAS_MASK=mask is not None,
             RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     with torch.cuda.device_of(query):

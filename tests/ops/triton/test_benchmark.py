@@ -112,10 +112,13 @@ def test_the_benchmark(small, monkeypatch):
 
 def test_the_plan_of_a_gpu():
     plan = attention.plan_of("cuda", quick=False)
-    sizes = {(case.task, case.length, case.width): case.batch for case in plan.cells}
-    assert sizes["forward", 4096, 64] == 4
-    assert sizes["forward + backward", 16384, 128] == 1
-    assert sizes["decode", 16384, 64] == 64
+
+    def batches(*wanted):
+        return [case.batch for case in plan.cells if (case.task, case.length, case.width) == wanted]
+
+    assert batches("forward", 4096, 64) == [4]
+    assert batches("forward + backward", 16384, 128) == [1]
+    assert batches("decode", 16384, 64) == [64, 1]
     assert {case.dtype for case in plan.cells} == {torch.bfloat16}
     assert {case.device for case in plan.cells} == {"cuda"}
     assert (plan.impl, plan.compared) == ("triton", COMPARED_ON_GPU)

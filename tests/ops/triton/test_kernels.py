@@ -76,6 +76,25 @@ def test_equals_the_reference(key_maps, heads, groups, queries, keys, is_causal,
     assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
 
 
+@pytest.mark.parametrize(("queries", "keys", "window"), [(97, 190, 110), (130, 130, 100)])
+def test_windows_wider_than_several_blocks(queries, keys, window):
+    """So that some blocks of keys are seen whole, by queries on whose other side keys are hidden."""
+    query, key, value = inputs(1, 1, 1, queries, keys, 16, 32, 2)
+    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
+
+
+@pytest.mark.parametrize("window", [45, 2**31 - 1, 2**40])
+def test_a_window_of_all_keys_hides_nothing(window):
+    query, key, value = inputs(1, 2, 1, 36, 45, 16, 32, 2)
+    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
+    with torch.no_grad():
+        found, expected = (
+            differential_attention(query[:, :, -2:], key, value, 0.4, impl="triton", **options)
+            for options in ({"sliding_window": window}, {"is_causal": True})
+        )
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("shape", [(2, 1, 1, 45), (2, 4, 36, 45), (36, 45), (2, 1, 36, 45), (45,), (36, 1)])
 def test_masks_that_broadcast(shape):
     query, key, value = inputs(2, 4, 2, 36, 45, 16, 32, 2)
@@ -384,12 +403,14 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
 
 def test_devices_that_the_kernels_do_not_cover(monkeypatch):
     here = torch.device("cuda", 0)
-    for major, shared, is_covered in ((7, 200_000, False), (8, 101_376, False), (8, 166_912, True), (9, 232_448, True)):
-        gpu = SimpleNamespace(name="This GPU", major=major, shared_memory_per_block_optin=shared)
+    cases = (7, 200_000, False), (8, 101_376, False), (8, 166_912, True), (9, 232_448, True), (9, None, False)
+    for major, shared, is_covered in cases:
+        has = {} if shared is None else {"shared_memory_per_block_optin": shared}  # AMD's say nothing of it
+        gpu = SimpleNamespace(name="This GPU", major=major, **has)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
         reason = launch.why_not_here(here)
         assert (reason is None) is is_covered
-        assert is_covered or ("This GPU has less" in reason and 'impl="blockwise"' in reason)
+        assert is_covered or ("This GPU is none" in reason and 'impl="blockwise"' in reason)
     assert "need a CUDA device, got xpu" in launch.why_not_here(torch.device("xpu"))
 
 
