@@ -38,6 +38,7 @@ from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.studies.single import Request, evaluate
 from antiphase.training.run_folder import make_folder, only_one
+from antiphase.typed import dotted
 
 REQUEST = "reproduce.json"
 LABELLED_WORDS = 4
@@ -298,12 +299,16 @@ class _Work:
         ]
 
     def _one_seed(self) -> Preset:
-        """The short runs of a ladder or an ablation."""
+        """The short runs of a ladder or an ablation, at one rate: the arms' own were chosen for whole runs."""
         run, compare = self.preset.run, self.preset.compare
+        arms = {
+            arm: {key: value for key, value in dotted(changes).items() if key != "training.learning_rate"}
+            for arm, changes in compare.arms.items()
+        }
         return replace(
             self.preset,
             run=replace(run, training=shortened(run.training, self.scale.ladder_steps)),
-            compare=replace(compare, seeds=compare.seeds[:1]),
+            compare=replace(compare, arms=arms, seeds=compare.seeds[:1]),
         )
 
     def _study(self, part: str, run: Callable[[Path], Record]) -> Record:

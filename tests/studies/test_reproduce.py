@@ -80,6 +80,8 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     assert (short.run.training.steps, short.compare.seeds) == (8, [0])
     assert (asked["widths"], asked["steps"]) == ([16, 32, 48, 64], [1, 2, 4, 8])
     assert list(called["ablations"][0].compare.arms) == ["softmax", "differential", "no-norm"]
+    for preset, _ in called.values():  # short runs: one rate
+        assert not any("training.learning_rate" in changes for changes in preset.compare.arms.values())
     many = Record.load(tmp_path / "all" / record.values["parts"]["many-shot"][0]).values["tasks"]
     assert len(many) == max(1, SCALES["tiny"].samples // module.LABELLED_WORDS)
     assert {task["samples"] for task in many.values()} == {module.LABELLED_WORDS}

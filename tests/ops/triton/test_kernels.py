@@ -170,9 +170,13 @@ def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps, 
     assert_half_precision(dtype, key_maps, batch, width, value_width, options)
 
 
-def assert_half_precision(dtype, key_maps, batch, width, value_width, options):
-    query, key, value = inputs(batch, 2, 1, 90, 90, width, value_width, key_maps, dtype)
-    lam = torch.rand(batch, 2, 90, requires_grad=True)  # one λ for all would have an error by luck
+def test_half_precision_over_several_blocks_of_queries():
+    assert_half_precision(torch.bfloat16, 2, 1, 32, 64, {"is_causal": True}, tokens=200)
+
+
+def assert_half_precision(dtype, key_maps, batch, width, value_width, options, tokens=90):
+    query, key, value = inputs(batch, 2, 1, tokens, tokens, width, value_width, key_maps, dtype)
+    lam = torch.rand(batch, 2, tokens, requires_grad=True)  # one λ for all would have an error by luck
     exact = run("reference", *in_full(query, key, value, lam), **options)
     eager = run("reference", query, key, value, lam, **options)
     found = run("triton", query, key, value, lam, **options)
