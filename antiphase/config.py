@@ -282,6 +282,20 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
     return settings
 
 
+def rows_by_share(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
+    """How many sequences of a batch each share gets; what is left has the key "rest" and the last place.
+
+    What whole sequences leave over goes to the largest remainders.
+    """
+    wanted = {**shares, "rest": max(0.0, 1 - sum(shares.values()))}
+    exact = {name: share * batch_size for name, share in wanted.items()}
+    rows = {name: int(number + 1e-9) for name, number in exact.items()}
+    largest = sorted(wanted, key=lambda name: rows[name] - exact[name])
+    for name in largest[: batch_size - sum(rows.values())]:
+        rows[name] += 1
+    return rows
+
+
 def to_yaml(settings: RunSettings) -> str:
     """YAML text that ``load_preset`` reads back to equal settings."""
     return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False)
@@ -345,14 +359,17 @@ def _check_run(run: RunSettings) -> None:
     for name, share in shares.items():
         if not 0 <= share <= 1:
             raise InputError(f"data.{name} must lie between 0 and 1, got {share}")
-        if share and round(share * training.batch_size) < 1:
-            raise InputError(
-                f"data.{name} ({share}) gives no sequence to a batch of {training.batch_size}; raise it or "
-                "training.batch_size, or set it to 0"
-            )
     if sum(shares.values()) > 1 + 1e-9:
         named = ", ".join(f"data.{name} ({share})" for name, share in shares.items())
         raise InputError(f"{named} add up to more than 1")
+    for name, rows in rows_by_share(training.batch_size, shares).items():
+        share = shares.get(name, 1 - sum(shares.values()))
+        if share > 1e-9 and not rows:
+            what = f"data.{name} ({share})" if name in shares else f"what the shares of data leave ({share:.3g})"
+            raise InputError(
+                f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or set "
+                "the shares otherwise"
+            )
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":
             raise InputError(f"data.{name} needs text: give --data")

@@ -18,6 +18,7 @@ from antiphase.config import (
     TrainingSettings,
     arm_run,
     load_preset,
+    rows_by_share,
     to_yaml,
 )
 from antiphase.errors import InputError
@@ -240,8 +241,32 @@ def test_a_share_gives_a_batch_at_least_one_sequence(name):
         return load_preset("half-hour", [*settings, f"data.{name}={share}"], data=["book.txt"])
 
     assert getattr(preset(0.07).run.data, name) == 0.07
-    with pytest.raises(InputError, match=rf"data.{name} \(0.06\) gives no sequence to a batch of 8; raise it"):
+    with pytest.raises(InputError, match=rf"data.{name} \(0.06\) gives no sequence to a batch of 8; raise training"):
         preset(0.06)
+    with pytest.raises(InputError, match=r"what the shares of data leave \(0.06\) gives no sequence to a batch of 8"):
+        preset(0.94)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 300), st.lists(st.floats(0, 1), min_size=1, max_size=4))
+def test_rows_by_share_are_whole_and_near_what_was_asked_for(batch, drawn):
+    total = max(1.0, sum(drawn))
+    shares = {str(place): share / total for place, share in enumerate(drawn)}
+    rows = rows_by_share(batch, shares)
+    assert sum(rows.values()) == batch
+    assert list(rows) == [*shares, "rest"]
+    assert all(abs(rows[name] - share * batch) < 1 + 1e-6 for name, share in shares.items())
+
+
+@pytest.mark.parametrize(
+    ("batch", "shares", "rows"),
+    [
+        (56, (0.5, 0.1, 0.25), [28, 6, 14, 8]), (64, (0.7,), [45, 19]), (16, (0.25, 0.0, 0.0), [4, 0, 0, 12]),
+        (4, (0.5, 0.15, 0.25), [2, 1, 1, 0]), (3, (0.5, 0.25, 0.25), [1, 1, 1, 0]),
+    ],
+)  # fmt: skip
+def test_rows_of_the_presets(batch, shares, rows):
+    assert list(rows_by_share(batch, dict(enumerate(shares))).values()) == rows
 
 
 @pytest.mark.parametrize(("label", "repeat"), [(0.45, 0.25), (0.0, 0.75), (0.6, 0.0)])

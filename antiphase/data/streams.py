@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from antiphase.config import rows_by_share
 from antiphase.data.label_mapping import LabelMapping
 from antiphase.data.packing import PackedTokens
 from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage
@@ -41,7 +42,7 @@ class SyntheticStream:
 
     def __init__(self, task: RetrievalTask, *, batch_size: int, needle_share: float, key: tuple[object, ...]) -> None:
         self.task, self.batch_size, self.key = task, batch_size, key
-        self.needle_rows = round(needle_share * batch_size)
+        self.needle_rows = rows_by_share(batch_size, {"needle_share": needle_share})["needle_share"]
 
     def batch(self, step: int) -> Batch:
         generator = keyed_generator(*self.key, step)
@@ -91,10 +92,8 @@ class TextStream:
             InputError: no document is as long as a sequence.
         """
         self.packed, self.task, self.key, self.labels, self.words = packed, task, key, labels, words
-        self.needle_rows = round(needle_share * batch_size)
-        self.label_rows = min(round(label_share * batch_size), batch_size - self.needle_rows)
-        self.repeat_rows = min(round(repeat_share * batch_size), batch_size - self.needle_rows - self.label_rows)
-        self.text_rows = batch_size - self.needle_rows - self.label_rows - self.repeat_rows
+        shares = {"needle_share": needle_share, "label_share": label_share, "repeat_share": repeat_share}
+        self.needle_rows, self.label_rows, self.repeat_rows, self.text_rows = rows_by_share(batch_size, shares).values()
         every = torch.arange(len(packed))
         if long_share is None:
             self._kinds = [_Blocks(every, self.text_rows, (*key, "order"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table
@@ -20,7 +21,7 @@ def losses(record: Record) -> Table | None:
         here = [run for run in runs if (run["width"], run["layers"], run["steps"]) == point]
         by_arm = [[run["loss"] for run in here if run["arm"] == arm] for arm in arms]
         parameters = statistics.median(run["parameters"] for run in here)
-        rows.append([*point, parameters, here[0]["tokens"], *(statistics.median(found) for found in by_arm)])
+        rows.append([*point, parameters, here[0]["tokens"], *map(_median, by_arm)])
     columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
                Column("Parameters", "integer"), Column("Tokens", "integer"),
                *(Column(arm, "loss") for arm in arms)]  # fmt: skip
@@ -29,6 +30,26 @@ def losses(record: Record) -> Table | None:
         if why := ladder.get("why_no_law") or ladder.get("why_no_equal_loss"):
             note += f" Not told what equal loss takes over {ladder['axis']}: {why}."
     return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def laws(record: Record) -> Table | None:
+    """The fitted laws, floor + scale · x^(-exponent)."""
+    rows = []
+    for ladder in record.values.get("ladders") or [] if record.kind == "scaling" else []:
+        for arm, law in ladder["laws"].items():
+            ends = [law["intervals"][name] for name in ("floor", "exponent")]
+            shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
+            rows.append([ladder["axis"], arm, f"{law['floor']:.3f}", shown[0], f"{law['exponent']:.3f}", shown[1]])
+    if not rows:
+        return None
+    columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
+    note = "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds."
+    return Table(title="Laws of the loss", columns=columns, rows=rows, note=note)
 
 
 def equal_loss(record: Record) -> Table | None:

@@ -42,7 +42,7 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     ],
     "evaluate-perplexity": lambda record: [tables.perplexity(record)],
     "evaluate-allocation": lambda record: [retrieval.by_depth(record), tables.allocation(record)],
-    "scaling": lambda record: [scaling.equal_loss(record), scaling.losses(record)],
+    "scaling": lambda record: [scaling.equal_loss(record), scaling.laws(record), scaling.losses(record)],
     "ablations": lambda record: [
         ablations.losses(record),
         ablations.slices(record),

@@ -335,9 +335,10 @@ def _run_row(job: Job, output: Path, slices: RecallSlices) -> dict[str, Any]:
     }
 
 
-def _layer_means(lists: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of several lists of one number a layer."""
-    return [statistics.fmean(layer) for layer in zip(*lists, strict=True)]
+def _layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean of several lists of one number a layer; None where a model diverged."""
+    layers = [[norm for norm in layer if norm is not None] for layer in zip(*lists, strict=True)]
+    return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
 
 
 def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from antiphase.studies.verdicts import (
 )
 
 BASELINE, ARM = "softmax", "differential"
+HIGHER_LOSS = 0.01, 0.1
+"""Nats a token by which a model that has learned as much may be worse, on average over seeds and with any one."""
 MOSTLY_COPIED = 0.9
 """Share of a summary's words in runs taken from the text, from which on it is a copy."""
 LEAST_LOST = 1e-3
@@ -68,12 +70,20 @@ class Claim:
     """Why records that exist cannot show the claim."""
     easier_unlearned: bool = False
     """Whether a model that has learned less has it better: who has it better must not have learned less."""
+    ability: Callable[[Found], Series] = lambda found: {}
+    """Share of right answers that a system without the ability would lose and win the claim by: who has it better must
+    not be right less often."""
     cells: Callable[[Sequence[Record]], str] = lambda records: ""
     """Which of the measured cells count, in words."""
 
 
-def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[str, Any]:
-    """One row of the table of claims: both arms' means, their paired difference with its interval, and the verdict."""
+def judge(
+    claim: Claim, found: Found, why_missing: Mapping[str, str], *, diverged: Sequence[int] = ()
+) -> dict[str, Any]:
+    """One row of the table of claims: both arms' means, their paired difference with its interval, and the verdict.
+
+    ``diverged``: seeds that were not measured, for a model's loss was no number; the others are no fair sample.
+    """
     row: dict[str, Any] = {
         "claim": claim.name, "source": claim.source, "paper": claim.paper, "part": claim.part,
         "measured": claim.measured.format(cells="no cell"), "unit": claim.metric.unit, "digits": claim.metric.digits,
@@ -98,6 +108,8 @@ def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[st
     }  # fmt: skip
     if (guarded := claim.guard(found)) is not None:
         return {**row, "verdict": "not testable", "reason": guarded}
+    if diverged:
+        return {**row, "verdict": "inconclusive", "reason": f"a model diverged in {_seeds(len(diverged))}"}
     if difference["seeds"] < len(series[BASELINE]):
         return {**row, "verdict": "inconclusive", "reason": "some seeds have no value"}
     if floor is not None and not floor.guess + FLOOR_MARGIN < row["softmax"] < CEILING:
@@ -110,6 +122,8 @@ def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[st
     if claim.easier_unlearned and better is not None and (less := _learned_less(found, better)) is not None:
         reason = f"{less}, and what has learned less has this better"
         return {**row, "verdict": "not testable", "reason": reason}
+    if better is not None and (less := _less_able(claim.ability(found), better)) is not None:
+        return {**row, "verdict": "not testable", "reason": less}
     reasons = [] if word != "inconclusive" else [_seeds(difference["seeds"]), "the interval includes 0"]
     if difference["seeds"] < SEEDS_FOR_A_VERDICT:
         reasons = [_seeds(difference["seeds"]), "five are needed"]
@@ -120,6 +134,15 @@ def judge(claim: Claim, found: Found, why_missing: Mapping[str, str]) -> dict[st
 
 def _seeds(count: int) -> str:
     return f"{count} paired seed{'s' * (count != 1)}"
+
+
+def _less_able(ability: Series, arm: str) -> str | None:
+    """Whether the arm that has something better is right less often, on average over seeds."""
+    means = {name: statistics.fmean(value or 0.0 for value in values) for name, values in ability.items()}
+    if not means or means[arm] >= max(means.values()) - FLOOR_MARGIN:
+        return None
+    shown = ", ".join(f"{name} {100 * mean:.0f} %" for name, mean in means.items())
+    return f"the {arm} models are right less often ({shown})"
 
 
 def _failing(series: Series, passes: Callable[[float], bool]) -> dict[str, str]:
@@ -133,7 +156,7 @@ def _failing(series: Series, passes: Callable[[float], bool]) -> dict[str, str]:
 
 
 def _learned_less(found: Found, arm: str) -> str | None:
-    """How an arm has learned less than the other: its held-out loss by the rule of verdicts, retrieval by seed."""
+    """How an arm has, or may have, learned less than the other: by its held-out loss, and by retrieval in each seed."""
     if not (records := found.get("compare", ())):
         return None
     other = BASELINE if arm == ARM else ARM
@@ -142,7 +165,7 @@ def _learned_less(found: Found, arm: str) -> str | None:
     if any(None in pair for pair in pairs):
         return "some seeds have no loss"
     higher = [one - another for one, another in pairs if one is not None and another is not None]
-    if verdict(higher, lower_is_better=True, baseline_mean=0.0) == "contradicted":
+    if statistics.fmean(higher) > HIGHER_LOSS[0] or max(higher) > HIGHER_LOSS[1]:
         return f"the {arm} models have a higher loss"
     record, accuracies = records[0], _compared("first-query accuracy")(records)
     floor = Floor(record.values.get("guess_rate") or 0.0, record.config["run"]["evaluation"]["curve_samples"])
@@ -196,14 +219,23 @@ def _allocated(spans: Sequence[str]) -> Callable[[Sequence[Record]], Series]:
 
 def _retrieves(found: Found) -> str | None:
     """Where an arm looks for an answer means little while it finds none: who looks at one token has no noise."""
-    if not (records := found.get("needles", ())):
+    if not found.get("needles"):
         return "it needs the part needles, which says whether the models find the answers"
-    asked = {row["needles"] for record in found["allocation"] for row in record.values["rows"]}
-    cells = {cell: floor for cell, floor in _cells(records).items() if cell[0] in asked}
-    floor = _pooled(cells.values())
+    floor = _pooled(_cells_of_allocation(found).values())
     if floor is None:
         return "the part needles has not asked with as many needles"
-    return _named(_failing(_right_in(records, cells), floor.exceeded_by), NO_BETTER)
+    return _named(_failing(_found_there(found), floor.exceeded_by), NO_BETTER)
+
+
+def _cells_of_allocation(found: Found) -> dict[Cell, Floor]:
+    """Cells of the needle grid with as many needles as where allocation was measured."""
+    asked = {row["needles"] for record in found["allocation"] for row in record.values["rows"]}
+    return {cell: floor for cell, floor in _cells(found["needles"]).items() if cell[0] in asked}
+
+
+def _found_there(found: Found) -> Series:
+    """How often the answer is found among as many needles."""
+    return _right_in(found["needles"], _cells_of_allocation(found))
 
 
 def _named(failed: Mapping[str, str], what: str) -> str | None:
@@ -429,13 +461,13 @@ CLAIMS = (
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
-        _allocated(["answer"]), guard=_retrieves,
+        _allocated(["answer"]), guard=_retrieves, ability=_found_there,
     ),
     Claim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",
         "share of Σ|A| on other needles and filler",
         Metric("share on noise", "points", lower_is_better=True, digits=1, is_share=True),
-        _allocated(["other_needles", "filler"]), guard=_retrieves,
+        _allocated(["other_needles", "filler"]), guard=_retrieves, ability=_found_there,
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
@@ -446,9 +478,10 @@ CLAIMS = (
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
         "best minus worst of random orders on TREC: 19.0 → 4.0",
-        "the same words; best minus worst order of each pairing, in which four words are asked",
+        "the same words; best minus worst order of each pairing of words and labels",
         Metric("best minus worst order", "points", lower_is_better=True, digits=1, is_share=True),
         lambda records: by_seed(records, _margin), guard=_learns_from_examples,
+        ability=lambda found: by_seed(found["many-shot"], _mean_of_orders),
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",

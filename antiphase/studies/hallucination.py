@@ -182,6 +182,18 @@ def evaluate_hallucination(
     return record
 
 
+def check_judged(request: HallucinationRequest) -> None:
+    """Whether the judge and what is judged are there, before anything else takes its time.
+
+    Raises:
+        InputError: as ``evaluate_hallucination`` for a judge, file or value that cannot be used.
+    """
+    request.check()
+    for path in request.data:
+        load_items(path)
+    _judge(request)
+
+
 def _judge(request: HallucinationRequest) -> Judge:
     if request.judge_url is not None:
         return EndpointJudge(

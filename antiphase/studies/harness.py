@@ -98,6 +98,18 @@ def evaluate_harness(
     return record
 
 
+def check_tasks(request: HarnessRequest) -> None:
+    """Whether the tasks are there, before anything else takes its time.
+
+    Raises:
+        InputError: as ``evaluate_harness`` for a task or value that cannot be used.
+    """
+    request.check()
+    library = _library(request)
+    for name in request.tasks:
+        library.load(name)
+
+
 def _library(request: HarnessRequest) -> TaskLibrary:
     from antiphase.evals.harness import TaskLibrary
 

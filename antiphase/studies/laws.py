@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
 from scipy.optimize import least_squares
 
+from antiphase.evals.statistics import mean_interval
+
 FEWEST_POINTS = 4
 """A law has three numbers; fewer points would be met exactly and say nothing of their spread."""
-RESAMPLES = 400
 STEEPEST, FLATTEST = 2.0, 1e-3
 """Exponents that a law may have."""
+LARGEST_LOG = 100.0
+"""Of a size that anyone could mean."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,11 @@ class Law:
         return self.floor + self.scale * x**-self.exponent
 
     def inverse(self, loss: float) -> float | None:
-        """The x that has this loss; None where the law never gets so low."""
+        """The x that has this loss; None where the law does not get so low at any size."""
         if loss <= self.floor:
             return None
-        return float((self.scale / (loss - self.floor)) ** (1 / self.exponent))
+        log = math.log(self.scale / (loss - self.floor)) / self.exponent
+        return math.exp(log) if log < LARGEST_LOG else None
 
     @property
     def ends_on_a_bound(self) -> bool:
@@ -40,11 +45,8 @@ class Law:
         return not 1.01 * FLATTEST < self.exponent < 0.99 * STEEPEST
 
 
-def fit_law(x: Sequence[float], losses: Sequence[float], *, near: Law | None = None) -> Law:
+def fit_law(x: Sequence[float], losses: Sequence[float]) -> Law:
     """Least squares in the logarithm of the loss; E ≥ 0, A > 0, a in (0, 2].
-
-    Args:
-        near: where to begin; None: from several places.
 
     Raises:
         ValueError: fewer than four different x, or a loss that is not above 0.
@@ -61,8 +63,6 @@ def fit_law(x: Sequence[float], losses: Sequence[float], *, near: Law | None = N
         return numpy.log(floor + numpy.exp(height - exponent * (sizes - middle))) - logs
 
     begins = [(share * min(losses), exponent) for share in (0.0, 0.5, 0.9) for exponent in (0.05, 0.2, 0.6)]
-    if near is not None:
-        begins = [(min(near.floor, 0.999 * min(losses)), near.exponent)]
     best = None
     for floor, exponent in begins:
         start = [floor, math.log(max(float(numpy.exp(logs).mean()) - floor, 1e-6)), exponent]
@@ -82,41 +82,42 @@ class EqualLoss:
     baseline: float
     """The baseline's largest x."""
     needed: float | None
-    """The arm's x for the same loss; None where its law never gets so low."""
+    """The arm's x for the same loss; None where a seed's law never gets so low, or is none."""
     ratio: float | None
     """Needed / baseline; below 1 the arm needs less."""
     interval: tuple[float, float] | None
-    """95 % of the ratio over resampled seeds; None for one seed, or where resamples do not reach the loss."""
+    """95 % of the ratio over seeds; None for one seed."""
 
 
-def equal_loss(baseline: dict[float, list[float]], arm: dict[float, list[float]], *, seed: int = 0) -> EqualLoss:
-    """Compare two laws at the baseline's largest x.
+Losses = Mapping[float, Sequence[float]]
+"""By x, one for each seed, in the same order of seeds."""
 
-    Args:
-        baseline, arm: losses by x, one for each seed, in the same order of seeds.
+
+def seed_laws(losses: Losses) -> list[Law]:
+    """The law of each seed's own losses.
+
+    Raises:
+        ValueError: as ``fit_law``.
+    """
+    seeds = len(next(iter(losses.values())))
+    return [fit_law(list(losses), [values[index] for values in losses.values()]) for index in range(seeds)]
+
+
+def equal_loss(baseline: Losses, arm: Losses) -> EqualLoss:
+    """Compare two arms at the baseline's largest x, by laws of single seeds: their log ratios have Student's interval.
 
     Raises:
         ValueError: as ``fit_law``.
     """
     largest = max(baseline)
-
-    seeds = len(next(iter(baseline.values())))
-
-    def law(losses: dict[float, list[float]], chosen: Sequence[int], near: Law | None = None) -> Law:
-        points = [(size, values[index]) for size, values in losses.items() for index in chosen]
-        return fit_law([size for size, _ in points], [loss for _, loss in points], near=near)
-
-    laws = law(baseline, range(seeds)), law(arm, range(seeds))
-    loss = laws[0](largest)
-    needed = laws[1].inverse(loss)
-    interval = None
-    if seeds > 1:
-        generator = numpy.random.default_rng(seed)
-        drawn = []
-        for _ in range(RESAMPLES):
-            chosen = generator.integers(0, seeds, seeds).tolist()
-            drawn.append(law(arm, chosen, laws[1]).inverse(law(baseline, chosen, laws[0])(largest)))
-        if all(value is not None for value in drawn):
-            low, high = numpy.quantile([value / largest for value in drawn if value is not None], [0.025, 0.975])
-            interval = float(low), float(high)
-    return EqualLoss(loss, largest, needed, None if needed is None else needed / largest, interval)
+    pairs = list(zip(seed_laws(baseline), seed_laws(arm), strict=True))
+    loss = statistics.fmean(law(largest) for law, _ in pairs)
+    needed = [
+        None if one.ends_on_a_bound or other.ends_on_a_bound else other.inverse(one(largest)) for one, other in pairs
+    ]
+    logs = [math.log(value / largest) for value in needed if value is not None]
+    if len(logs) < len(pairs):
+        return EqualLoss(loss, largest, None, None, None)
+    ratio, interval = math.exp(statistics.fmean(logs)), mean_interval(logs)
+    ends = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+    return EqualLoss(loss, largest, ratio * largest, ratio, ends)

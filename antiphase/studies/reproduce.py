@@ -22,14 +22,14 @@ from antiphase.data.corpora import fingerprint
 from antiphase.data.haystacks import output_tokens
 from antiphase.data.label_mapping import task_rows
 from antiphase.data.prepare import prepare, wording
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, naming, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import ARM, BASELINE, CLAIMS, UNJUDGED, judge
 from antiphase.studies.compare import compare
-from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, evaluate_hallucination
-from antiphase.studies.harness import CELLS, HarnessRequest, evaluate_harness
+from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
+from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
 from antiphase.studies.journal import hash_of
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
@@ -37,13 +37,10 @@ from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.studies.single import Request, evaluate
+from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, only_one
-from antiphase.typed import dotted
 
 REQUEST = "reproduce.json"
-LABELLED_WORDS = 4
-"""Of one pairing of words and labels, each asked once. Few, so that nearly every one of them was shown: a guess at
-others would be taken for spread over orders."""
 LABELLED_ROWS = 400
 """Of one pairing, from which examples are drawn."""
 
@@ -71,6 +68,8 @@ PAIRED = ("needles", "allocation", "harness")
 """Parts that measure both arms of a seed together."""
 NEEDS = {"harness": "--tasks", "hallucination": "--judge"}
 """Parts that run only where the request has what they need, and the flag that gives it."""
+OWN = {"harness": ("tasks", "include_path"), "hallucination": ("judge", "judge_data")}
+"""What of a request concerns one part alone, which may be asked for later, or again with other values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +103,42 @@ class ReproduceRequest:
                 raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
         if bool(self.judge) != bool(self.judge_data):
             raise InputError("--judge and --judge-data go together: who judges, and what is summarised or asked")
+        if self.judge and not SCALES[self.scale].reads_documents:
+            raise InputError(
+                f"--judge: the models of --scale {self.scale} read too little for a text and its summary; leave it out"
+            )
+
+    def check_own(self) -> None:
+        """Look for what single parts need, before models are trained for hours.
+
+        Raises:
+            InputError: a task, judge or file that cannot be used.
+        """
+        if self.tasks and "harness" in self.parts:
+            check_tasks(self.harness())
+        if self.judge and "hallucination" in self.parts:
+            with naming({"--data": "--judge-data"}):
+                check_judged(self.hallucination())
 
     def missing(self) -> dict[str, str]:
         """Parts that cannot run, and why."""
         given = {"harness": self.tasks, "hallucination": self.judge}
         return {part: f"it needs {flag}" for part, flag in NEEDS.items() if not given[part]}
+
+    def own(self, part: str) -> list[Any]:
+        """What concerns one part alone, by content."""
+        texts = [Path(path) for path in self.judge_data] if part == "hallucination" else []
+        if part == "harness" and self.include_path:
+            texts = sorted(path for path in Path(self.include_path).rglob("*") if path.is_file())
+        named = [getattr(self, name) for name in OWN.get(part, ())]
+        return [*named, _digest([path for path in texts if path.is_file()])] if named else []
+
+    def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessRequest:
+        return HarnessRequest(names=names, tasks=list(self.tasks), include_path=self.include_path, **more)
+
+    def hallucination(self, name: str = "MODEL", **more: Any) -> HallucinationRequest:
+        assert self.judge is not None
+        return HallucinationRequest(name=name, data=list(self.judge_data), judge=self.judge, **more)
 
 
 def scale_preset(request: ReproduceRequest) -> Preset:
@@ -139,6 +169,7 @@ def reproduce(
         Interrupted: Ctrl-C; ``resume`` goes on.
     """
     preset = scale_preset(request)
+    request.check_own()
     _open(request, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
@@ -159,7 +190,7 @@ def reproduce(
                 {
                     "scale": request.scale,
                     "parts": {part: sorted(str(folder) for folder in work.folders[part]) for part in found},
-                    "claims": [judge(claim, found, missing) for claim in CLAIMS],
+                    "claims": [judge(claim, found, missing, diverged=work.diverged) for claim in CLAIMS],
                     "equal_loss": _equal_loss(found.get("scaling", [])),
                     "models": _trained(found["compare"][0]),
                     "unjudged": UNJUDGED,
@@ -176,7 +207,8 @@ def reproduce(
 def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bool) -> None:
     """The folder is new, or holds this very reproduction; other parts may be asked for later."""
     path = output / REQUEST
-    tree = finite({**asdict(replace(request, parts=PARTS)), "sizes": asdict(SCALES[request.scale])})
+    asked = {name: value for name, value in asdict(request).items() if name not in ("parts", *sum(OWN.values(), ()))}
+    tree = finite({**asked, "sizes": asdict(SCALES[request.scale])})
     content = _content(request, preset)
     if path.is_file():
         if not resume:
@@ -202,11 +234,6 @@ def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
     field = preset.run.data.text_field
     texts = {"--data": request.data, "--validation": request.validation}
     found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
-    own = (
-        sorted(path for path in Path(request.include_path).rglob("*") if path.is_file()) if request.include_path else []
-    )
-    files = {"--judge-data": [Path(path) for path in request.judge_data if Path(path).is_file()], "--include-path": own}
-    found |= {flag: _digest(paths) for flag, paths in files.items() if paths}
     return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
 
 
@@ -235,6 +262,7 @@ class _Work:
         self.folders: dict[str, list[Path]] = {}
         self.seeds: list[int] = list(preset.compare.seeds)
         """Whose models can be measured."""
+        self.diverged: list[int] = []
 
     def kept(self, part: str) -> list[Record]:
         """The records of a part that was not asked for now, if an earlier call finished it."""
@@ -258,7 +286,8 @@ class _Work:
             record = self._study(part, lambda folder: compare(
                 self.preset, folder, resume=(folder / "compare.yaml").is_file(), report=self.report, say=self.say
             ))  # fmt: skip
-            for seed in diverged(record):
+            self.diverged = diverged(record)
+            for seed in self.diverged:
                 self.say(f"seed {seed}: a model's loss is no number, so neither arm's is measured further")
                 self.seeds.remove(seed)
             return [record]
@@ -299,16 +328,12 @@ class _Work:
         ]
 
     def _one_seed(self) -> Preset:
-        """The short runs of a ladder or an ablation, at one rate: the arms' own were chosen for whole runs."""
+        """The short runs of a ladder or an ablation."""
         run, compare = self.preset.run, self.preset.compare
-        arms = {
-            arm: {key: value for key, value in dotted(changes).items() if key != "training.learning_rate"}
-            for arm, changes in compare.arms.items()
-        }
         return replace(
             self.preset,
             run=replace(run, training=shortened(run.training, self.scale.ladder_steps)),
-            compare=replace(compare, arms=arms, seeds=compare.seeds[:1]),
+            compare=replace(compare, seeds=compare.seeds[:1]),
         )
 
     def _study(self, part: str, run: Callable[[Path], Record]) -> Record:
@@ -335,12 +360,16 @@ class _Work:
             arm, seed: whose model is measured; no arm: both arms' of the seed, no seed: none.
             journal: file by which the work goes on with what a stop has left; None: it begins afresh.
         """
-        folder, unfinished = self.output / part / name, self.output / part / f".{name}"
+        folder = self.output / part / name
         self.folders[part].append(folder.relative_to(self.output))
-        models = [] if seed is None else [self._weights(one, seed) for one in (BASELINE, ARM) if arm in (None, one)]
+        measured = [] if seed is None else [self._weights(one, seed) for one in (BASELINE, ARM) if arm in (None, one)]
+        unfinished = folder.with_name(f".{name}")
+        if own := self.request.own(part):
+            measured.append(hash_of(own))
+            unfinished = folder.with_name(f".{name}-{measured[-1][:12]}")
         if (folder / "record.json").is_file():
             record = Record.load(folder)
-            if record.config.get("measured") == models:
+            if record.config.get("measured") == measured:
                 return record
             self.say(f"{part}: {name} again, because what it was measured on has changed")
         if folder.exists():
@@ -351,7 +380,7 @@ class _Work:
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"{part}: {name}")
         record = work(unfinished)
-        record.config["measured"] = models
+        record.config["measured"] = measured
         if arm is not None:
             record.values.update({"arm": arm, "seed": seed})
         record.save(unfinished)
@@ -401,25 +430,21 @@ class _Work:
 
     def _harness(self, seed: int) -> Callable[[Path], Record]:
         def measure(folder: Path) -> Record:
-            request = HarnessRequest(
-                names=[self._model(arm, seed) for arm in (BASELINE, ARM)], tasks=list(self.request.tasks),
-                include_path=self.request.include_path, limit=self.scale.samples,
-                device=self.device,
-            )  # fmt: skip
+            names = [self._model(arm, seed) for arm in (BASELINE, ARM)]
+            request = self.request.harness(names, limit=self.scale.samples, device=self.device)
             return evaluate_harness(request, folder, resume=(folder / CELLS).is_file(), say=self.say)
 
         return measure
 
     def _hallucination(self, folder: Path, arm: str, seed: int) -> Record:
-        assert self.request.judge is not None
-        request = HallucinationRequest(
-            name=self._model(arm, seed), data=list(self.request.judge_data), judge=self.request.judge,
-            judge_answers=str(self.output / "judge-answers.jsonl"), samples=self.scale.samples, device=self.device,
-        )  # fmt: skip
+        answers = str(self.output / "judge-answers.jsonl")
+        request = self.request.hallucination(
+            self._model(arm, seed), judge_answers=answers, samples=self.scale.samples, device=self.device
+        )
         return evaluate_hallucination(request, folder, resume=(folder / OUTPUTS).is_file(), say=self.say)
 
     def _throughput(self, folder: Path) -> Record:
-        record = benchmark_model(quick=True, say=self.say)
+        record = benchmark_model(quick=True, device=str(choose_device(self.device)), say=self.say)
         make_folder(folder)
         record.save(folder)
         return record
@@ -429,12 +454,14 @@ class _Work:
         tasks = self.output / "tasks"
         tasks.mkdir(exist_ok=True)
         paths = [
-            tasks / f"word-colours-{number}.yaml" for number in range(max(1, self.scale.samples // LABELLED_WORDS))
+            tasks / f"word-colours-{number}.yaml" for number in range(max(1, self.scale.samples // self.scale.words))
         ]
         for number, path in enumerate(paths):
             if path.is_file():
                 continue
-            rows = task_rows(keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS, words=LABELLED_WORDS)
+            rows = task_rows(
+                keyed_generator("reproduce", "labels", number), count=LABELLED_ROWS, words=self.scale.words
+            )
             for name, lines in (("examples", rows), ("asked", sorted(set(rows)))):
                 content = "".join(f"{label} {word}\n" for label, word in lines)
                 write_atomically(tasks / f"{path.stem}-{name}.txt", content.encode())
@@ -445,7 +472,7 @@ class _Work:
             write_atomically(path, "".join(f"{key}: {value}\n" for key, value in settings.items()).encode())
         request = ManyShotRequest(
             name=self._model(arm, seed), tasks=list(map(str, paths)), shots=list(self.scale.shots),
-            orders=self.scale.orders, samples=LABELLED_WORDS, device=self.device,
+            orders=self.scale.orders, samples=self.scale.words, device=self.device,
         )  # fmt: skip
         return evaluate_many_shot(request, folder)
 

@@ -29,10 +29,15 @@ class Scale:
     """Of each cell of the needle grid."""
     needles: Sequence[int]
     shots: Sequence[int]
+    words: int
+    """Of one pairing of words and labels, each asked once. So few that nearly every one is shown at the most shots: a
+    guess at others would be taken for spread over orders."""
     orders: int
     ablations: Sequence[str] = TABLE_6
     """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
     for_gpu: bool = False
+    reads_documents: bool = True
+    """Whether its contexts hold a text and a summary of it."""
 
     @property
     def budgets(self) -> list[int]:
@@ -41,7 +46,19 @@ class Scale:
 
 
 SCALES = {
-    "tiny": Scale("reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 100, (2, 4), (1, 2, 4, 8, 16), 10),
+    "tiny": Scale(
+        "reproduce-tiny",
+        17_000,
+        (32, 64, 96, 128),
+        160,
+        100,
+        100,
+        (2, 4),
+        (1, 2, 4, 8, 16),
+        4,
+        10,
+        reads_documents=False,
+    ),
     "small": Scale(
         "reproduce-small",
         400_000,
@@ -51,6 +68,7 @@ SCALES = {
         50,
         (2, 4, 6),
         (1, 4, 16, 64, 128),
+        16,
         10,
         for_gpu=True,
     ),
@@ -63,6 +81,7 @@ SCALES = {
         50,
         (2, 4, 6),
         (1, 4, 16, 64, 256),
+        32,
         10,
         for_gpu=True,
     ),

@@ -9,7 +9,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,10 +18,11 @@ from typing import Any
 from antiphase.config import Preset, RunSettings, TrainingSettings, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
+from antiphase.evals.statistics import mean_interval
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
-from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law
+from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
 from antiphase.training.run_folder import check_content, only_one
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
@@ -186,11 +187,14 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
     if min(map(len, by_arm.values())) < FEWEST_POINTS:
         found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
         return found
+    if any(loss is None for by_x in by_arm.values() for losses in by_x.values() for loss in losses):
+        found["why_no_law"] = "a model's loss is no number"
+        return found
     laws: dict[str, Law] = {}
     for arm, by_x in by_arm.items():
         x = [size for size, losses in by_x.items() for _ in losses]
         laws[arm] = fit_law(x, [loss for losses in by_x.values() for loss in losses])
-        found["laws"][arm] = asdict(laws[arm])
+        found["laws"][arm] = asdict(laws[arm]) | {"intervals": _intervals(by_x)}
         if arm == arms[0]:
             continue
         if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
@@ -200,6 +204,12 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
         else:
             found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))
     return found
+
+
+def _intervals(losses: Mapping[float, Sequence[float]]) -> dict[str, Any]:
+    """95 % of a law's numbers over the laws of single seeds; None for one seed."""
+    laws = [asdict(law) for law in seed_laws(losses)]
+    return {name: mean_interval([law[name] for law in laws]) for name in ("floor", "exponent")}
 
 
 def _falls(losses: dict[float, list[float]]) -> bool:

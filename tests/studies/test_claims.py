@@ -12,10 +12,10 @@ ARMS = ("softmax", "differential")
 SEEDS = range(5)
 
 
-def judged(name, part, records, **further):
+def judged(name, part, records, *, diverged=(), **further):
     claim = next(claim for claim in CLAIMS if claim.name.startswith(name))
     assert claim.part == part
-    return judge(claim, {part: records, **further}, {})
+    return judge(claim, {part: records, **further}, {}, diverged=diverged)
 
 
 def of_models(kind, values):
@@ -39,7 +39,12 @@ def in_orders(means, margins):
     ("means", "margins", "word", "reason"),
     [
         ((0.6, 0.7), (0.2, 0.1), "reproduced", ""),
-        ((0.6, 0.7), (0.1, 0.2), "contradicted", ""),
+        ((0.7, 0.6), (0.1, 0.2), "contradicted", ""),
+        # who is right less often may answer alike in every order for that
+        ((0.8, 0.45), (0.2, 0.05), "not testable",
+         "the differential models are right less often (softmax 80 %, differential 45 %)"),
+        ((0.6, 0.7), (0.1, 0.2), "not testable",
+         "the softmax models are right less often (softmax 60 %, differential 70 %)"),
         # who always names one label has no spread
         ((0.6, 0.3), (0.2, 0.0), "not testable", "not shown to beat a guess: differential in 5 of 5 seeds"),
         ((0.31, 0.7), (0.2, 0.1), "not testable", "not shown to beat a guess: softmax in 5 of 5 seeds"),
@@ -148,9 +153,27 @@ def test_where_an_arm_looks_counts_only_if_it_finds_something_with_every_seed(na
     ):  # fmt: skip
         row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
         assert row["verdict"] == "not testable"
+        assert row["differential"] is not None  # measured, and shown
         assert row["reason"].startswith(f"not shown to beat a guess: {blind} in ")
         assert count <= int(row["reason"].split(" in ")[1][0]) <= 5
     assert "it needs the part needles" in judged(name, "allocation", records)["reason"]
+
+
+@pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
+def test_who_finds_the_answer_less_often_may_look_at_less_noise(name):
+    row = judged(name, "allocation", allocation((0.1, 0.3)), needles=needles((0.95, {2: 0.8, 4: 0.5})))
+    assert row["verdict"] == "not testable"
+    assert row["reason"] == "the differential models are right less often (softmax 95 %, differential 50 %)"
+
+
+@pytest.mark.parametrize("part", ["outliers", "compare"])
+def test_seeds_left_after_a_model_diverged_are_no_fair_sample(part):
+    name, records = ("Outliers: smaller largest hidden", of_models("outliers", sizes))
+    if part == "compare":
+        name, records = "Language modelling", compared((3.0, 2.9))
+    assert judged(name, part, records)["verdict"] == "reproduced"
+    row = judged(name, part, records, diverged=[7, 9])
+    assert (row["verdict"], row["reason"]) == ("inconclusive", "a model diverged in 2 paired seeds")
 
 
 def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
@@ -274,12 +297,24 @@ def test_what_an_untrained_model_has_too_counts_only_for_an_arm_that_has_learned
     assert row(failing=[("softmax", 1)])["verdict"] == "reproduced"
     for changes, reason in (
         ({"losses": (3.0, 8.0)}, "the differential models have a higher loss"),
+        ({"losses": (3.0, 3.03)}, "the differential models have a higher loss"),  # not much, but on average
         ({"losses": (3.0, None)}, "some seeds have no loss"),
         ({"accuracies": (0.9, 0.25)}, "the differential models do not retrieve in 5 of 5 seeds"),
         ({"failing": [("differential", 4)]}, "the differential models do not retrieve in 1 of 5 seeds"),
     ):
         assert row(**changes)["verdict"] == "not testable"
         assert row(**changes)["reason"].startswith(reason)
+
+
+@pytest.mark.parametrize("higher", [(0.3, 0.3, 0.3, 0.0, 1.5), (-0.1, -0.1, -0.1, -0.1, 0.3)])
+def test_failures_of_unequal_size_are_failures(higher):
+    """The interval of such losses includes 0, or they are lower on average."""
+    found = compared((3.0, 3.0))
+    series = found[0].values["comparison"][0]["arms"]
+    series["differential"]["values"] = [3.0 + more for more in higher]
+    series["softmax"]["values"] = [3.0] * 5
+    row = judged("Outliers: smaller largest attention", "outliers", of_models("outliers", sizes), compare=found)
+    assert (row["verdict"], row["reason"][:42]) == ("not testable", "the differential models have a higher loss"[:42])
 
 
 def test_a_claim_is_contradicted_only_by_a_baseline_that_has_learned_as_much():

@@ -16,7 +16,7 @@ from antiphase.training.run_folder import is_in_use
 pytestmark = pytest.mark.slow
 
 NAMES = [f"{arm}-seed{seed}" for seed in (0, 1) for arm in ("softmax", "differential")]
-SIZES = ("training.steps=400", "training.evaluate_every=100", "training.checkpoint_every=9")
+SIZES = ("training.steps=200", "training.evaluate_every=100", "training.checkpoint_every=9")
 TIMES = {"seconds", "tokens_per_second"}
 
 
@@ -150,7 +150,7 @@ def test_stopped_study_goes_on_to_the_same_models_and_numbers(study, preset, tmp
     assert timeless(Record.load(folder).values) == timeless(Record.load(study).values)
     for name in NAMES:
         lines = (folder / name / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["step"] for line in lines] == list(range(1, 401))
+        assert [json.loads(line)["step"] for line in lines] == list(range(1, 201))
 
 
 def test_demo_on_a_text_of_ones_own(tmp_path):

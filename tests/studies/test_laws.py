@@ -63,3 +63,14 @@ def test_an_arm_that_never_gets_there_has_no_ratio():
         losses_of(Law(1.0, 40.0, 0.25), 2, 0.0, generator), losses_of(Law(3.0, 40.0, 0.25), 2, 0.0, generator)
     )
     assert (found.needed, found.ratio, found.interval) == (None, None, None)
+
+
+def test_intervals_of_the_ratio_hold_the_truth_as_often_as_they_say():
+    """With two seeds, where resampling would hold it half the time."""
+    base, arm = Law(1.5, 40.0, 0.25), Law(1.5, 40.0 * 0.65**0.25, 0.25)
+    generator = numpy.random.default_rng(2)
+    held = 0
+    for _ in range(20):
+        low, high = equal_loss(*(losses_of(law, 2, 1e-4, generator) for law in (base, arm))).interval
+        held += low <= 0.65 <= high
+    assert held >= 15  # of 19 expected

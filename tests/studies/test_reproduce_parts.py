@@ -125,7 +125,8 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
     assert (output / REQUEST).is_file()
 
 
-def test_judged_texts_and_tasks_of_ones_own_are_content_too(tmp_path, request_of):
+def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_of, monkeypatch):
+    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
     (tmp_path / "news.jsonl").write_text('{"document": "A.", "summary": "B."}\n')
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "sums.yaml").write_text("task: sums")
@@ -134,13 +135,58 @@ def test_judged_texts_and_tasks_of_ones_own_are_content_too(tmp_path, request_of
         include_path=str(tmp_path / "tasks"),
     )  # fmt: skip
     preset, output = scale_preset(request), tmp_path / "new"
-    _open(request, preset, output, resume=False)
-    for flag, path in (("--judge-data", "news.jsonl"), ("--include-path", "tasks/sums.yaml")):
-        before = (tmp_path / path).read_text()
-        (tmp_path / path).write_text(before + " ")
-        with pytest.raises(InputError, match=f"what {flag} names"):
-            _open(request, preset, output, resume=True)
-        (tmp_path / path).write_text(before)
+    _open(request_of, preset, output, resume=False)
+    _open(request, preset, output, resume=True)
+    parts = ("harness", "hallucination")
+    before = {part: request.own(part) for part in parts}
+    assert (request.own("needles"), request_of.own("needles")) == ([], [])
+    for changed, part in (
+        (replace(request, tasks=["sums", "arc_easy"]), "harness"), (replace(request, judge="other"), "hallucination")
+    ):  # fmt: skip
+        _open(changed, preset, output, resume=True)
+        assert [one for one in parts if changed.own(one) != before[one]] == [part]
+    for path, part in (("tasks/sums.yaml", "harness"), ("news.jsonl", "hallucination")):
+        (tmp_path / path).write_text("task: other")
+        _open(request, preset, output, resume=True)
+        assert [one for one in parts if request.own(one) != before[one]] == [part]
+        before[part] = request.own(part)
+
+
+def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_journal(work, request_of):
+    counted = Counted(stop=True)
+    work.request = replace(request_of, tasks=["one"])
+    work.folders["harness"] = []
+    with pytest.raises(KeyboardInterrupt):
+        work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
+    for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl", "record.json"])):
+        work.request = replace(request_of, tasks=tasks)
+        work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
+        assert counted.calls == calls
+        assert counted.found[-1] == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"tasks": ["no_such_task"]}, "--tasks: .*'no_such_task'", marks=pytest.mark.slow),
+        ({"tasks": ["x"], "include_path": "nowhere"}, "--include-path .*nowhere: there is no such folder"),
+        ({"judge": "nowhere/judge", "judge_data": ["news.jsonl"]}, "--judge .*nowhere/judge"),
+        ({"judge": "j", "judge_data": ["absent.jsonl"]}, "--judge-data .*absent.jsonl"),
+    ],
+)
+def test_what_a_part_lacks_is_told_before_anything_is_trained(tmp_path, request_of, monkeypatch, changes, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
+    (tmp_path / "news.jsonl").write_text('{"document": "A long day.", "summary": "A day."}\n')
+    with pytest.raises(InputError, match=words):
+        module.reproduce(replace(request_of, **changes), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_that_read_too_little_are_not_judged(request_of):
+    request = replace(request_of, judge="judge", judge_data=["news.jsonl"])
+    with pytest.raises(InputError, match="--judge: the models of --scale tiny read too little for a text and its sum"):
+        request.check()
 
 
 def test_the_budget_is_told_before_anything_starts(tmp_path, request_of, monkeypatch):

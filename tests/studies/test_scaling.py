@@ -12,6 +12,8 @@ from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
+from antiphase.report.scaling import losses
+from antiphase.report.scaling_plots import loss_laws
 from antiphase.studies.scaling import _ladder, resized, scaling, shortened
 from antiphase.training.optimizer import learning_rate
 
@@ -65,6 +67,23 @@ def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, a
     assert found.get("why_no_equal_loss") == (
         f"the loss of {arms} does not fall with every step in tokens" if arms else None
     )
+
+
+def test_a_diverged_run_leaves_points_and_no_law():
+    runs = [
+        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss, "width": 16, "layers": 1, "steps": tokens // 10,
+         "parameters": 100}
+        for arm, losses in (("softmax", (3.0, 2.5, 2.2, 2.0)), ("differential", (3.0, 2.6, 2.3, None)))
+        for tokens, loss in zip((1000, 2000, 4000, 8000), losses, strict=True)
+    ]  # fmt: skip
+    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    assert (found["laws"], found["equal_loss"]) == ({}, {})
+    assert found["why_no_law"] == "a model's loss is no number"
+    values = {"arms": ["softmax", "differential"], "runs": runs, "ladders": [found]}
+    record = Record(kind="scaling", values=values, seeds=[0])
+    assert loss_laws(record) is not None
+    assert "a model's loss is no number" in losses(record).note
+    assert losses(record).text()[-1][-1] == "–"
 
 
 def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
