@@ -83,6 +83,8 @@ class ProjectLM(HFLM):
         self.cut = 0
         """Requests whose beginning does not fit into the model."""
         self.report: Callable[[float], None] = lambda share: None
+        self.is_called = False
+        """Whether the model is at work. An error in it leaves this set, which tells it from an error of the task."""
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
         """As HFLM's."""
@@ -106,10 +108,19 @@ class ProjectLM(HFLM):
         return found
 
     def _model_call(self, inps: Any, *arguments: Any, **named: Any) -> Any:
+        self.is_called = True
         self._seen = getattr(self, "_seen", 0) + len(inps)
         if self.requests:
             self.report(min(1.0, self._seen / self.requests))
-        return super()._model_call(inps, *arguments, **named)
+        logits = super()._model_call(inps, *arguments, **named)
+        self.is_called = False
+        return logits
+
+    def _model_generate(self, *arguments: Any, **named: Any) -> Any:
+        self.is_called = True
+        tokens = super()._model_generate(*arguments, **named)
+        self.is_called = False
+        return tokens
 
 
 def measure(
@@ -133,16 +144,20 @@ def measure(
     Raises:
         InputError: too few rows for the examples, or rows that the task's template does not fit.
         ArithmeticError: logits that are not numbers.
+        Exception: what the model itself raises, unchanged: it is a bug and not the task's.
     """
     for task in tasks["tasks"].values():
         if task.get_config("num_fewshot") != 0:
             task.set_config(key="num_fewshot", value=shots)
         task.set_fewshot_seed(seed=seed)
     model.requests = model.cut = 0
+    model.is_called = False
     with _quiet():
         try:
             found = lm_eval.evaluate(lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True)
         except (TemplateError, ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
+            if model.is_called:
+                raise
             raise InputError(f"--tasks {', '.join(tasks['tasks'])}, {shots} examples: {_line(error)}") from error
     cut = model.cut / model.requests if model.requests else 0.0
     return [

@@ -17,7 +17,7 @@ from antiphase.errors import InputError
 from antiphase.evals.constrained import choose_options
 from antiphase.evals.samples import Sample
 from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.tasks import LabelledTask
+from antiphase.evals.tasks import LabelledTask, LongPromptError
 from antiphase.randomness import keyed_generator
 
 
@@ -43,10 +43,11 @@ def many_shot(
     Returns:
         ``rows``: accuracy by number of examples; ``orders``: for ``random`` and ``alternating`` the accuracies, the
         margin (best minus worst), the share of rows whose answer is not the same in every order (a constant predictor
-        has margin and share 0); beside them ``guess_rate`` and ``majority_rate``.
+        has margin and share 0); ``left_out``: numbers of examples that are longer than the model reads; beside them
+        ``guess_rate`` and ``majority_rate``.
 
     Raises:
-        InputError: not even the smallest number of examples fits, or there are too few rows.
+        InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
         ValueError: logits that are not numbers.
     """
     largest = task.examples(max(shots))
@@ -57,7 +58,7 @@ def many_shot(
     for count in sorted(set(shots)):
         try:
             fitting[count] = task.samples(asked, largest[:count])
-        except InputError:
+        except LongPromptError:
             if not fitting:
                 raise
             break

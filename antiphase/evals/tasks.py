@@ -28,6 +28,10 @@ CONSTANTS = 100
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
+class LongPromptError(InputError):
+    """A prompt that is longer than the model reads; with fewer examples it may fit."""
+
+
 def load_task(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -116,7 +120,8 @@ class LabelledTask:
         """Prompts for some rows behind examples in this order.
 
         Raises:
-            InputError: a row that the template does not fit, or too long a prompt.
+            LongPromptError: a prompt and its answer are longer than the model reads.
+            InputError: a row that the template does not fit.
         """
         examples = "".join(self._example(row) + self.settings.separator for row in shown)
         return [self._sample(self.rows[number], examples, number) for number in asked]
@@ -231,7 +236,7 @@ class LabelledTask:
             raise InputError(f"{row.place}: two of its choices are the same text '{same}'")
         room = max(map(len, tokens)) if not is_open else self.settings.max_new_tokens
         if self.longest is not None and len(ids) + room > self.longest:
-            raise InputError(
+            raise LongPromptError(
                 f"{row.place}: the prompt has {len(ids)} tokens and its answer up to {room}, the model reads "
                 f"{self.longest} at most; lower shots or shorten the text"
             )

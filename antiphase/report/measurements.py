@@ -107,9 +107,10 @@ def shots(record: Record) -> Table | None:
         for row in found["rows"]
     ]  # fmt: skip
     note = "Answers are decoded over the labels only. Tokens: the median prompt's."
-    left_out = sorted({count for found in tasks.values() for count in found["left_out"]})
-    if left_out:
-        note += f" Longer than the model reads: {', '.join(map(str, left_out))} examples."
+    for field, reason in (("left_out", "Longer than the model reads"), ("too_few_rows", "Too few rows for")):
+        counts = sorted({count for found in tasks.values() for count in found.get(field, ())})
+        if counts:
+            note += f" {reason}: {', '.join(map(str, counts))} examples."
     return Table(title="Accuracy by number of examples", columns=columns, rows=rows, note=note)
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from antiphase.errors import InputError
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import LoadedModel, load_model
 from antiphase.evals.many_shot import many_shot
-from antiphase.evals.tasks import load_labelled_task
+from antiphase.evals.tasks import LabelledTask, load_labelled_task
 from antiphase.records import Record, finite
 from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
@@ -52,7 +52,7 @@ def evaluate_many_shot(
     """Accuracy over numbers and orders of examples on each task. Writes ``record.json`` in ``output``.
 
     Raises:
-        InputError: a model or task that cannot be used, a folder that is not empty.
+        InputError: a model or task that cannot be used, two tasks of one name, a folder that is not empty.
     """
     check_empty(output)
     request.check()
@@ -60,26 +60,20 @@ def evaluate_many_shot(
     with undone_if_refused(output):
         make_folder(output)
         loaded = load_model(request.name, device=str(choose_device(request.device)))
-        longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
         tasks = {}
-        for path in request.tasks:
-            task = load_labelled_task(path, loaded.tokenizer, seed=request.seed, longest=longest)
-            if task.settings.kind != "classification":
-                raise InputError(f"--task {path}: many-shot learning needs a classification, not {task.settings.kind}")
-            say(f"{task.settings.name}: {len(task.labels)} labels")
-            most = len(task.pool) - (0 if task.has_own_examples else request.samples)
-            shots = [count for count in request.shots if count <= most]
-            if not shots:
-                raise InputError(f"--task {path}: there are too few rows for --shots {min(request.shots)}")
+        for name, (path, task) in _tasks(request, loaded).items():
+            say(f"{name}: {len(task.labels)} labels")
+            most = _most_examples(request, task)
             try:
-                tasks[task.settings.name] = many_shot(
-                    loaded.model, task, shots=shots, samples=request.samples, orders=request.orders, seed=request.seed,
-                    report=report,
+                tasks[name] = many_shot(
+                    loaded.model, task, shots=[count for count in request.shots if count <= most],
+                    samples=request.samples, orders=request.orders, seed=request.seed, report=report,
                 )  # fmt: skip
             except InputError as error:
                 raise InputError(f"--task {path}: {error}") from None
             except ValueError as error:
                 raise InputError(f"MODEL {request.name}: {error}") from error
+            tasks[name]["too_few_rows"] = [count for count in request.shots if count > most]
         record = Record(
             kind="evaluate-many-shot",
             values=finite({"model": request.name, "tasks": tasks}),
@@ -89,3 +83,39 @@ def evaluate_many_shot(
         )
         record.save(output)
     return record
+
+
+def _tasks(request: ManyShotRequest, loaded: LoadedModel) -> dict[str, tuple[str, LabelledTask]]:
+    """Path and task by name, all of them before anything is computed.
+
+    Raises:
+        InputError: a task that cannot be used or has too few rows, two tasks of one name.
+    """
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    found: dict[str, tuple[str, LabelledTask]] = {}
+    for path in request.tasks:
+        task = load_labelled_task(path, loaded.tokenizer, seed=request.seed, longest=longest)
+        name = task.settings.name
+        if task.settings.kind != "classification":
+            raise InputError(f"--task {path}: many-shot learning needs a classification, not {task.settings.kind}")
+        if name in found:
+            raise InputError(
+                f"--task {path}: {found[name][0]} has the name '{name}' too; give one of them another, for example "
+                f"'name: {name}-2'"
+            )
+        if len(task.rows) < request.samples:
+            raise InputError(
+                f"--task {path}: --samples {request.samples} is more than its {len(task.rows)} rows; lower it"
+            )
+        if _most_examples(request, task) < min(request.shots):
+            beside = "" if task.has_own_examples else f" beside --samples {request.samples}"
+            raise InputError(
+                f"--task {path}: there are too few rows for --shots {min(request.shots)}{beside}; ask for fewer"
+            )
+        found[name] = path, task
+    return found
+
+
+def _most_examples(request: ManyShotRequest, task: LabelledTask) -> int:
+    """How many examples there are rows for, beside those that are asked."""
+    return len(task.pool) - (0 if task.has_own_examples else request.samples)

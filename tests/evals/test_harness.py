@@ -165,6 +165,64 @@ def test_logits_that_are_not_numbers_are_no_score(build, scored):
         scored(model)
 
 
+@pytest.fixture
+def written_answers(folder):
+    """The library with a further task, whose answers are written, in up to ``most`` tokens."""
+
+    def make(most=4):
+        task = yaml.safe_load((folder / "tasks" / "sums.yaml").read_text())
+        task |= {
+            "task": "written", "output_type": "generate_until", "doc_to_target": "{{choices[answer]}}",
+            "generation_kwargs": {"until": ["\n"], "max_gen_toks": most}, "metric_list": [{"metric": "exact_match"}],
+        }  # fmt: skip
+        del task["doc_to_choice"]
+        (folder / "tasks" / "written.yaml").write_text(yaml.safe_dump(task))
+        return TaskLibrary(str(folder / "tasks"), defaults=False)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError],
+    ids=lambda kind: kind.__name__,
+)
+@pytest.mark.parametrize("name", ["sums", "written"])
+def test_a_bug_in_the_model_is_not_the_tasks(build, tokenizer, written_answers, monkeypatch, name, error):
+    model = build()
+    lm, library = ProjectLM(model, tokenizer), written_answers()
+
+    def broken(hidden):
+        raise error("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.lm_head, "forward", broken)
+        with pytest.raises(error, match="a bug") as caught:
+            measure(lm, library.load(name), shots=0, limit=2)
+        assert type(caught.value) is error
+    with pytest.raises(InputError, match=f"--tasks {name}, 99 examples: "):  # an error of the task still is one
+        measure(lm, library.load(name), shots=99)
+
+
+def test_written_answers_that_cannot_be_used_cost_one_sentence(build, tokenizer, written_answers):
+    lm = ProjectLM(build(), tokenizer)
+    (row,) = measure(lm, written_answers().load("written"), shots=0, limit=3)
+    assert (row["metric"], row["samples"]) == ("exact_match", 3)
+    with pytest.raises(InputError, match=r"--tasks written, 0 examples: .*500.*maximum sequence length"):
+        measure(lm, written_answers(most=500).load("written"), shots=0, limit=3)
+
+
+@pytest.mark.parametrize("name", ["sums", "written"])
+def test_an_error_after_the_model_has_run_is_the_tasks(build, tokenizer, written_answers, folder, name):
+    written_answers()
+    (folder / "tasks" / "own.py").write_text("def scored(row, answers):\n    return {'acc': row['nothing']}\n")
+    with (folder / "tasks" / f"{name}.yaml").open("a") as file:
+        file.write("process_results: !function own.scored\n")
+    library = TaskLibrary(str(folder / "tasks"), defaults=False)
+    with pytest.raises(InputError, match=f"--tasks {name}, 0 examples: 'nothing'"):
+        measure(ProjectLM(build(), tokenizer), library.load(name), shots=0, limit=3)
+
+
 def test_the_digest_knows_rows_settings_and_examples_and_not_where_they_lie(folder):
     path = folder / "tasks" / "sums.yaml"
     task = yaml.safe_load(path.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 
 import pytest
@@ -150,6 +151,16 @@ def test_what_does_not_fit_is_left_out_and_said(run):
     assert [row["shots"] for row in found["rows"]] + found["left_out"] == [1, 2, 4]
     with pytest.raises(InputError, match="the model reads 10 at most"):
         run(perfect, longest=10)
+
+
+def test_an_example_that_cannot_be_shown_is_refused_and_not_left_out(task, monkeypatch):
+    monkeypatch.setattr(module, "choose_options", lambda model, prompts, given: [0] * len(prompts))
+    broken = task()
+    last = broken.examples(4)[3]
+    del last.values["text"]
+    assert many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0)["left_out"] == []
+    with pytest.raises(InputError, match=rf"{re.escape(last.place)}: the prompt cannot be filled in .*'text'"):
+        many_shot(None, broken, shots=[1, 2, 4], samples=20, orders=0, seed=0)
 
 
 def test_too_few_rows(run):

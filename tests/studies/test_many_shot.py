@@ -1,0 +1,81 @@
+"""``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.report.html import write_report
+from antiphase.report.summary import main_tables
+from antiphase.studies import many_shot as module
+from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
+
+ROWS = [f"{index % 2} word {index}" for index in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A model that reads 120 tokens, and two tasks of one template and no name."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer(["Review: word Sentiment: negative positive 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=120,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "rows.all").write_text("\n".join(ROWS) + "\n")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text("template: cr\ndata: rows.all\n")
+    return tmp_path
+
+
+def request(**fields):
+    known = {"name": "model", "tasks": ["one.yaml"], "shots": [1, 4, 24, 33, 64], "samples": 8, "orders": 0}
+    return ManyShotRequest(**{**known, **fields})
+
+
+def test_too_few_rows_and_too_long_are_told_apart(folder):
+    record = evaluate_many_shot(request(), folder / "out")
+    found = record.values["tasks"]["cr"]
+    assert [row["shots"] for row in found["rows"]] == [1, 4]
+    assert (found["left_out"], found["too_few_rows"]) == ([24], [33, 64])  # 32 rows are left beside the 8 asked
+    page = write_report([record], folder / "page.html").read_text()
+    for said in (main_tables(record)[0].note, page):
+        assert "Longer than the model reads: 24 examples. Too few rows for: 33, 64 examples." in said
+    del found["too_few_rows"]  # as earlier records have it
+    table = main_tables(Record(kind=record.kind, values=record.values))[0]
+    assert table.note.endswith("Longer than the model reads: 24 examples.")
+    (folder / "shown.all").write_text("\n".join(ROWS[:3]) + "\n")
+    (folder / "one.yaml").write_text("template: cr\ndata: rows.all\ndemonstrations: shown.all\n")
+    found = evaluate_many_shot(request(), folder / "own").values["tasks"]["cr"]
+    assert (found["left_out"], found["too_few_rows"]) == ([], [4, 24, 33, 64])
+    assert "Longer" not in main_tables(Record(kind=record.kind, values={"tasks": {"cr": found}}))[0].note
+
+
+@pytest.mark.parametrize(
+    ("fields", "second", "pattern"),
+    [
+        ({}, "template: cr\ndata: rows.all\n",
+         r"--task two\.yaml: one\.yaml has the name 'cr' too; give one of them another, for example 'name: cr-2'"),
+        ({}, "template: cr\nname: two\ndata: missing.all\n", r"--task two\.yaml: .*there is no such file"),
+        ({"samples": 40}, "",
+         r"--task one\.yaml: there are too few rows for --shots 1 beside --samples 40; ask for fewer"),
+        ({"samples": 41}, "", r"--task one\.yaml: --samples 41 is more than its 40 rows; lower it"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
+    monkeypatch.setattr(module, "many_shot", lambda *given, **named: pytest.fail("something was computed"))
+    (folder / "two.yaml").write_text(second)
+    with pytest.raises(InputError, match=pattern):
+        evaluate_many_shot(request(tasks=["one.yaml", "two.yaml"], **fields), folder / "out")
+    assert not (folder / "out").exists()
+
+
+def test_tasks_of_one_template_and_two_names(folder):
+    (folder / "two.yaml").write_text("template: cr\nname: cr-2\ndata: rows.all\n")
+    record = evaluate_many_shot(request(tasks=["one.yaml", "two.yaml"], shots=[1]), folder / "out")
+    assert list(record.values["tasks"]) == ["cr", "cr-2"]
