@@ -607,6 +607,43 @@ def test_learning_in_context_of_another_family(antiphase, refused, tmp_path, for
     assert page.count("<img") == 1
 
 
+@pytest.mark.parametrize(
+    ("measurement", "words"),
+    [
+        ("needles", "llama --data book.txt --length 150 --needles 2 --depths 0"),
+        ("allocation", "llama --data book.txt --length 150 --needles 2 --depths 0"),
+        ("many-shot", "llama --task task.yaml --shots 1,2 --orders 2"),
+        ("long-context", "llama --data book.txt --length 48"),
+        ("perplexity", "llama --data book.txt --length 48"),
+        ("outliers", "llama --data book.txt --length 48"),
+        ("quantization", "llama --data book.txt --length 200 --needles 1 --queries 1 --bits 8"),
+        ("cancellation", "own"),
+    ],
+)
+def test_nothing_is_evaluated_twice(
+    antiphase, refused, tmp_path, foreign_model, tiny, text, monkeypatch, measurement, words
+):
+    assert antiphase(f"train {tiny} --output own --set training.steps=1")[0] == 0
+    (tmp_path / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(40)))
+    (tmp_path / "task.yaml").write_text("template: cr\ndata: rows.all\n")
+    start = f"evaluate {measurement} {words} --output new --samples"
+    code, _, err = antiphase(f"{start} 2 --resume")
+    assert code == 0, err
+    record = (tmp_path / "new" / "record.json").read_bytes()
+
+    def load(*arguments, **words):
+        raise AssertionError("a model is loaded")
+
+    for module in ("single", "retrieval", "many_shot"):
+        monkeypatch.setattr(f"antiphase.studies.{module}.load_model", load)
+    assert antiphase(f"{start} 2 --resume")[0] == 0
+    assert (tmp_path / "new" / "record.json").read_bytes() == record
+    refused("--output new exists and is not empty; add --resume", f"{start} 2")
+    refused(r"--output new holds work .*\(--samples\); choose another folder", f"{start} 3 --resume")
+    (tmp_path / words.split()[0] / "config.json").write_text("{}")
+    refused(r"--output new holds work .*\(the files of MODEL\); choose another folder", f"{start} 2 --resume")
+
+
 def test_downstream_tasks_of_another_family(antiphase, refused, tmp_path, foreign_model):
     pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
     antiphase("--version")  # takes along what saving the model has printed

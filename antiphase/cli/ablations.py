@@ -11,7 +11,6 @@ from antiphase.cli.options import (
     CausalModel,
     DataOption,
     DeviceOption,
-    NewOutputOption,
     OutputOption,
     PresetOption,
     ResumeOption,
@@ -64,12 +63,13 @@ def ablations(
 
 def cancellation(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     data: DataOption = None,
     length: Annotated[int | None, typer.Option("--length", help="Tokens in a sequence.", show_default=False)] = None,
     needles: Annotated[int | None, typer.Option("--needles", help="Needles in a sequence.", show_default=False)] = None,
     samples: Annotated[int, typer.Option("--samples", help="Retrieval sequences.")] = 100,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """What the two maps of a head have in common, how much of it subtraction takes away, and how large heads are.
@@ -83,5 +83,5 @@ def cancellation(
         measurement="cancellation", name=model, paths=data or [], length=length, needles=[needles] if needles else [],
         samples=samples, seed=seed, device=device,
     )  # fmt: skip
-    record = evaluate(request, output, say=sayer(console))
+    record = evaluate(request, output, resume=resume, say=sayer(console))
     finish(console, record, output)

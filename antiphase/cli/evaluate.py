@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,6 @@ from antiphase.cli.options import (
     CausalModel,
     DataOption,
     DeviceOption,
-    NewOutputOption,
     OutputOption,
     ResumeOption,
     SeedOption,
@@ -39,12 +39,13 @@ Queries = Annotated[
 @app.command("perplexity")
 def perplexity(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     data: DataOption = None,
     text_field: TextField = None,
     length: Length = None,
     samples: Samples = 200,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Loss and perplexity on held-out text.
@@ -53,19 +54,20 @@ def perplexity(
     """
     _measure(
         "perplexity", model, output, paths=data or [], text_field=text_field, length=length, samples=samples, seed=seed,
-        device=device,
+        device=device, resume=resume,
     )  # fmt: skip
 
 
 @app.command("long-context")
 def long_context(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     data: DataOption = None,
     text_field: TextField = None,
     length: Length = None,
     samples: Samples = 200,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Loss by length of context, and what a window's own beginning is worth at its end.
@@ -74,7 +76,7 @@ def long_context(
     """
     _measure(
         "long-context", model, output, paths=data or [], text_field=text_field, length=length, samples=samples,
-        seed=seed, device=device,
+        seed=seed, device=device, resume=resume,
     )  # fmt: skip
 
 
@@ -86,27 +88,36 @@ app.command("cancellation")(ablations.cancellation)
 @app.command("many-shot")
 def many_shot(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     task: Annotated[list[str] | None, typer.Option("--task", help="YAML file of a task. Repeatable.")] = None,
     shots: Annotated[str, typer.Option("--shots", help="Numbers of examples.")] = "1,2,4,8,16,32,64,128,256,512,1024",
     orders: Annotated[int, typer.Option("--orders", help="Orders of the examples.")] = 10,
     samples: Annotated[int, typer.Option("--samples", help="Rows that are asked.")] = 200,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Learning in context: accuracy over numbers of labelled examples and over their orders.
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
     """
+    from antiphase.studies.journal import inputs_of, model_content, task_content
     from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
+    from antiphase.studies.single import once
 
     console = make_console()
     request = ManyShotRequest(
         name=model, tasks=task or [], shots=numbers("--shots", shots, int), orders=orders, samples=samples, seed=seed,
         device=device,
     )  # fmt: skip
+    request.check()
+
+    def inputs() -> dict[str, Any]:
+        return inputs_of(request, {"the files of MODEL": model_content(model), **task_content(request.tasks)})
+
     with count_progress(console, "settings") as report:
-        record = evaluate_many_shot(request, output, say=sayer(console), report=report)
+        measure = partial(evaluate_many_shot, request, say=sayer(console), report=report)
+        record = once(output, inputs, measure, resume=resume)
     finish(console, record, output)
 
 
@@ -216,12 +227,13 @@ def hallucination(
 @app.command("outliers")
 def outliers(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     data: DataOption = None,
     text_field: TextField = None,
     length: Length = None,
     samples: Samples = 200,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """The largest attention logits and hidden states of every layer, beside their medians.
@@ -230,14 +242,14 @@ def outliers(
     """
     _measure(
         "outliers", model, output, paths=data or [], text_field=text_field, length=length, samples=samples, seed=seed,
-        device=device,
+        device=device, resume=resume,
     )  # fmt: skip
 
 
 @app.command("quantization")
 def quantization(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     data: DataOption = None,
     text_field: TextField = None,
     length: Length = None,
@@ -255,6 +267,7 @@ def quantization(
     ] = None,
     samples: Samples = 200,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Loss and retrieval with attention logits, or weights, in few bits.
@@ -265,17 +278,18 @@ def quantization(
         "quantization", model, output, paths=data or [], text_field=text_field, length=length,
         needles=_counts("--needles", needles), queries=_counts("--queries", queries),
         bits=numbers("--bits", bits, int), granularity=granularity,
-        weights=_counts("--weights", weights), samples=samples, seed=seed, device=device,
+        weights=_counts("--weights", weights), samples=samples, seed=seed, device=device, resume=resume,
     )  # fmt: skip
 
 
-def _measure(measurement: str, model: str, output: Path, **asked: Any) -> None:
+def _measure(measurement: str, model: str, output: Path, *, resume: bool, **asked: Any) -> None:
     """One of the measurements that need a model and text alone."""
     from antiphase.studies.single import Request
     from antiphase.studies.single import evaluate as run_evaluate
 
     console = make_console()
-    record = run_evaluate(Request(measurement=measurement, name=model, **asked), output, say=sayer(console))
+    request = Request(measurement=measurement, name=model, **asked)
+    record = run_evaluate(request, output, resume=resume, say=sayer(console))
     finish(console, record, output)
 
 

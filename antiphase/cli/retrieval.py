@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.console import count_progress, finish, make_console, sayer
-from antiphase.cli.options import CausalModel, DataOption, DeviceOption, NewOutputOption, SeedOption, numbers
+from antiphase.cli.options import CausalModel, DataOption, DeviceOption, OutputOption, ResumeOption, SeedOption, numbers
 
 AgainstOption = Annotated[
     list[str] | None,
@@ -32,7 +32,7 @@ DEPTHS = "0,0.25,0.5,0.75,1"
 
 def needles(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     against: AgainstOption = None,
     data: DataOption = None,
     text_field: TextFieldOption = None,
@@ -42,6 +42,7 @@ def needles(
     depths: DepthsOption = DEPTHS,
     samples: SamplesOption = 50,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """Hide numbers of cities in essays or books, ask for some, and score the first whole numbers of the output.
@@ -49,13 +50,14 @@ def needles(
     Example: [bold]antiphase evaluate needles runs/one --data essays --needles 8 --length 512,1024 --output runs/n[/]
     """
     measure(
-        "needles", model, output, against, data, text_field, length, needles, queries, depths, samples, seed, device
-    )
+        "needles", model, output, against, data, text_field, length, needles, queries, depths, samples, seed, device,
+        resume=resume,
+    )  # fmt: skip
 
 
 def allocation(
     model: CausalModel,
-    output: NewOutputOption,
+    output: OutputOption,
     against: AgainstOption = None,
     data: DataOption = None,
     text_field: TextFieldOption = None,
@@ -65,6 +67,7 @@ def allocation(
     depths: DepthsOption = DEPTHS,
     samples: SamplesOption = 50,
     seed: SeedOption = 0,
+    resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
     """See where attention goes at the end of the question: answer, other needles, filler, by depth of the answer.
@@ -72,8 +75,9 @@ def allocation(
     Example: [bold]antiphase evaluate allocation runs/one --data essays --needles 8 --output runs/allocation[/]
     """
     measure(
-        "allocation", model, output, against, data, text_field, length, needles, queries, depths, samples, seed, device
-    )
+        "allocation", model, output, against, data, text_field, length, needles, queries, depths, samples, seed, device,
+        resume=resume,
+    )  # fmt: skip
 
 
 def measure(
@@ -90,6 +94,8 @@ def measure(
     samples: int,
     seed: int,
     device: str,
+    *,
+    resume: bool,
 ) -> None:
     """Run the measurement and print its record's tables."""
     from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
@@ -103,5 +109,5 @@ def measure(
         depths=numbers("--depths", depths, float), samples=samples, seed=seed, device=device,
     )  # fmt: skip
     with count_progress(console, "cells") as report:
-        record = evaluate_retrieval(request, output, say=sayer(console), report=report)
+        record = evaluate_retrieval(request, output, resume=resume, say=sayer(console), report=report)
     finish(console, record, output)

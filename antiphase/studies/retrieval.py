@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.studies.single import FLAGS, FOREIGN_LENGTH, Request, check_empty, data_for, untrained
+from antiphase.studies.journal import Journal, inputs_of, model_content, text_content
+from antiphase.studies.single import FLAGS, FOREIGN_LENGTH, Request, data_for, journal_in, untrained
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import undone_if_refused
 
 NEEDLES = 8
 """Needles of a model that was not trained here, unless ``--needles`` says otherwise."""
@@ -80,26 +82,32 @@ def evaluate_retrieval(
     request: RetrievalRequest,
     output: Path,
     *,
+    resume: bool = False,
     say: Say = lambda message: None,
     report: Report = lambda done, count: None,
 ) -> Record:
     """Measure models on the same contexts, each beside its architecture untrained. Writes ``record.json``.
 
+    Each cell is kept in the folder's journal: with ``resume`` only those are measured that a stop has left.
+
     Raises:
-        InputError: a model, text or size that cannot be used, or an output folder that is not empty.
+        InputError: a model, text or size that cannot be used, or an output folder with other contents.
     """
-    check_empty(output)
     request.check()
     started = time.perf_counter()
     tokens = output.parent / f"{output.name}-tokens"
-    with undone_if_refused(output), undone_if_refused(tokens), naming(FLAGS):
-        make_folder(output)
+    inputs = partial(_inputs, request)
+    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens), naming(FLAGS):
+        if journal.record is not None:
+            return journal.record
         first = _loaded(request, 0)
         embedded = first.settings is not None and first.settings.data.source == "synthetic"
         experiment = (_Symbols if embedded else _Texts)(request, first, output, say)
-        for index in range(1, len(request.names)):  # before anything is measured
-            experiment.check(_loaded(request, index))
-        found = _measured(request, first, experiment, say, report)
+        if not journal.known:  # before anything is measured
+            for index in range(1, len(request.names)):
+                experiment.check(_loaded(request, index))
+        journal.begin()
+        found = _measured(request, first, experiment, journal, say, report)
         record = Record(
             kind=f"evaluate-{request.measurement}",
             values=finite(found),
@@ -111,25 +119,45 @@ def evaluate_retrieval(
     return record
 
 
+def _inputs(request: RetrievalRequest) -> dict[str, Any]:
+    """All that the record depends on."""
+    first, *others = request.names
+    contents: dict[str, Any] = {"the files of MODEL": model_content(first)}
+    with naming({"MODEL": "--against"}):
+        contents["the files of --against"] = [model_content(name) for name in others]
+    return inputs_of(request, {**contents, **text_content(first, request.paths, request.text_field)})
+
+
 def _loaded(request: RetrievalRequest, index: int) -> LoadedModel:
     with naming({"MODEL": "--against"} if index else {}):
         return load_model(request.names[index], device=str(choose_device(request.device)))
 
 
 def _measured(
-    request: RetrievalRequest, first: LoadedModel, experiment: _Symbols | _Texts, say: Say, report: Report
+    request: RetrievalRequest,
+    first: LoadedModel,
+    experiment: _Symbols | _Texts,
+    journal: Journal,
+    say: Say,
+    report: Report,
 ) -> dict[str, Any]:
     """The values of the record."""
     arms = arm_names(request.names)
     rows: dict[tuple[str, bool], list[dict[str, Any]]] = {}
-    total, done = experiment.parts * len(arms), 0
+    total, done = len(experiment.cells) * len(arms), 0
     for index, arm in enumerate(arms):
-        loaded = first if index == 0 else _loaded(request, index)
         say(f"measuring {request.measurement} of {arm}")
-        for model, trained in ((loaded.model, True), (untrained(loaded.model, request.seed), False)):
+        loaded = first if index == 0 else None
+        for trained in (True, False):
             rows[arm, trained] = []
-            for row in experiment.rows(replace(loaded, model=model), trained):
-                rows[arm, trained] += row
+            model = None
+            for cell in experiment.asked(trained=trained):
+                key = journal.key(arm, trained, vars(cell))
+                if key not in journal.known:
+                    loaded = loaded or _loaded(request, index)
+                    model = model or (loaded.model if trained else untrained(loaded.model, request.seed))
+                    journal.add(key, experiment.rows(replace(loaded, model=model), cell))
+                rows[arm, trained] += journal.known[key]
                 done += trained
                 report(done, total)
     marked = [{"arm": arm, "trained": trained, **row} for (arm, trained), group in rows.items() for row in group]
@@ -180,17 +208,15 @@ class _Texts:
                 )
         say("cutting contexts from the text")
         haystack = Haystack(self._texts(output, say), first.tokenizer)
-        places = [*request.depths, None]
-        self.cells = [
+        cells = [
             Cell(needles=count, queries=asked, length=length, depth=depth)
             for count, asked in pairs
             for length in request.lengths or [usual]
-            for depth in places
+            for depth in (*request.depths, None)
         ]
-        self.contexts: dict[Cell, list[Context]] = {
-            cell: haystack.contexts(cell, request.samples, seed=request.seed) for cell in self.cells
+        self.cells: dict[Cell, list[Context]] = {
+            cell: haystack.contexts(cell, request.samples, seed=request.seed) for cell in cells
         }
-        self.parts = len(self.cells)
 
     def _texts(self, output: Path, say: Say) -> Iterable[str]:
         """Documents of ``--data``, or what the first model's own run held out."""
@@ -208,23 +234,26 @@ class _Texts:
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"--against {loaded.name} knows the words of the synthetic task only, and this is text")
         system = Generating(loaded.model, loaded.tokenizer, f"--against {loaded.name}")
-        for contexts in self.contexts.values():
+        for contexts in self.cells.values():
             system.prompts(contexts)
 
-    def rows(self, loaded: LoadedModel, trained: bool) -> Iterable[list[dict[str, Any]]]:
-        """Rows of one cell after the other; of an untrained model's needles only those with the needle anywhere."""
-        for cell, contexts in self.contexts.items():
-            if self.request.measurement == "allocation":
-                batches = (prompt_batch(loaded.tokenizer, context) for context in contexts)
-                with _looking_into(loaded):
-                    found = allocation_over(loaded.model, batches)
-                yield [{**vars(cell), "samples": len(contexts), **row} for row in found]
-            elif trained or cell.depth is None:
-                system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}")
-                yield text_needles(system, {cell: contexts})
+    def asked(self, *, trained: bool) -> list[Cell]:
+        """All cells; for an untrained model's needles only those with the needle anywhere."""
+        every = trained or self.request.measurement == "allocation"
+        return [cell for cell in self.cells if every or cell.depth is None]
+
+    def rows(self, loaded: LoadedModel, cell: Cell) -> list[dict[str, Any]]:
+        """The rows of one cell."""
+        contexts = self.cells[cell]
+        if self.request.measurement == "needles":
+            return text_needles(Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}"), {cell: contexts})
+        batches = (prompt_batch(loaded.tokenizer, context) for context in contexts)
+        with _looking_into(loaded):
+            found = allocation_over(loaded.model, batches)
+        return [{**vars(cell), "samples": len(contexts), **row} for row in found]
 
     def described(self) -> dict[str, Any]:
-        return {"task": "text", "guess_rate": self.cells[0].guess_rate}
+        return {"task": "text", "guess_rate": next(iter(self.cells)).guess_rate}
 
 
 MOST_HELD_OUT = 1 << 22
@@ -237,40 +266,43 @@ class _Symbols:
     def __init__(self, request: RetrievalRequest, first: LoadedModel, output: Path, say: Say) -> None:
         self.request, self.first = request, first
         self.data: PreparedData = data_for(first, _single(request), output, say)
-        self.tasks: list[RetrievalTask] = tasks_of(
-            self.data.task, needles=request.needles, queries=request.queries, lengths=request.lengths
-        )
+        tasks = tasks_of(self.data.task, needles=request.needles, queries=request.queries, lengths=request.lengths)
         longest = _positions(first)
-        for task in self.tasks:
+        for task in tasks:
             if longest is not None and task.sequence_length > longest:
                 raise InputError(
                     f"--length {task.sequence_length} is longer than the {longest} positions of {first.name}; "
                     "shorten it"
                 )
             check_task(task)
-        self.parts = len(self.tasks) * (len(request.depths) + 1)
+        self.cells: dict[Cell, RetrievalTask] = {
+            Cell(needles=task.needles, queries=task.queries, length=task.sequence_length, depth=depth): task
+            for task in tasks
+            for depth in (*request.depths, None)
+        }
 
     def check(self, loaded: LoadedModel) -> None:
         """Refuse a further model whose words mean something else."""
         if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
             raise InputError(f"--against {loaded.name} has other words than {self.first.name}, so it cannot read them")
 
-    def rows(self, loaded: LoadedModel, trained: bool) -> Iterable[list[dict[str, Any]]]:
-        request = self.request
-        for task in self.tasks:
-            for depth in (*request.depths, None):
-                if request.measurement == "needles":
-                    predict = predictor(loaded.model)
-                    yield [needle_cell(predict, task, depth=depth, samples=request.samples, seed=request.seed)]
-                    continue
-                key = (request.seed, "allocation", *(() if depth is None else (depth,)))
-                batch = task.sample(request.samples, keyed_generator(*key), depth=depth)
-                with _looking_into(loaded):
-                    found = allocation(loaded.model, batch)
-                yield [{"depth": depth, **row} for row in found]
+    def asked(self, *, trained: bool) -> list[Cell]:
+        """All cells, of an untrained model too."""
+        return list(self.cells)
+
+    def rows(self, loaded: LoadedModel, cell: Cell) -> list[dict[str, Any]]:
+        """The rows of one cell."""
+        request, task, depth = self.request, self.cells[cell], cell.depth
+        if request.measurement == "needles":
+            return [needle_cell(predictor(loaded.model), task, depth=depth, samples=request.samples, seed=request.seed)]
+        key = (request.seed, "allocation", *(() if depth is None else (depth,)))
+        batch = task.sample(request.samples, keyed_generator(*key), depth=depth)
+        with _looking_into(loaded):
+            found = allocation(loaded.model, batch)
+        return [{"depth": depth, **row} for row in found]
 
     def described(self) -> dict[str, Any]:
-        return {"task": "symbols", "guess_rate": self.tasks[0].guess_rate}
+        return {"task": "symbols", "guess_rate": next(iter(self.cells.values())).guess_rate}
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,10 @@ from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.weights import check_weights, quantized_weights
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
+from antiphase.studies.journal import JOURNAL, Journal, inputs_of, model_content, text_content
 from antiphase.training.checkpoint import has_checkpoint
 from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, choose_device, train
-from antiphase.training.run_folder import check_run, is_same_content, make_folder, undone_if_refused
+from antiphase.training.run_folder import check_run, is_free, is_same_content, only_one, undone_if_refused
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""
@@ -128,19 +130,30 @@ class Request:
                 raise InputError(f"{flag} must not name a value twice, got {', '.join(map(str, listed))}")
 
 
-def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lambda message: None) -> Record:
+def evaluate(
+    request: Request,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
     """Measure one model, for cancellation beside the same architecture untrained.
 
-    Writes ``record.json`` in ``output``.
+    Writes ``record.json`` in ``output``; with ``resume``, one that is there already is returned.
 
     Raises:
-        InputError: a model, text or size that cannot be used, or an output folder that is not empty.
+        InputError: a model, text or size that cannot be used, or an output folder with other contents.
     """
-    check_empty(output)
     request.check()
     started = time.perf_counter()
-    with undone_if_refused(output), undone_if_refused(_beside(output)), naming(FLAGS):
-        make_folder(output)
+
+    def inputs() -> dict[str, Any]:
+        text = text_content(request.name, request.paths, request.text_field)
+        return inputs_of(request, {"the files of MODEL": model_content(request.name), **text})
+
+    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(_beside(output)), naming(FLAGS):
+        if journal.record is not None:
+            return journal.record
         loaded = load_model(request.name, device=str(choose_device(request.device)))
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
         if longest is not None and (request.length or 0) > longest:
@@ -148,6 +161,7 @@ def evaluate(request: Request, output: Path, *, say: Callable[[str], None] = lam
                 f"--length {request.length} is longer than the {longest} positions of {request.name}; shorten it"
             )
         data = data_for(loaded, request, output, say)
+        journal.begin()
         say(f"measuring {request.measurement}")
         values = _MEASUREMENTS[request.measurement](loaded.model, data, request)
         record = Record(
@@ -169,6 +183,45 @@ def check_empty(output: Path) -> None:
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"--output {output} exists and is not empty; choose another folder")
+
+
+@contextmanager
+def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
+    """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
+
+    Raises:
+        InputError: it holds something else, or is in use.
+    """
+    if not (output / JOURNAL).is_file():
+        if not is_free(output):
+            check_empty(output)
+    elif not resume:
+        raise InputError(
+            f"--output {output} exists and is not empty; add --resume to go on with what it holds, or choose another "
+            "folder"
+        )
+    with only_one(output), undone_if_refused(output):
+        yield Journal(output, inputs)
+
+
+def once(
+    output: Path, inputs: Callable[[], Mapping[str, Any]], measure: Callable[[Path], Record], *, resume: bool
+) -> Record:
+    """The record of a measurement that a stop begins afresh: made in a folder inside, until it is whole.
+
+    Raises:
+        InputError: what ``measure`` refuses, or an output folder with other contents.
+    """
+    with journal_in(output, inputs, resume=resume) as journal:
+        if journal.record is not None:
+            return journal.record
+        journal.begin()
+        unfinished = output / ".unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        record = measure(unfinished)
+        (unfinished / "record.json").replace(output / "record.json")
+        shutil.rmtree(unfinished)
+    return record
 
 
 def data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable[[str], None]) -> PreparedData:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
+from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.data.haystacks import Context
 from antiphase.data.retrieval import SPANS
@@ -18,8 +24,11 @@ from antiphase.errors import InputError
 from antiphase.evals import scoring, text_needles
 from antiphase.records import Record
 from antiphase.report import measurement_plots, plots, retrieval, summary
+from antiphase.studies import retrieval as study
+from antiphase.studies.journal import JOURNAL
 from antiphase.studies.retrieval import RetrievalRequest, arm_names, evaluate_retrieval
 from antiphase.studies.single import train_run
+from antiphase.training.run_folder import LOCK
 
 LENGTH = 260
 
@@ -223,3 +232,176 @@ def test_a_haystack_too_short_is_refused(tmp_path, make):
 def test_names_of_arms_tell_models_apart():
     assert arm_names(["runs/a/softmax", "runs/a/differential"]) == ["softmax", "differential"]
     assert arm_names(["one/model", "two/model"]) == ["one/model", "two/model"]
+
+
+# ---------------------------------------------------------------------------------- nothing is measured twice
+
+
+class Counted:
+    """Which models are loaded, and the cells that are measured; before cell number ``stop`` the work is stopped."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.stop: int | None = None
+        self.loaded: list[str] = []
+        self.cells: list[tuple[Any, ...]] = []
+        for name in ("_Texts", "_Symbols"):
+            monkeypatch.setattr(getattr(study, name), "rows", self._counting(getattr(study, name).rows))
+        load = study.load_model
+
+        def loading(name: str, **words: Any) -> Any:
+            self.loaded.append(name)
+            return load(name, **words)
+
+        monkeypatch.setattr(study, "load_model", loading)
+
+    def _counting(self, measure: Callable[..., Any]) -> Callable[..., Any]:
+        def rows(experiment: Any, loaded: Any, cell: Any) -> Any:
+            if len(self.cells) == self.stop:
+                raise KeyboardInterrupt
+            weights = sum(float(tensor.detach().double().sum()) for tensor in loaded.model.parameters())
+            self.cells.append((loaded.name, weights, cell))
+            return measure(experiment, loaded, cell)
+
+        return rows
+
+    def clear(self) -> None:
+        self.stop, self.loaded, self.cells = None, [], []
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+@pytest.fixture
+def symbols(tmp_path: Path, tiny_preset: Path) -> list[str]:
+    for kind in ("softmax", "differential"):
+        run = load_preset(str(tiny_preset), [f"model.attention_type={kind}", "training.steps=1"]).run
+        train_run(run, tmp_path / kind, resume=False)
+    return [str(tmp_path / "softmax"), str(tmp_path / "differential")]
+
+
+@pytest.mark.parametrize("measurement", ["needles", "allocation"])
+@pytest.mark.parametrize("task", ["text", "symbols"])
+def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measurement, task, counted, request):
+    if task == "text":
+        make, book = request.getfixturevalue("make"), request.getfixturevalue("book")
+        ask = grid(measurement, [make("ours"), make("llama", "llama")], book)
+    else:
+        ask = RetrievalRequest(
+            measurement=measurement, names=request.getfixturevalue("symbols"), depths=[0.5], samples=2, device="cpu"
+        )
+    whole = evaluate_retrieval(ask, tmp_path / "whole")
+    cells = list(counted.cells)
+    assert len(cells) == len(set(cells)) == (6 if (measurement, task) == ("needles", "text") else 8)
+    done: list[Any] = []
+    for stop in (0, 3, 2, None):  # before anything, in the first model, in the second, not at all
+        counted.clear()
+        counted.stop = stop
+        if stop is None:
+            record = evaluate_retrieval(ask, tmp_path / "out", resume=True)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                evaluate_retrieval(ask, tmp_path / "out", resume=stop > 0)
+            with (tmp_path / "out" / JOURNAL).open("ab") as file:
+                file.write(b'{"key": "cut off by a ki')
+        done += counted.cells
+    assert done == cells
+    assert (record.values, record.config, record.seeds) == (whole.values, whole.config, whole.seeds)
+    (tmp_path / "out" / "record.json").unlink()  # stopped before it was written
+    counted.clear()
+    assert evaluate_retrieval(ask, tmp_path / "out", resume=True).values == whole.values
+    assert (counted.cells, counted.loaded) == ([], ask.names[:1])
+
+
+def grid(measurement: str, names: list[str], book: str) -> RetrievalRequest:
+    return request(measurement, names, book, depths=[0.5], samples=2)
+
+
+def test_a_finished_grid_is_returned_without_its_models(tmp_path, make, book, counted):
+    ask = grid("needles", [make("ours"), make("llama", "llama")], book)
+    record = evaluate_retrieval(ask, tmp_path / "out")
+    before = (tmp_path / "out" / "record.json").read_bytes()
+    counted.clear()
+    again = evaluate_retrieval(replace(ask, device="auto"), tmp_path / "out", resume=True)
+    assert again.values == record.values
+    assert (counted.cells, counted.loaded) == ([], [])
+    assert (tmp_path / "out" / "record.json").read_bytes() == before
+    with pytest.raises(InputError, match="out exists and is not empty; add --resume to go on with what it holds"):
+        evaluate_retrieval(ask, tmp_path / "out")
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, book, counted, finished):
+    ours, llama = make("ours"), make("llama", "llama")
+    ask = grid("needles", [ours, llama], book)
+    counted.stop = None if finished else 2
+    if finished:
+        evaluate_retrieval(ask, tmp_path / "out")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_retrieval(ask, tmp_path / "out")
+    counted.clear()
+    kept = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    shutil.copytree(llama, tmp_path / "copy")
+
+    def refused(words: str, **changes: Any) -> None:
+        with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
+            evaluate_retrieval(replace(ask, **changes), tmp_path / "out", resume=True)
+
+    refused("--samples", samples=3)
+    refused("--depths", depths=[0.25])
+    refused("--needles", needles=[2])
+    refused("--queries", queries=[2])
+    refused("--length", lengths=[250])
+    refused("--seed", seed=1)
+    refused("the measurement", measurement="allocation")
+    refused("MODEL or --against", names=[ours, str(tmp_path / "copy")])
+    refused("MODEL or --against, the files of --against", names=[ours])
+    for path, words in (
+        (Path(ours) / "model.safetensors", "the files of MODEL"),
+        (Path(ours) / "tokenizer.json", "the files of MODEL"),
+        (Path(llama) / "model.safetensors", "the files of --against"),
+        (Path(book), "what --data names"),
+    ):
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        refused(words)
+        path.write_bytes(content)
+    assert (counted.cells, counted.loaded) == ([], [])
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == kept
+    evaluate_retrieval(ask, tmp_path / "out", resume=True)
+
+
+KILLED = """
+import os, signal, sys
+from antiphase.studies import retrieval
+measure, done = retrieval.text_needles, []
+def killing(*words):
+    if len(done) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    done.append(1)
+    return measure(*words)
+retrieval.text_needles = killing
+from antiphase import cli
+sys.argv = ["antiphase", "evaluate", "needles", *sys.argv[1:]]
+cli.main()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(tmp_path, make, book, counted, monkeypatch):
+    words = [make("ours"), "--against", make("llama", "llama"), "--data", book, "--needles", "3", "--depths", "0.5"]
+    words += ["--length", str(LENGTH), "--samples", "2", "--device", "cpu", "--output"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words, str(tmp_path / "out")], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "out" / "record.json").exists()
+    for folder, more in (("out", ["--resume"]), ("whole", [])):
+        counted.clear()
+        monkeypatch.setattr(sys, "argv", ["antiphase", "evaluate", "needles", *words, str(tmp_path / folder), *more])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert not caught.value.code
+        assert len(counted.cells) == (4 if more else 6)
+    assert Record.load(tmp_path / "out").values == Record.load(tmp_path / "whole").values
+    assert {path.name for path in (tmp_path / "out").iterdir()} - {LOCK} == {JOURNAL, "record.json", "report.html"}
