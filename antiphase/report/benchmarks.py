@@ -171,4 +171,6 @@ def _what(record: Record, row: Row) -> str:
     """``forward, fp32, N = 4,096``, with width and batch where they are not the record's usual ones."""
     parts = [row["task"], SHORT_TYPES.get(row["dtype"], row["dtype"]), f"N = {row['length']:,}"]
     parts += [f"d = {row['width']}"] * (row["width"] != record.config["width"])
-    return ", ".join([*parts, *[f"B = {row['batch']}"] * (not _has_usual_batch(record, row))])
+    if not _has_usual_batch(record, row):
+        parts.append(f"B = {row['batch']}")
+    return ", ".join(parts)
