@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -13,6 +14,9 @@ from antiphase.evals.scoring import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logi
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
+LONG = 2048
+"""Prompts of which most differ in more tokens go without padding, and without the common beginning where that is
+shorter: attention with a mask, as transformers forms it for either, costs more than it saves there."""
 
 
 @torch.no_grad()
@@ -25,13 +29,16 @@ def choose_options(
     go on with the longer one.
 
     Args:
-        prompts: token ids. What all have in common at their beginning goes through the model once.
+        prompts: token ids. What all have in common at their beginning goes through the model once, but for a short
+            beginning of long prompts.
         options: of each prompt, each of at least one token.
 
     Returns:
         number of the chosen option of each prompt, from 0; -1 where logits are not numbers.
     """
     shared = shared_beginning(prompts)
+    if statistics.median(map(len, prompts)) - shared > max(shared, LONG):
+        shared = 0
     cache: DynamicCache | None = None
     if shared:
         cache = DynamicCache(config=model.config)
@@ -45,7 +52,7 @@ def choose_options(
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
         # padding between a prompt and its answer would count as distance in a sliding window
-        together.setdefault(len(rest) if has_window(model) else 0, []).append(row)
+        together.setdefault(len(rest) if len(rest) > LONG or has_window(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
               batches([rests[row] for row in alike], TOKENS_AT_ONCE)]  # fmt: skip
     for rows in groups:
@@ -101,28 +108,28 @@ def _choose_batch(
         ).logits[0]  # (B, vocabulary)
     written: list[tuple[int, ...]] = [()] * count
     chosen: dict[int, int] = {}
+    going = list(range(count))  # rows of the batch; those that are decided leave it
     position = shared + lengths
     while True:
-        step = torch.zeros(count, 1, dtype=torch.int64, device=ids.device)
-        alive = torch.zeros_like(step)
-        for row in range(count):
-            if row in chosen:
-                continue
-            if bool(logits[row].isnan().any()):
+        kept: list[int] = []
+        for place, row in enumerate(going):
+            if bool(logits[place].isnan().any()):
                 chosen[row] = -1
                 continue
-            done, token = _advance(logits[row], written[row], options[row])
-            if token is None:
+            done, token = _advance(logits[place], written[row], options[row])
+            if token is None or done >= 0:
                 chosen[row] = done
                 continue
             written[row] = (*written[row], token)
-            if done >= 0:
-                chosen[row] = done
-            else:
-                step[row, 0], alive[row, 0] = token, 1
-        if len(chosen) == count:
+            kept.append(place)
+        if not kept:
             return [chosen[row] for row in range(count)]
-        mask = torch.cat([mask, alive], dim=1)
+        if len(kept) < len(going):
+            rows = torch.tensor(kept, device=ids.device)
+            own.batch_select_indices(rows)
+            mask, position, going = mask[rows], position[rows], [going[place] for place in kept]
+        step = torch.tensor([[written[row][-1]] for row in going], device=ids.device)  # (B', 1)
+        mask = torch.cat([mask, torch.ones_like(step)], dim=1)
         logits = model(
             input_ids=step, attention_mask=mask, position_ids=position[:, None], past_key_values=own, use_cache=True
         ).logits[:, -1]
@@ -130,7 +137,10 @@ def _choose_batch(
 
 
 def _advance(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]) -> tuple[int, int | None]:
-    """The next token, and the option that is whole with it (-1: none yet); no token where one is whole already."""
+    """The next token, and the option that it leaves no other for (-1: several are left); no token where one is whole.
+
+    The model is not asked for tokens that only one option can follow with.
+    """
     length = len(written)
     going_on = [tuple(option) for option in options if tuple(option[:length]) == written and len(option) > length]
     whole = next((index for index, option in enumerate(options) if tuple(option) == written), -1)
@@ -138,7 +148,7 @@ def _advance(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]
         return whole, None
     allowed = sorted({option[length] for option in going_on})
     token = allowed[int(logits[torch.tensor(allowed, device=logits.device)].argmax())]
-    after = (*written, token)
-    longer = any(len(option) > length + 1 and tuple(option[: length + 1]) == after for option in going_on)
-    ended = next((index for index, option in enumerate(options) if tuple(option) == after), -1)
-    return (-1 if longer else ended), token
+    left = {option for option in going_on if option[length] == token}
+    if len(left) > 1:
+        return -1, token
+    return next(index for index, option in enumerate(options) if tuple(option) in left), token

@@ -35,7 +35,7 @@ def claims(record: Record) -> Figure | None:
         if row["interval"] is not None:
             axes.plot([scale * end for end in row["interval"]], [place, place], color=colour, linewidth=2.5)
         axes.plot(scale * row["difference"], place, "o", color=colour)
-        seeds = [scale * value for value in row["differences"]]
+        seeds = [scale * value for value in row.get("differences") or []]
         axes.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=4, alpha=0.7)
     for word in dict.fromkeys(row["verdict"] for row in rows):
         axes.plot([], [], "o-", color=COLOURS[word], label=word)

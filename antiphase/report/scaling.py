@@ -42,13 +42,16 @@ def laws(record: Record) -> Table | None:
     rows = []
     for ladder in record.values.get("ladders") or [] if record.kind == "scaling" else []:
         for arm, law in ladder["laws"].items():
-            ends = [law["intervals"][name] for name in ("floor", "exponent")]
+            ends = [(law.get("intervals") or {}).get(name) for name in ("floor", "exponent")]
             shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
             rows.append([ladder["axis"], arm, f"{law['floor']:.3f}", shown[0], f"{law['exponent']:.3f}", shown[1]])
     if not rows:
         return None
     columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
     note = "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds."
+    for ladder in record.values["ladders"]:
+        if why := ladder.get("why_no_equal_loss"):
+            note += f" Over {ladder['axis']} they say little: {why}."
     return Table(title="Laws of the loss", columns=columns, rows=rows, note=note)
 
 

@@ -90,6 +90,8 @@ def judge(
         "is_share": claim.metric.is_share, "lower_is_better": claim.metric.lower_is_better,
     }  # fmt: skip
     records = found.get(claim.part, ())
+    if not records and diverged:
+        return {**row, "verdict": "not testable", "reason": f"a model diverged in {_seeds(len(diverged))}"}
     if not records:
         reason = why_missing.get(claim.part, "this part was not asked for")
         return {**row, "verdict": "not testable", "reason": reason}

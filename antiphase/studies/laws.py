@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -39,10 +39,10 @@ class Law:
         log = math.log(self.scale / (loss - self.floor)) / self.exponent
         return math.exp(log) if log < LARGEST_LOG else None
 
-    @property
-    def ends_on_a_bound(self) -> bool:
-        """Whether the exponent is as far as it may go, so that the points ask for a law of another form."""
-        return not 1.01 * FLATTEST < self.exponent < 0.99 * STEEPEST
+    def ends_on_a_bound(self, losses: Iterable[Iterable[float]]) -> bool:
+        """Whether exponent or floor is as far as the losses let it go, so that they ask for a law of another form."""
+        lowest = min(loss for of_size in losses for loss in of_size)
+        return self.floor > 0.999 * lowest or not 1.01 * FLATTEST < self.exponent < 0.99 * STEEPEST
 
 
 def fit_law(x: Sequence[float], losses: Sequence[float]) -> Law:
@@ -113,7 +113,10 @@ def equal_loss(baseline: Losses, arm: Losses) -> EqualLoss:
     pairs = list(zip(seed_laws(baseline), seed_laws(arm), strict=True))
     loss = statistics.fmean(law(largest) for law, _ in pairs)
     needed = [
-        None if one.ends_on_a_bound or other.ends_on_a_bound else other.inverse(one(largest)) for one, other in pairs
+        None
+        if one.ends_on_a_bound(baseline.values()) or other.ends_on_a_bound(arm.values())
+        else other.inverse(one(largest))
+        for one, other in pairs
     ]
     logs = [math.log(value / largest) for value in needed if value is not None]
     if len(logs) < len(pairs):

@@ -31,7 +31,7 @@ from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
 from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
-from antiphase.studies.journal import hash_of
+from antiphase.studies.journal import hash_of, model_content
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
@@ -68,7 +68,7 @@ PAIRED = ("needles", "allocation", "harness")
 """Parts that measure both arms of a seed together."""
 NEEDS = {"harness": "--tasks", "hallucination": "--judge"}
 """Parts that run only where the request has what they need, and the flag that gives it."""
-OWN = {"harness": ("tasks", "include_path"), "hallucination": ("judge", "judge_data")}
+OWN = ("tasks", "include_path", "judge", "judge_data")
 """What of a request concerns one part alone, which may be asked for later, or again with other values."""
 
 
@@ -127,11 +127,13 @@ class ReproduceRequest:
 
     def own(self, part: str) -> list[Any]:
         """What concerns one part alone, by content."""
-        texts = [Path(path) for path in self.judge_data] if part == "hallucination" else []
-        if part == "harness" and self.include_path:
-            texts = sorted(path for path in Path(self.include_path).rglob("*") if path.is_file())
-        named = [getattr(self, name) for name in OWN.get(part, ())]
-        return [*named, _digest([path for path in texts if path.is_file()])] if named else []
+        if part == "harness":
+            files = sorted(path for path in Path(self.include_path or "").rglob("*") if path.is_file())
+            return [list(self.tasks), _digest(files) if self.include_path else None]
+        if part == "hallucination" and self.judge:
+            with naming({"MODEL": "--judge"}):
+                return [model_content(self.judge), _digest([Path(path) for path in self.judge_data])]
+        return []
 
     def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessRequest:
         return HarnessRequest(names=names, tasks=list(self.tasks), include_path=self.include_path, **more)
@@ -177,9 +179,7 @@ def reproduce(
         found: dict[str, list[Record]] = {}
         missing = request.missing()
         for part, title in TITLES.items():
-            if part in missing:
-                continue
-            if part in request.parts or part == "compare":
+            if part == "compare" or (part in request.parts and part not in missing):
                 say(f"{part}: {title}")
                 found[part] = work.run(part)
             elif kept := work.kept(part):
@@ -207,7 +207,7 @@ def reproduce(
 def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bool) -> None:
     """The folder is new, or holds this very reproduction; other parts may be asked for later."""
     path = output / REQUEST
-    asked = {name: value for name, value in asdict(request).items() if name not in ("parts", *sum(OWN.values(), ()))}
+    asked = {name: value for name, value in asdict(request).items() if name not in ("parts", *OWN)}
     tree = finite({**asked, "sizes": asdict(SCALES[request.scale])})
     content = _content(request, preset)
     if path.is_file():
@@ -215,8 +215,11 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
             raise InputError(f"--output {output} holds a reproduction already; add --resume to go on with it")
         before = json.loads(path.read_text("utf-8"))
         kept = before.pop("content", {})
-        if before != tree:
-            raise InputError(f"--output {output} holds a reproduction with other settings; choose another folder")
+        if differing := [name for name in {**before, **tree} if before.get(name) != tree.get(name)]:
+            raise InputError(
+                f"--output {output} holds a reproduction with other settings, or of another version "
+                f"({', '.join(differing)}); choose another folder"
+            )
         if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
                 f"--output {output} began with other content: {changed[0]} has changed since; bring it back, or choose "
@@ -265,9 +268,27 @@ class _Work:
         self.diverged: list[int] = []
 
     def kept(self, part: str) -> list[Record]:
-        """The records of a part that was not asked for now, if an earlier call finished it."""
-        whole = all((self.output / folder / "record.json").is_file() for folder in self._folders(part))
-        return self.run(part) if whole else []
+        """The records of a part that was not asked for now, as an earlier call has left them, if it is whole.
+
+        None where a model has changed since.
+        """
+        folders = self._folders(part)
+        if not all((self.output / folder / "record.json").is_file() for folder in folders):
+            return []
+        records = [Record.load(self.output / folder) for folder in folders]
+        for folder, record in zip(folders, records, strict=True):
+            measured = record.config.get("measured") or []
+            models = self._measured_models(Path(folder).name)
+            if part not in STUDIES and measured[: len(models)] != models:
+                return []
+        self.folders[part] = [Path(folder) for folder in folders]
+        return records
+
+    def _measured_models(self, name: str) -> list[str]:
+        """Of the folder of a measurement, ``ARM-seedN``, ``seedN`` or another: by what its models are known again."""
+        arm, _, seed = name.rpartition("seed")
+        arms = [one for one in (BASELINE, ARM) if arm in ("", f"{one}-")] if seed.isdecimal() else []
+        return [self._weights(one, int(seed)) for one in arms]
 
     def _folders(self, part: str) -> list[str]:
         """Of the records of a whole part."""
@@ -362,7 +383,7 @@ class _Work:
         """
         folder = self.output / part / name
         self.folders[part].append(folder.relative_to(self.output))
-        measured = [] if seed is None else [self._weights(one, seed) for one in (BASELINE, ARM) if arm in (None, one)]
+        measured = self._measured_models(name)
         unfinished = folder.with_name(f".{name}")
         if own := self.request.own(part):
             measured.append(hash_of(own))
@@ -372,7 +393,9 @@ class _Work:
             if record.config.get("measured") == measured:
                 return record
             self.say(f"{part}: {name} again, because what it was measured on has changed")
-        if folder.exists():
+        if folder.exists() and journal is not None and (unfinished / journal).is_file():
+            shutil.rmtree(folder)
+        elif folder.exists():
             shutil.rmtree(unfinished, ignore_errors=True)
             folder.rename(unfinished)
         if journal is None or not (unfinished / journal).is_file():

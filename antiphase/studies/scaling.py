@@ -199,7 +199,7 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
             continue
         if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
             found["why_no_equal_loss"] = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
-        elif bent := [one for one in (arms[0], arm) if laws[one].ends_on_a_bound]:
+        elif bent := [one for one in (arms[0], arm) if laws[one].ends_on_a_bound(by_arm[one].values())]:
             found["why_no_equal_loss"] = f"no power law describes the loss of {' and '.join(bent)} over {axis}"
         else:
             found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))

@@ -43,7 +43,19 @@ def by_hand(model, prompt, options):
             return options.index(written)
 
 
+def asked_for(model, prompts, options):
+    """Shapes of what the model reads, and the choices."""
+    asked = []
+    handle = model.register_forward_pre_hook(
+        lambda module, args, given: asked.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = choose_options(model, prompts, options)
+    handle.remove()
+    return asked, found
+
+
 OPTIONS = [[3, 4], [3, 5, 6], [7], [8, 9], [8, 9, 10], [3, 5, 7, 11]]
+APART, ONE_STEP, TWO_STEPS = [[3, 4, 5], [7], [8, 9]], [[3, 4], [3, 5]], [[3, 5, 6], [3, 5, 7]]
 
 
 @pytest.mark.parametrize("shared", [0, 1, 9])
@@ -58,6 +70,25 @@ def test_equal_to_decoding_by_hand(kind, shared, tiny_model, monkeypatch):
     assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
 
 
+@pytest.mark.parametrize(
+    ("shared", "rests", "read"),
+    [
+        (2, (6, 3, 6, 4), [(1, 5), (1, 6), (2, 8)]),
+        (7, (6, 3, 6, 4), [(1, 7), (1, 3), (1, 4), (2, 6)]),
+        (7, (20, 3, 3, 4), [(1, 7), (1, 20), (2, 3), (1, 4)]),  # one long prompt among short ones
+    ],
+)
+@pytest.mark.parametrize("kind", ["llama", "differential"])
+def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, rests, read, tiny_model, monkeypatch):
+    monkeypatch.setattr(constrained, "LONG", 2)
+    model = build(kind, tiny_model)
+    begin = list(range(20, 20 + shared))
+    prompts = [begin + torch.randint(30, 61, (length,)).tolist() for length in rests]
+    asked, found = asked_for(model, prompts, [APART] * 4)
+    assert sorted(asked) == sorted(read)
+    assert found == [by_hand(model, prompt, APART) for prompt in prompts]
+
+
 def test_options_of_each_prompt(tiny_model):
     model = build("llama", tiny_model)
     prompts = [[5, 6, 7], [5, 6, 8, 9]]
@@ -65,6 +96,33 @@ def test_options_of_each_prompt(tiny_model):
     assert choose_options(model, prompts, options) == [
         by_hand(model, p, o) for p, o in zip(prompts, options, strict=True)
     ]
+
+
+@pytest.mark.parametrize("kind", ["llama", "window", "differential"])
+def test_what_free_decoding_writes_is_chosen(kind, tiny_model):
+    model = build(kind, tiny_model)
+    prompts = [[20, 21, *torch.randint(30, 61, (length,)).tolist()] for length in (5, 2, 9, 5, 7, 3)]
+    written = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
+        for prompt in prompts
+    ]
+    texts = [ids[0, len(prompt) :].tolist() for ids, prompt in zip(written, prompts, strict=True)]
+    options = [list(text) for text in dict.fromkeys(map(tuple, texts))]
+    assert len(options) > 1
+    assert choose_options(model, prompts, [options] * len(prompts)) == [options.index(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"), [([APART] * 4, []), ([APART, ONE_STEP, TWO_STEPS, APART], [(2, 1), (1, 1)])]
+)
+@pytest.mark.parametrize("kind", ["llama", "window", "differential"])
+def test_the_model_is_not_asked_for_what_is_decided(kind, options, steps, tiny_model):
+    """Prompts are read once; a step holds only the rows for which several options are left."""
+    model = build(kind, tiny_model)
+    prompts = [[20, 21, *torch.randint(30, 61, (5,)).tolist()] for _ in range(4)]
+    asked, found = asked_for(model, prompts, options)
+    assert asked == [(1, 2), (4, 5), *steps]
+    assert found == [by_hand(model, prompt, given) for prompt, given in zip(prompts, options, strict=True)]
 
 
 @settings(deadline=None)

@@ -174,6 +174,8 @@ def test_seeds_left_after_a_model_diverged_are_no_fair_sample(part):
     assert judged(name, part, records)["verdict"] == "reproduced"
     row = judged(name, part, records, diverged=[7, 9])
     assert (row["verdict"], row["reason"]) == ("inconclusive", "a model diverged in 2 paired seeds")
+    nothing = judged(name, part, [], diverged=[7, 9])
+    assert (nothing["verdict"], nothing["reason"]) == ("not testable", "a model diverged in 2 paired seeds")
 
 
 def test_a_seed_that_only_one_arm_has_leaves_no_verdict():

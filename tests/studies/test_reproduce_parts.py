@@ -128,10 +128,12 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
 def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_of, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
     (tmp_path / "news.jsonl").write_text('{"document": "A.", "summary": "B."}\n')
-    (tmp_path / "tasks").mkdir()
+    for folder in ("tasks", "judge", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(folder)
     (tmp_path / "tasks" / "sums.yaml").write_text("task: sums")
     request = replace(
-        request_of, judge="judge", judge_data=[str(tmp_path / "news.jsonl")], tasks=["sums"],
+        request_of, judge=str(tmp_path / "judge"), judge_data=[str(tmp_path / "news.jsonl")], tasks=["sums"],
         include_path=str(tmp_path / "tasks"),
     )  # fmt: skip
     preset, output = scale_preset(request), tmp_path / "new"
@@ -140,12 +142,12 @@ def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_o
     parts = ("harness", "hallucination")
     before = {part: request.own(part) for part in parts}
     assert (request.own("needles"), request_of.own("needles")) == ([], [])
-    for changed, part in (
-        (replace(request, tasks=["sums", "arc_easy"]), "harness"), (replace(request, judge="other"), "hallucination")
-    ):  # fmt: skip
+    other_judge = replace(request, judge=str(tmp_path / "other"))
+    for changed, part in ((replace(request, tasks=["sums", "arc"]), "harness"), (other_judge, "hallucination")):
         _open(changed, preset, output, resume=True)
         assert [one for one in parts if changed.own(one) != before[one]] == [part]
-    for path, part in (("tasks/sums.yaml", "harness"), ("news.jsonl", "hallucination")):
+    content = ("tasks/sums.yaml", "harness"), ("news.jsonl", "hallucination"), ("judge/config.json", "hallucination")
+    for path, part in content:
         (tmp_path / path).write_text("task: other")
         _open(request, preset, output, resume=True)
         assert [one for one in parts if request.own(one) != before[one]] == [part]
@@ -158,11 +160,27 @@ def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_jou
     work.folders["harness"] = []
     with pytest.raises(KeyboardInterrupt):
         work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
-    for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl", "record.json"])):
+    for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl"])):
         work.request = replace(request_of, tasks=tasks)
         work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
         assert counted.calls == calls
         assert counted.found[-1] == kept
+
+
+def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_of):
+    counted = Counted()
+    work.request = replace(request_of, tasks=["one"])
+    work.seeds = [0]
+    work.folders["harness"] = []
+    work._once("harness", "seed0", counted, seed=0)
+    for tasks in ([], ["two"]):
+        work.request = replace(request_of, tasks=tasks)
+        assert [record.values for record in work.kept("harness")] == [{"call": 1}]
+        assert work.folders["harness"] == [Path("harness/seed0")]
+    assert work.kept("needles") == []  # nothing is there
+    (work.output / "compare" / "softmax-seed0" / "model.safetensors").write_text("another byte")
+    assert work.kept("harness") == []
+    assert counted.calls == 1
 
 
 @pytest.mark.parametrize(
