@@ -76,7 +76,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
 def test_fewer_sequences_than_processes_is_refused(tmp_path, tiny_preset):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
     done = subprocess.run(
-        command(tiny_preset, tmp_path / "two", "training.batch_size=1", launcher=launcher),
+        command(tiny_preset, tmp_path / "two", "training.batch_size=1", "data.needle_share=1", launcher=launcher),
         capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode != 0
