@@ -449,7 +449,8 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     ),
     "many-shot": lambda record: (
         "Learning in context",
-        "Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an order.",
+        "Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an order. "
+        "Many tasks are shown by their mean, with their quartiles, and each dot is a task.",
         "Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
     ),
     "outliers": lambda record: (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import statistics
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +170,18 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     assert figures.save_figures(Record(kind="probe", values={}), tmp_path / "none") == []
+
+
+def test_many_tasks_leave_room_for_their_lines() -> None:
+    row = {"shots": 4, "accuracies": [0.5, 0.7], "mean_accuracy": 0.6, "margin": 0.2, "flip_share": 0.1}
+    task = {
+        "rows": [{"shots": count, "accuracy": 0.5, "interval": [0.4, 0.6], "tokens": 9} for count in (1, 4)],
+        "orders": {"random": row, "alternating": row}, "majority_rate": 0.3, "guess_rate": 0.25,
+    }  # fmt: skip
+    tasks = {f"a-task-of-many-words-{number}": task for number in range(25)}
+    figure = figures.FIGURES["many-shot"](Record(kind="evaluate-many-shot", values={"tasks": tasks}))
+    assert figure is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure.savefig(io.BytesIO(), format="png")
+    assert all(axes.get_position().width > 0.2 for axes in figure.axes)
