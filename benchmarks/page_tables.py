@@ -366,6 +366,22 @@ def learning_rates(name: str) -> list[list[str]]:
     return found
 
 
+def loops() -> list[list[str]]:
+    """Speeds of the evaluation loops: what is done a second, divided by what the baseline does."""
+    rows = record("benchmark-evaluation").values["rows"]
+    models = list(dict.fromkeys(row["task"].split(", ")[1] for row in rows))
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        task, model = row["task"].split(", ")
+        low, high = row["speed_quartiles"]
+        what = f"{task}, {row['length']:,} tokens: {row['subject']} / {row['baseline']}"
+        found.setdefault(what, {})[model] = f"{row['speed']:.2f} [{low:.2f}–{high:.2f}]"
+    return [
+        ["speed ratio, above 1 is faster; quartiles in brackets", *models],
+        *([what, *(cells.get(model, "–") for model in models)] for what, cells in found.items()),
+    ]
+
+
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -401,6 +417,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "classifiers": classifiers,
     "translation": lambda: of_report("translate", translation.models),
     "kernels": kernels,
+    "loops": loops,
     "dependency": lambda: of_report("dependency", accuracies),
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
