@@ -375,7 +375,7 @@ def loops() -> list[list[str]]:
         task, model = row["task"].split(", ")
         low, high = row["speed_quartiles"]
         what = f"{task}, {row['length']:,} tokens: {row['subject']} / {row['baseline']}"
-        found.setdefault(what, {})[model] = f"{row['speed']:.2f} [{low:.2f}–{high:.2f}]"
+        found.setdefault(what, {})[model] = f"{row['speed']:.2f} [{low:.2f} to {high:.2f}]"
     return [
         ["speed ratio, above 1 is faster; quartiles in brackets", *models],
         *([what, *(cells.get(model, "–") for model in models)] for what, cells in found.items()),
