@@ -59,6 +59,17 @@ class ModelSettings:
     dex_heads: list[list[int]] | None = None
     dex_steps: int = 0
     """Training steps over which DEX anneals its λ; at most ``training.steps``."""
+    initializer: Literal["normal", "fan_in"] = "normal"
+    """How matrices begin: N(0, initializer_range²), or as in the authors' stack (microsoft/unilm, YOCO): linear layers
+    U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size."""
+    embedding_range: float | None = None
+    """Standard deviation of the first embeddings; None: as ``initializer`` says."""
+    embedding_multiplier: float | None = None
+    """Factor of the embeddings in the forward pass; None: as ``initializer`` says."""
+    residual_init_scale: float | Literal["depth"] = 1.0
+    """Factor on the first output projections of attention and MLP; ``depth``: 1/√(2·num_hidden_layers)."""
+    head_norm_init: float = 1.0
+    """First weight of the norm over each head's output."""
 
 
 @dataclass(kw_only=True)
@@ -122,6 +133,8 @@ class TrainingSettings:
     """Sequences in one forward pass of one process; None: all of the process's share."""
     learning_rate: float = 3e-4
     """Peak of the schedule."""
+    lambda_rate: float = 1.0
+    """Learning rate of λ's parameters, as a multiple of the others'."""
     warmup_steps: int = 100
     beta1: float = 0.9
     beta2: float = 0.95
@@ -333,6 +346,7 @@ def _check_run(run: RunSettings) -> None:
         raise InputError(f"data.sequence_length must be at least 2, got {data.sequence_length}")
     above_zero = {
         "training.learning_rate": training.learning_rate,
+        "training.lambda_rate": training.lambda_rate,
         "training.clip": training.clip,
         "model.rope_theta": run.model.rope_theta,
         "model.rms_norm_eps": run.model.rms_norm_eps,

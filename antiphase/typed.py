@@ -39,9 +39,12 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if hint is Any:
         return value
     if origin in (types.UnionType, typing.Union):
-        if value is None:
+        if value is None and type(None) in arguments:
             return None
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
+        named = [argument for argument in arguments if typing.get_origin(argument) is Literal]
+        if any(value in typing.get_args(argument) for argument in named):
+            return value
+        (inner,) = [argument for argument in arguments if argument is not type(None) and argument not in named]
         return _coerce(inner, value, path)
     if origin is Literal:
         if value not in arguments:

@@ -18,6 +18,7 @@ from antiphase.interface import AttentionFunction, differential_function, subtra
 from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
 from antiphase.models.classic_configs import VanillaConfig
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.start import mark_first_weight, mark_residual_output
 from antiphase.models.variants import ACROSS, variant_of
 from antiphase.ops.shapes import statistics_dtype
 
@@ -53,6 +54,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(config.hidden_size, keys, bias=bias)
         self.v_proj = nn.Linear(config.hidden_size, keys, bias=bias)
         self.o_proj = nn.Linear(self.outputs * config.head_dim, config.hidden_size, bias=bias)
+        mark_residual_output(self.o_proj)
         self._add_variant()
 
     def _add_variant(self) -> None:
@@ -60,6 +62,7 @@ class Attention(nn.Module):
         variant, config, width = self.variant, self.config, self.head_dim
         if variant.head_norm:
             self.head_norm = nn.RMSNorm(self.head_width, eps=config.head_norm_eps)
+            mark_first_weight(self.head_norm, getattr(config, "head_norm_init", 1.0))
         if variant.output_gate:
             self.output_gate = nn.Linear(config.hidden_size, self.outputs * width, bias=False)
         if variant.sink_logits:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError, nearest
-from antiphase.models.variants import ACROSS, check_variant
+from antiphase.models.start import check_start, default_multiplier
+from antiphase.models.variants import ACROSS, check_variant, variant_of
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
 """The published kinds."""
@@ -46,6 +47,13 @@ class AntiphaseConfig(PreTrainedConfig):
             number of heads, and the value heads divide it. None: one for each head.
         dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None: none.
         dex_steps: training steps over which DEX anneals its λ.
+        initializer: how matrices begin: "normal", N(0, initializer_range²), or "fan_in", as in the authors' stack
+            (microsoft/unilm, YOCO): linear layers U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size.
+        embedding_range: standard deviation of the first embeddings; None: as ``initializer`` says.
+        embedding_multiplier: factor of the embeddings in the forward pass; None: √hidden_size with "fan_in", else 1.
+        residual_init_scale: factor on the first values of what writes into the residual stream (output projections of
+            attention and MLP); "depth" is 1/√(2·num_hidden_layers), 0 starts every block as the identity.
+        head_norm_init: first weight of the norm over each head's output.
         max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
             the special tokens are transformers' own.
 
@@ -82,6 +90,11 @@ class AntiphaseConfig(PreTrainedConfig):
         num_noise_heads: int | None = None,
         dex_heads: list[list[int]] | None = None,
         dex_steps: int = 0,
+        initializer: str = "normal",
+        embedding_range: float | None = None,
+        embedding_multiplier: float | None = None,
+        residual_init_scale: float | str = 1.0,
+        head_norm_init: float = 1.0,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
         pad_token_id: int | None = None,
@@ -123,6 +136,12 @@ class AntiphaseConfig(PreTrainedConfig):
         self.num_noise_heads = num_noise_heads
         self.dex_heads, self.dex_steps = dex_heads, dex_steps
         check_variant(self)
+        self.initializer, self.embedding_range = initializer, embedding_range
+        if embedding_multiplier is None:
+            embedding_multiplier = default_multiplier(initializer, hidden_size)
+        self.embedding_multiplier = embedding_multiplier
+        self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
+        check_start(self, has_head_norm=variant_of(self).head_norm)
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,

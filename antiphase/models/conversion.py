@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, Pre
 
 from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.start import START
 from antiphase.models.variants import own_fields
 
 Format = Literal["antiphase", "llama", "diffllama"]
@@ -238,7 +239,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     fields = _shared(config) | {"num_attention_heads": 2 * config.num_attention_heads}
     ours = AntiphaseConfig(
         attention_type="softmax" if control else "differential_v2",
-        sliding_window=config.sliding_window, layer_types=config.layer_types, **fields,
+        sliding_window=config.sliding_window, layer_types=config.layer_types, **_start(config), **fields,
     )  # fmt: skip
     recipes = dict(_identity(ours).recipes)
     width = config.head_dim
@@ -259,7 +260,7 @@ def _extended(config: AntiphaseConfig) -> Conversion:
     heads = list(range(config.num_attention_heads))
     ours = AntiphaseConfig(
         attention_type="softmax", sliding_window=config.sliding_window, layer_types=config.layer_types,
-        dex_heads=[heads] * config.num_hidden_layers, **_shared(config),
+        dex_heads=[heads] * config.num_hidden_layers, **_start(config), **_shared(config),
     )  # fmt: skip
     recipes = dict(_identity(ours).recipes)
     for name in recipes:
@@ -282,7 +283,8 @@ def _to_llama(config: AntiphaseConfig) -> Conversion:
             f"hidden_size ({config.hidden_size})"
         )
     theirs = LlamaConfig(**_shared(config))
-    return Conversion(theirs, {name: partial(_take, name) for name in tensor_shapes(theirs)})
+    recipes = {name: partial(_take, name) for name in tensor_shapes(theirs)}
+    return Conversion(theirs, recipes | _folded_embedding(config, "llama"))
 
 
 def _to_diffllama(config: AntiphaseConfig) -> Conversion:
@@ -304,11 +306,31 @@ def _to_diffllama(config: AntiphaseConfig) -> Conversion:
             recipes[name] = partial(_with_head_norm, name)
         else:
             recipes[name] = partial(_take, name)
-    return Conversion(theirs, recipes)
+    return Conversion(theirs, recipes | _folded_embedding(config, "diffllama"))
 
 
 def _shared(config: PreTrainedConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in SIZES}
+
+
+def _start(config: AntiphaseConfig) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in START}
+
+
+def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
+    """The multiplier of the embeddings as part of them, which a tied head could not do without.
+
+    Raises:
+        InputError: embeddings with a multiplier that are tied to the head.
+    """
+    if config.embedding_multiplier == 1.0:
+        return {}
+    if config.tie_word_embeddings:
+        raise InputError(
+            f"--to {to}: SOURCE multiplies its embeddings by embedding_multiplier ({config.embedding_multiplier:.3g}), "
+            f"which {to} cannot express while tie_word_embeddings makes them the head as well"
+        )
+    return {EMBEDDING: partial(_permuted, EMBEDDING, partial(torch.mul, config.embedding_multiplier))}
 
 
 def _refuse_fields(config: PreTrainedConfig) -> None:

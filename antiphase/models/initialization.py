@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.models.attention import LAMBDA_STD, ZERO_AT_START
+from antiphase.models.start import embedding_std, first_weight, linear_spread
 from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
 
@@ -23,25 +24,38 @@ M = TypeVar("M", bound=nn.Module)
 def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
     """Fill every parameter in place from a generator keyed by ``seed`` and the parameter's name.
 
-    Matrices are N(0, initializer_range²), λ vectors N(0, 0.1²), norms one, what variants add zero.
+    Matrices begin as the configuration's ``initializer`` says (``start.py``), λ vectors N(0, 0.1²), norms at one, those
+    of heads at ``head_norm_init``, what variants add at zero.
     """
-    norms = {id(module.weight) for module in model.modules() if isinstance(module, nn.RMSNorm)}
+    owners = {f"{path}.{name}": module for path, module in model.named_modules() for name in module._parameters}
     for name, parameter in model.named_parameters():
-        if id(parameter) in norms:
-            parameter.fill_(1.0)
-            continue
-        last = name.rpartition(".")[2]
-        if last in ZERO_AT_START:
+        owner, last = owners[name], name.rpartition(".")[2]
+        if isinstance(owner, nn.RMSNorm):
+            parameter.fill_(first_weight(owner))
+        elif last in ZERO_AT_START:
             parameter.zero_()
-            continue
-        std = LAMBDA_STD if last.startswith("lambda_") else model.config.initializer_range
-        parameter.copy_(normal(parameter.shape, std, seed=seed, name=name))
+        else:
+            shape, size = _spread(model, owner)
+            parameter.copy_(drawn(parameter.shape, shape, size, seed=seed, name=name))
 
 
-def normal(shape: torch.Size, std: float, *, seed: int, name: str) -> Tensor:
-    """Normal values of ``shape`` that depend on the seed, the name and nothing else; fp32, on the CPU."""
+def _spread(model: AntiphasePreTrainedModel, owner: nn.Module) -> tuple[str, float]:
+    """Shape and size of the values that the parameters of a module begin with."""
+    if isinstance(owner, nn.Linear):
+        return linear_spread(model.config, owner)
+    return "normal", embedding_std(model.config) if isinstance(owner, nn.Embedding) else LAMBDA_STD
+
+
+def drawn(shape: torch.Size, kind: str, size: float, *, seed: int, name: str) -> Tensor:
+    """Values that depend on the seed, the name and nothing else; fp32, on the CPU.
+
+    ``kind`` "normal": of standard deviation ``size``; "uniform": between -``size`` and ``size``.
+    """
+    values = torch.empty(shape, dtype=torch.float32)
     generator = keyed_generator(seed, name)
-    return torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+    if kind == "uniform":
+        return values.uniform_(-size, size, generator=generator)
+    return values.normal_(0.0, size, generator=generator)
 
 
 def seeded(build: Callable[[], M], seed: int) -> M:

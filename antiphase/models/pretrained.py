@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from antiphase import interface
 from antiphase.models.attention import Attention
+from antiphase.models.start import first_weight
 from antiphase.models.variants import variant_of
 
 
@@ -47,7 +48,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """λ vectors N(0, 0.1²) (2410.05258, section 2.1), and norms one."""
         if isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
+            nn.init.constant_(module.weight, first_weight(module))
         elif isinstance(module, Attention):
             module.reset_variant()
         else:

@@ -21,6 +21,7 @@ from antiphase.models.attention import ATTENTION_LAYERS, Attention
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
 from antiphase.models.pretrained import AttendingPreTrainedModel
+from antiphase.models.start import embedding_std, linear_spread, mark_residual_output
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -33,6 +34,7 @@ class SwiGLU(nn.Module):
         self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        mark_residual_output(self.down_proj)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.down_proj(nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
@@ -67,9 +69,15 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Projections N(0, initializer_range²), λ vectors N(0, 0.1²), norms one (2410.05258, section 2.1)."""
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        """Matrices as ``initializer`` says (``start.py``), λ vectors N(0, 0.1²) (2410.05258, section 2.1)."""
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=embedding_std(self.config))
+        elif isinstance(module, nn.Linear):
+            shape, size = linear_spread(self.config, module)
+            if shape == "uniform":
+                nn.init.uniform_(module.weight, -size, size)
+            else:
+                nn.init.normal_(module.weight, std=size)
         else:
             super()._init_weights(module)
 
@@ -105,6 +113,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, N, hidden) of token ids (B, N) or embeddings (B, N, hidden).
 
+        Both are multiplied by ``config.embedding_multiplier``, so that ``inputs_embeds=embed_tokens(input_ids)`` gives
+        what ``input_ids`` gives.
+
         ``attention_mask`` is (B, M) with 1 at real tokens, a mask of four dimensions as it stands, or one of those for
         each of ``config.layer_types``.
 
@@ -135,6 +146,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             # After the masks: create_causal_mask looks for packed sequences only where there is no cache.
             past_key_values = DynamicCache(config=self.config)
         hidden_states = inputs_embeds
+        if self.config.embedding_multiplier != 1.0:
+            hidden_states = hidden_states * self.config.embedding_multiplier
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
         for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             hidden_states = layer(

@@ -46,7 +46,7 @@ Evaluation = Callable[[LanguageModel], Mapping[str, float]]
 STRUCTURE = (
     "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
-    "layer_types", *(name for name in FIELDS if name != "dex_steps"),
+    "layer_types", "embedding_multiplier", *(name for name in FIELDS if name != "dex_steps"),
 )  # fmt: skip
 """Fields of a configuration that must agree for one model's weights to compute the same in another; ``rope_parameters``
 may differ in a model that reads longer sequences."""
@@ -177,7 +177,7 @@ class _Run:
         training = self.training
         rate = learning_rate(step, training)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("rate", 1.0)  # checkpoints of earlier versions have none
         batch = self.stream.batch(step)
         self.progress.tokens += batch.input_ids.numel()
         count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes

@@ -9,12 +9,18 @@ from antiphase.config import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW over two groups: matrices decay; norms, biases and λ vectors (one dimension) do not."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
+    """AdamW over groups: matrices decay; norms, biases and λ vectors (one dimension) do not.
+
+    Each group has a ``rate``, its multiple of the learning rate: ``lambda_rate`` for what makes λ, else 1.
+    """
+    members: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
+    for name, parameter in model.named_parameters():
+        makes_lambda = any(part.startswith(("lambda_", "dex_lambda")) for part in name.split("."))
+        rate = settings.lambda_rate if makes_lambda else 1.0
+        members.setdefault((rate, parameter.dim() >= 2), []).append(parameter)
     groups = [
-        {"params": matrices, "weight_decay": settings.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+        {"params": parameters, "rate": rate, "weight_decay": settings.weight_decay if decays else 0.0}
+        for (rate, decays), parameters in members.items()
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), fused=True)
 

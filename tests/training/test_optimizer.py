@@ -55,3 +55,16 @@ def test_matrices_decay_and_norms_and_lambda_do_not(tiny_model):
     assert decay[0.0] == spared
     assert {name.rpartition(".")[2] for name in spared} >= {"lambda_q1", "lambda_k2", "weight"}
     assert all(group["betas"] == (0.8, 0.7) for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("kind", ["differential", "differential_v2"])
+def test_what_makes_lambda_takes_its_own_multiple_of_the_rate(tiny_model, kind):
+    model = tiny_model(kind)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    optimizer = build_optimizer(model, TrainingSettings(steps=1, lambda_rate=0.1, weight_decay=0.3))
+    rates = {names[id(p)]: group["rate"] for group in optimizer.param_groups for p in group["params"]}
+    assert rates.keys() == set(names.values())
+    assert {name for name, rate in rates.items() if rate == 0.1} == {name for name in rates if "lambda_" in name}
+    assert set(rates.values()) == {1.0, 0.1}
+    decays = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert all(decays[name] == (0.3 if model.get_parameter(name).dim() >= 2 else 0.0) for name in names.values())

@@ -1,0 +1,90 @@
+"""How a parameter starts: the fields of a configuration that say it, their checks, and the rule.
+
+Two starts are published for decoders of this kind. GPT-2's: every matrix from N(0, 0.02²). The one of microsoft/unilm
+(YOCO, by the authors of 2410.05258): embeddings from N(0, 1/hidden_size), multiplied by √hidden_size in the forward
+pass, so that the residual stream begins at RMS 1, and linear layers from U(±1/√fan_in).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import nn
+
+from antiphase.errors import InputError, nearest
+
+INITIALIZERS = ("normal", "fan_in")
+DEPTH = "depth"
+"""``residual_init_scale`` of 1/√(2·layers), as in GPT-2."""
+START = ("initializer", "embedding_range", "embedding_multiplier", "residual_init_scale", "head_norm_init")
+"""Fields of a start. The multiplier is part of what a model computes; the others say only how its parameters begin."""
+
+
+def check_start(config: Any, *, has_head_norm: bool) -> None:
+    """
+    Raises:
+        InputError: a value out of range, or a field that this model has no use for; it names the field.
+    """
+    if config.initializer not in INITIALIZERS:
+        known = " or ".join(INITIALIZERS)
+        raise InputError(
+            f"initializer must be {known}, got {config.initializer!r}{nearest(str(config.initializer), INITIALIZERS)}"
+        )
+    for name in ("embedding_range", "embedding_multiplier"):
+        value = getattr(config, name)
+        if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            raise InputError(f"{name} must be a number above 0, got {value!r}")
+    scale = config.residual_init_scale
+    if scale != DEPTH and not (_is_number(scale) and 0 <= scale < math.inf):
+        raise InputError(f"residual_init_scale must be a number of at least 0, or {DEPTH!r}, got {scale!r}")
+    weight = config.head_norm_init
+    if not _is_number(weight) or not math.isfinite(weight):
+        raise InputError(f"head_norm_init must be a number, got {weight!r}")
+    if weight != 1.0 and not has_head_norm:
+        raise InputError(f"head_norm_init ({weight:g}) has no use without head_norm")
+
+
+def default_multiplier(initializer: str, hidden_size: int) -> float:
+    """Of the embeddings, so that the residual stream begins at RMS 1 where they are N(0, 1/hidden_size)."""
+    return hidden_size**0.5 if initializer == "fan_in" else 1.0
+
+
+def embedding_std(config: Any) -> float:
+    """Standard deviation of the first embeddings."""
+    if config.embedding_range is not None:
+        return float(config.embedding_range)
+    return float(config.hidden_size**-0.5 if config.initializer == "fan_in" else config.initializer_range)
+
+
+def mark_residual_output(layer: nn.Linear) -> None:
+    """Have ``residual_init_scale`` scale this layer's first weights."""
+    vars(layer)["writes_residual"] = True
+
+
+def mark_first_weight(norm: nn.RMSNorm, weight: float) -> None:
+    """Have a norm begin at this weight."""
+    vars(norm)["first_weight"] = weight
+
+
+def first_weight(norm: nn.RMSNorm) -> float:
+    """The weight that a norm begins at: what it is marked with, else 1."""
+    return float(vars(norm).get("first_weight", 1.0))
+
+
+def linear_spread(config: Any, layer: nn.Linear) -> tuple[str, float]:
+    """Shape and size of a linear layer's first weights: ("normal", standard deviation) or ("uniform", bound).
+
+    Marked layers are scaled by ``residual_init_scale``.
+    """
+    scale = 1.0
+    if "writes_residual" in vars(layer):
+        given = config.residual_init_scale
+        scale = (2 * config.num_hidden_layers) ** -0.5 if given == DEPTH else given
+    if config.initializer == "fan_in":
+        return "uniform", scale * layer.in_features**-0.5
+    return "normal", scale * config.initializer_range
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
