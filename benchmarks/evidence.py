@@ -1,0 +1,150 @@
+"""Trains the runs that ``evidence.yaml`` names and that have no record yet, one after the other.
+
+    python benchmarks/evidence.py --data ../shared/data/books/train --validation ../shared/data/books/validation
+
+Every finished run leaves one small file in ``docs/records/evidence/STUDY/``, from which ``evidence_tables.py`` makes
+tables and figures. A run that was stopped goes on from its checkpoint in ``runs/evidence``. The public source of the
+text is Standard Ebooks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from antiphase.config import RunSettings, load_preset
+from antiphase.errors import Interrupted
+from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.compare import first_passing
+from antiphase.studies.jobs import Job, run_jobs
+from antiphase.studies.tune import gradient_spikes
+from antiphase.training.run_folder import read_metrics
+
+STUDIES = Path(__file__).with_suffix(".yaml")
+RECORDS = Path("docs/records/evidence")
+WORK = Path("runs/evidence")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of a study."""
+
+    study: str
+    levels: dict[str, str]
+    """Of each factor."""
+    changes: dict[str, Any]
+    """Settings in which it departs from the study's base."""
+    seed: int
+    base: str
+
+    @property
+    def name(self) -> str:
+        """Of its folder and of its record."""
+        words = [f"{factor} {level}".replace(" ", "_") for factor, level in self.levels.items()]
+        return "-".join([*words, f"seed{self.seed}"]).replace("/", "_")
+
+    @property
+    def record(self) -> Path:
+        """The file that it leaves."""
+        return RECORDS / self.study / f"{self.name}.json"
+
+    def settings(self, data: list[str], validation: list[str]) -> RunSettings:
+        """All of them; a base of synthetic data takes no paths."""
+        changes = [f"{key}={json.dumps(value)}" for key, value in self.changes.items()]
+        synthetic = load_preset(self.base, changes).run.data.source == "synthetic"
+        own = "data.validation" in self.changes
+        preset = load_preset(
+            self.base, changes, data=() if synthetic else data, validation=() if synthetic or own else validation
+        )
+        run = preset.run
+        return replace(
+            run,
+            data=replace(run.data, cache=None if synthetic else str(WORK / "tokens")),
+            training=replace(run.training, seed=self.seed),
+        )
+
+
+def studies(path: Path = STUDIES) -> dict[str, Any]:
+    """The studies by name, in the order in which they run."""
+    return yaml.safe_load(path.read_text("utf-8"))
+
+
+def runs_of(name: str, study: Mapping[str, Any]) -> Iterator[Run]:
+    """Every combination of levels with every seed: all arms of a seed, then the next seed."""
+    factors = study["factors"]
+    for seed in study["seeds"]:
+        for levels in itertools.product(*factors.values()):
+            changes: dict[str, Any] = dict(study.get("settings", {}))
+            for factor, level in zip(factors.values(), levels, strict=True):
+                changes |= factor[level]
+            yield Run(name, dict(zip(factors, levels, strict=True)), changes, seed, study["base"])
+
+
+def execute(run: Run, settings: RunSettings) -> None:
+    """Train the run, or go on with it, and write its record."""
+    folder = WORK / run.study
+    job = Job(run.name, run.study, run.seed, settings)
+    run_jobs([job], folder, processes=1, cores=1, report=lambda job, step, values: None)
+    record = Record.load(folder / run.name)
+    lines = read_metrics(folder / run.name)
+    norms = [line["gradient_norm"] for line in lines]
+    kept = {
+        "study": run.study,
+        "levels": run.levels,
+        "seed": run.seed,
+        "changes": run.changes,
+        "values": {
+            **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
+            "passes": first_passing(record.values["curve"], 0.5),
+            "spikes": gradient_spikes(norms),
+            "largest_gradient_norm": max((norm for norm in norms if norm is not None), default=None),
+        },
+        "settings": finite(asdict(settings)),
+        "environment": record.environment,
+        "created": record.created,
+    }
+    run.record.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.record, (json.dumps(finite(kept), ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def main() -> None:
+    """Train what is left, until ``--minutes`` are over."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", action="append", default=[], help="text to train on; repeatable")
+    parser.add_argument("--validation", action="append", default=[], help="text that is held out; repeatable")
+    parser.add_argument("--studies", help="comma-separated names; all in their order if left out")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    given = parser.parse_args()
+    console = Console()
+    known = studies()
+    names = given.studies.split(",") if given.studies else list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--studies: unknown study {unknown[0]!r}; known: {', '.join(known)}")
+    left = [run for name in names for run in runs_of(name, known[name]) if not run.record.is_file()]
+    console.print(f"{len(left)} runs have no record yet")
+    started = time.monotonic()
+    for place, run in enumerate(left, start=1):
+        if time.monotonic() - started > 60 * given.minutes:
+            break
+        began = time.monotonic()
+        try:
+            execute(run, run.settings(given.data, given.validation))
+        except Interrupted:
+            console.print("stopped; the same command goes on from the checkpoint")
+            raise SystemExit(130) from None
+        console.print(
+            f"{place} of {len(left)}: {run.study}/{run.name}, {time.monotonic() - began:.0f} s", highlight=False
+        )
+
+
+if __name__ == "__main__":
+    main()
