@@ -18,11 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from rich.console import Console
 
 from antiphase.config import RunSettings, load_preset
+from antiphase.data.prepare import prepare
 from antiphase.errors import Interrupted
+from antiphase.evals.loading import load_model
+from antiphase.evals.scoring import negative_log_likelihoods
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.compare import first_passing
 from antiphase.studies.jobs import Job, run_jobs
@@ -89,6 +93,27 @@ def runs_of(name: str, study: Mapping[str, Any]) -> Iterator[Run]:
             yield Run(name, dict(zip(factors, levels, strict=True)), changes, seed, study["base"])
 
 
+def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] | None:
+    """Held-out loss of each block of text in nats a token, by document, so that runs can be compared block by block.
+
+    None for runs on the synthetic task.
+    """
+    if settings.data.source == "synthetic":
+        return None
+    data = prepare(settings.data, WORK / "tokens")
+    text = data.validation_text
+    assert text is not None
+    batch = data.validation(settings.evaluation.validation_sequences)
+    losses = negative_log_likelihoods(load_model(str(folder)).model, batch.input_ids, batch.labels)
+    by_block = losses.unflatten(0, (len(batch.input_ids), -1)).double().mean(1).tolist()
+    ends = np.flatnonzero(text.tokens == data.tokenizer.eos_token_id)
+    found: dict[str, list[float]] = {}
+    for index, loss in enumerate(by_block):
+        start = index * len(text) // len(by_block) * text.sequence_length
+        found.setdefault(str(int(np.searchsorted(ends, start))), []).append(round(loss, 4))
+    return found
+
+
 def execute(run: Run, settings: RunSettings) -> None:
     """Train the run, or go on with it, and write its record."""
     folder = WORK / run.study
@@ -104,6 +129,7 @@ def execute(run: Run, settings: RunSettings) -> None:
         "changes": run.changes,
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
+            "block_losses": block_losses(folder / run.name, settings),
             "passes": first_passing(record.values["curve"], 0.5),
             "spikes": gradient_spikes(norms),
             "largest_gradient_norm": max((norm for norm in norms if norm is not None), default=None),

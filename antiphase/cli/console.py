@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from antiphase.studies.jobs import Job
 
 
+REFRESH_SECONDS = 30
+"""After which a browser loads the page of an unfinished study again."""
+
+
 def make_console(*, quiet: bool = False) -> Console:
     """The terminal; only our own progress bars appear in it. ``quiet``: of several processes one speaks."""
     from rich.console import Console
@@ -111,6 +115,22 @@ def share_progress(console: Console, words: str) -> Iterator[Callable[[float, in
             progress.update(progress.tasks[0].id, completed=done, total=count, description=text)
 
         yield show
+
+
+def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
+    """Writes the page of an unfinished study again and again; the first time it says where the page is."""
+    from antiphase.report.html import write_report
+
+    page = output / "report.html"
+    shown: list[Path] = []
+
+    def write(record: Record) -> None:
+        write_report([record], page, refresh=REFRESH_SECONDS)
+        if not shown:
+            console.print(f"curves so far, growing: {page}", highlight=False)
+            shown.append(page)
+
+    return write
 
 
 def finish(console: Console, record: Record, output: Path) -> None:

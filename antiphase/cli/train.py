@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from antiphase.cli.console import describe, finish, job_progress, make_console, run_progress, sayer
+from antiphase.cli.console import (
+    describe,
+    finish,
+    job_progress,
+    make_console,
+    page_writer,
+    run_progress,
+    sayer,
+)
 from antiphase.cli.options import (
     DataOption,
     DeviceOption,
@@ -43,7 +51,9 @@ def compare(
     console = make_console()
     describe(console, chosen)
     with job_progress(console) as report:
-        record = run_compare(chosen, output, resume=resume, report=report, say=sayer(console))
+        record = run_compare(
+            chosen, output, resume=resume, report=report, say=sayer(console), watch=page_writer(console, output)
+        )
     finish(console, record, output)
 
 

@@ -82,8 +82,10 @@ class Section:
     detail_tables: list[Table]
 
 
-def write_report(records: Sequence[Record], output: Path) -> Path:
+def write_report(records: Sequence[Record], output: Path, *, refresh: int | None = None) -> Path:
     """Write one HTML page with a section for each record, in order. Returns ``output``.
+
+    ``refresh``: seconds after which a browser loads the page again, for one that is going to change.
 
     Raises:
         InputError: there is no record, or ``output`` is a folder or cannot be written.
@@ -98,7 +100,7 @@ def write_report(records: Sequence[Record], output: Path) -> Path:
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
     page = resources.files(__package__) / "page.html"
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
-    text = template.render(title="antiphase report", sections=sections)
+    text = template.render(title="antiphase report", sections=sections, refresh=refresh)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
@@ -210,14 +212,17 @@ def _paragraphs(record: Record) -> list[str]:
         repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
         guess = values.get("guess_rate")
         by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
+        so_far = values.get("unfinished")
+        waiting = [] if so_far is None else [f"{100 * so_far:.0f} % of the training is done; this page is growing."]
         return [
+            *waiting,
             f"Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side "
             f"by side, {repeated}; in each seed every arm read the same data in the same order. They had to "
             "find a fact in a longer text: first-query accuracy is the share of first questions that a model "
             f"answered right. A model that only names any value it has seen reaches the guess "
             f"rate{by_chance}, and the untrained model shows what the architecture does before it has "
             "learned anything: read every accuracy beside those two. Seeds are repetitions; where the ranges "
-            "of two arms overlap, luck may have chosen the order."
+            "of two arms overlap, luck may have chosen the order.",
         ]
     known = {
         "reproduce": "The experiments of the Differential Transformer paper at a small scale: pairs of models that "

@@ -26,7 +26,14 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
 from antiphase.training.loop import LanguageModel, build_model, check_settings
-from antiphase.training.run_folder import WITHOUT_EFFECT, check_content, is_free, only_one, undone_if_refused
+from antiphase.training.run_folder import (
+    WITHOUT_EFFECT,
+    check_content,
+    is_free,
+    only_one,
+    read_curve,
+    undone_if_refused,
+)
 from antiphase.typed import build, dotted
 
 SETTINGS = "compare.yaml"
@@ -36,6 +43,8 @@ START_SETTING = ".training.start_from"
 """End of the name under which a run or arm says where its weights come from. They may have moved since the study
 began; the runs themselves check that they are the same.
 """
+FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
+"""Seconds of training after which an unfinished comparison is first shown, and between later ones."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
 
@@ -69,6 +78,7 @@ def compare(
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
     begin: Callable[[], None] = lambda: None,
+    watch: Callable[[Record], None] = lambda record: None,
 ) -> Record:
     """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
 
@@ -77,6 +87,7 @@ def compare(
         report: called when a run has new metrics.
         say: called with what happens outside the runs.
         begin: called before anything is read, to make what arms start from.
+        watch: called now and then during training with a record of what there is so far: the curves.
 
     Returns:
         The record of kind "compare".
@@ -100,7 +111,8 @@ def compare(
             check_content(output, data.content)
         cores = os.cpu_count() or 1
         at_once = parallel_runs(jobs, preset.compare.processes, cores)
-        run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
+        showing = _showing(study, jobs, data, report, watch)
+        run_jobs(jobs, output, processes=at_once, cores=cores, report=showing)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
         values, arrays = measure(study, jobs, data)
         record = Record(
@@ -113,6 +125,39 @@ def compare(
         )
         record.save(output)
     return record
+
+
+def _showing(
+    study: Study, jobs: Sequence[Job], data: PreparedData, report: Report, watch: Callable[[Record], None]
+) -> Report:
+    """``report``, and from time to time ``watch`` with the curves so far."""
+    due = time.monotonic() + FIRST_PAGE
+
+    def show(job: Job, step: int, values: dict[str, Any]) -> None:
+        nonlocal due
+        report(job, step, values)
+        if time.monotonic() >= due:
+            record = unfinished(study, jobs, guess_rate=data.task().guess_rate)
+            if record is not None:
+                watch(record)
+            due = time.monotonic() + NEXT_PAGES
+
+    return show
+
+
+def unfinished(study: Study, jobs: Sequence[Job], *, guess_rate: float) -> Record | None:
+    """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
+    curves = {job: read_curve(study.output / job.name) for job in jobs}
+    if max(map(len, curves.values())) < 2:
+        return None
+    settings = study.preset.compare
+    runs = [{"arm": job.arm, "seed": job.seed, "folder": job.name, "curve": curve} for job, curve in curves.items()]
+    done = sum(curve[-1]["step"] for curve in curves.values() if curve)
+    values = {
+        "arms": list(settings.arms), "threshold": settings.threshold, "guess_rate": guess_rate, "runs": runs,
+        "unfinished": done / sum(job.settings.training.steps for job in jobs),
+    }  # fmt: skip
+    return Record(kind="compare", values=values, seeds=list(settings.seeds))
 
 
 def check_sizes(preset: Preset, jobs: Sequence[Job], data: PreparedData) -> None:

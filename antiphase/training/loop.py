@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import signal
 import threading
@@ -30,11 +31,19 @@ from antiphase.models.initialization import initialize, seeded
 from antiphase.models.recurrent import RecurrentForCausalLM
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.models.variants import FIELDS
-from antiphase.records import Record, finite
+from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
-from antiphase.training.run_folder import MetricsLog, check_content, check_start, only_one, open_run, read_metrics
+from antiphase.training.run_folder import (
+    CURVE,
+    MetricsLog,
+    check_content,
+    check_start,
+    only_one,
+    open_run,
+    read_metrics,
+)
 
 LanguageModel = AntiphaseForCausalLM | RecurrentForCausalLM
 """What a run trains."""
@@ -239,6 +248,7 @@ class _Run:
                     point.update(evaluate(self.model))
             self.model.train()
             self.progress.curve.append(finite(point))
+            write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
             self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
             self.report(self.progress.step, {"evaluation": point})
         self.group.wait()

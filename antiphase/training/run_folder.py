@@ -17,6 +17,8 @@ from antiphase.records import write_atomically
 
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
+CURVE = "curve.json"
+"""Evaluations so far, for whoever watches the run; what a resumed run goes on from is in its checkpoint."""
 LOCK = ".lock"
 CONTENT = "text.sha256"
 START = "start.sha256"
@@ -189,6 +191,12 @@ def is_in_use(folder: Path) -> bool:
         return True
     lock.release()
     return False
+
+
+def read_curve(folder: Path) -> list[dict[str, Any]]:
+    """Evaluations of a run so far."""
+    path = folder / CURVE
+    return json.loads(path.read_text("utf-8")) if path.is_file() else []
 
 
 class MetricsLog:
