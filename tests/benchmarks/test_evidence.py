@@ -1,0 +1,121 @@
+"""Evidence: every combination is a run of its own; effects and their intervals are right where the truth is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"benchmarks/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+evidence, effects = script("evidence"), script("evidence_effects")
+FACTORS = {"attention": ["softmax", "V1"], "norm": ["with", "without"], "start": ["a", "b"]}
+
+
+def made(truth, *, seeds=3, blocks=40, seed_noise=0.0, text_noise=0.0, generator=None):
+    """Runs whose loss is ``truth(levels)``, shifts of seeds and blocks that all share, and noise of either kind."""
+    generator = generator or np.random.default_rng(0)
+    shifts, texts = generator.normal(size=seeds), generator.normal(size=blocks)
+    runs = []
+    own = {levels: generator.normal(size=blocks) for levels in itertools.product(*FACTORS.values())}
+    for seed, levels in itertools.product(range(seeds), own):
+        loss = truth(levels) + shifts[seed] + seed_noise * generator.normal()
+        by_block = loss + texts + text_noise * own[levels]
+        runs.append(
+            {
+                "levels": dict(zip(FACTORS, levels, strict=True)),
+                "seed": seed,
+                "values": {"final": {"loss": by_block.mean()}, "block_losses": {"0": list(by_block)}},
+            }
+        )
+    return runs
+
+
+def test_every_study_is_whole_and_its_runs_have_names_of_their_own():
+    for name, study in evidence.studies().items():
+        runs = list(evidence.runs_of(name, study))
+        assert len({run.record for run in runs}) == len(runs) > 0
+        for run in runs:
+            settings = run.settings(["books"], ["held-out"])
+            assert settings.training.seed == run.seed
+            assert set(study) <= {"question", "base", "settings", "seeds", "factors"}
+
+
+def test_runs_of_a_seed_come_before_those_of_the_next():
+    study = {"base": "demo", "seeds": [4, 2], "factors": {"a": {"x": {}, "y": {"training.steps": 7}}}}
+    runs = list(evidence.runs_of("s", study))
+    assert [(run.seed, run.levels["a"]) for run in runs] == [(4, "x"), (4, "y"), (2, "x"), (2, "y")]
+    assert [run.settings([], []).training.steps == 7 for run in runs] == [False, True, False, True]
+
+
+def test_effects_without_noise_are_the_truth():
+    def truth(levels):
+        attention, norm, start = (value in ("V1", "without", "b") for value in levels)
+        return 4 + 0.5 * attention - 0.3 * norm + 0.1 * start + 0.2 * attention * norm
+
+    found = effects.results(made(truth), FACTORS)
+    by_name = {effect.name: effect for effect in (*found.main_effects(), *found.interactions())}
+    expected = {
+        "attention: V1 against softmax": 0.6, "norm: without against with": -0.2, "start: b against a": 0.1,
+        "attention × norm": 0.2, "attention × start": 0.0, "norm × start": 0.0,
+    }  # fmt: skip
+    assert by_name.keys() == expected.keys()
+    for name, value in expected.items():
+        assert by_name[name].estimate == pytest.approx(value, abs=1e-12)
+        assert by_name[name].high - by_name[name].low < 1e-6
+    simple = {effect.name: effect.estimate for effect in found.simple_effects("attention")}
+    assert simple["V1 against softmax: norm without, start b"] == pytest.approx(0.7)
+    assert simple["V1 against softmax: norm with, start a"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("seed_noise", "text_noise"), [(0.1, 0.0), (0.0, 0.5), (0.05, 0.3)])
+def test_intervals_hold_the_truth_nineteen_times_in_twenty(seed_noise, text_noise):
+    generator, trials, held = np.random.default_rng(1), 400, 0
+    for _ in range(trials):
+        runs = made(lambda levels: 4.0, seed_noise=seed_noise, text_noise=text_noise, generator=generator)
+        (effect, *_) = effects.results(runs, FACTORS).main_effects()
+        held += effect.low <= 0 <= effect.high
+    assert stats.binomtest(held, trials, 0.95).pvalue > 0.001
+
+
+def test_a_seed_that_lacks_a_run_is_left_out():
+    runs = [run for run in made(lambda levels: 4.0) if (run["seed"], run["levels"]["start"]) != (1, "b")]
+    assert effects.results(runs, FACTORS).seeds == [0, 2]
+    with pytest.raises(ValueError, match="at least two complete seeds, got 1"):
+        effects.results([run for run in runs if run["seed"] != 2], FACTORS)
+
+
+def survival_runs(steps, arm):
+    return [
+        {"levels": {"arm": arm}, "values": {"passes": step}, "settings": {"training": {"steps": 700}}} for step in steps
+    ]
+
+
+def test_survival_counts_runs_that_never_passed_as_censored():
+    (arm,) = effects.survivals(survival_runs([100, 200, 300, None, None], "a"), "arm", ["a"])
+    assert (arm.steps, arm.censored) == ([100, 200, 300], [700, 700])
+    assert arm.median() == 300
+    (never,) = effects.survivals(survival_runs([100, None, None], "a"), "arm", ["a"])
+    assert never.median() is None
+
+
+def test_log_rank_tells_arms_apart_and_finds_nothing_in_equal_ones():
+    slow, fast = [300, 400, 500, 600, None, None, 650, 700], [50, 100, 100, 150, 200, 200, 250, 150]
+    runs = survival_runs(slow, "slow") + survival_runs(fast, "fast")
+    one, other = effects.survivals(runs, "arm", ["slow", "fast"])
+    assert effects.log_rank(one, other) < 0.001
+    assert effects.log_rank(one, one) == pytest.approx(1.0)
