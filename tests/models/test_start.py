@@ -174,3 +174,28 @@ def test_settings_take_every_start():
     assert (model.initializer, model.residual_init_scale, model.head_norm_init) == ("fan_in", "depth", 0.05)
     with pytest.raises(InputError, match=r"model\.residual_init_scale must be a number, got 'deep'"):
         load_preset("half-hour", ["model.residual_init_scale=deep"])
+
+
+def first_ratio(kind, width, **fields):
+    """RMS of what the first layer's attention adds over that of what it is added to, on 128 random tokens."""
+    sizes = {"hidden_size": width, "num_attention_heads": 4, "num_hidden_layers": 1, "max_position_embeddings": 128}
+    model = build(kind, **{**SIZES, **sizes, "vocab_size": 2048}, **fields)
+    seen = {}
+    layer = model.model.layers[0]
+    layer.input_layernorm.register_forward_hook(lambda norm, inputs, output: seen.update(before=inputs[0]))
+    layer.self_attn.register_forward_hook(lambda attention, inputs, output: seen.update(added=output[0]))
+    model(torch.randint(0, 2048, (2, 128), generator=torch.Generator().manual_seed(0)))
+    return spread(seen["added"]) / spread(seen["before"])
+
+
+@pytest.mark.parametrize("width", [64, 256])
+def test_the_norm_of_heads_drowns_the_token_unless_matrices_start_by_their_inputs(width):
+    """docs/why.md: 0.8·√d with one standard deviation for all, 0.8/√3 from the authors' start."""
+    assert first_ratio("differential", width) == pytest.approx(0.8 * math.sqrt(width), rel=0.06)
+    assert first_ratio("differential", width, initializer="fan_in") == pytest.approx(0.8 / math.sqrt(3), rel=0.06)
+
+
+def test_softmax_attention_starts_small_where_the_model_is_narrow():
+    """docs/why.md: 0.25 at width 64 and 3.3 at width 768."""
+    assert first_ratio("softmax", 64) == pytest.approx(0.25, abs=0.05)
+    assert first_ratio("softmax", 768) == pytest.approx(3.3, abs=0.3)
