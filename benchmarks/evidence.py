@@ -114,19 +114,40 @@ def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] 
     return found
 
 
+def reusable(settings: RunSettings) -> dict[str, Any] | None:
+    """The record of a run of another study that had the same settings: training is a function of them."""
+    wanted = _identity(finite(asdict(settings)))
+    for path in sorted(RECORDS.glob("*/*.json")):
+        kept = json.loads(path.read_text("utf-8"))
+        if _identity(kept["settings"]) == wanted:
+            return kept
+    return None
+
+
+def _identity(settings: dict[str, Any]) -> dict[str, Any]:
+    """What decides a run's numbers."""
+    data = {name: value for name, value in settings["data"].items() if name != "cache"}
+    return {"model": settings["model"], "data": data, "training": settings["training"]}
+
+
 def execute(run: Run, settings: RunSettings) -> None:
     """Train the run, or go on with it, and write its record."""
+    kept = reusable(settings) or _trained(run, settings)
+    kept = {**kept, "study": run.study, "levels": run.levels, "changes": run.changes}
+    run.record.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.record, (json.dumps(finite(kept), ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
+    """What a record keeps of the run."""
     folder = WORK / run.study
     job = Job(run.name, run.study, run.seed, settings)
     run_jobs([job], folder, processes=1, cores=1, report=lambda job, step, values: None)
     record = Record.load(folder / run.name)
     lines = read_metrics(folder / run.name)
     norms = [line["gradient_norm"] for line in lines]
-    kept = {
-        "study": run.study,
-        "levels": run.levels,
+    return {
         "seed": run.seed,
-        "changes": run.changes,
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
             "block_losses": block_losses(folder / run.name, settings),
@@ -138,8 +159,6 @@ def execute(run: Run, settings: RunSettings) -> None:
         "environment": record.environment,
         "created": record.created,
     }
-    run.record.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.record, (json.dumps(finite(kept), ensure_ascii=False, allow_nan=False) + "\n").encode())
 
 
 def main() -> None:

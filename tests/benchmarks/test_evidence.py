@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -60,6 +61,22 @@ def test_runs_of_a_seed_come_before_those_of_the_next():
     runs = list(evidence.runs_of("s", study))
     assert [(run.seed, run.levels["a"]) for run in runs] == [(4, "x"), (4, "y"), (2, "x"), (2, "y")]
     assert [run.settings([], []).training.steps == 7 for run in runs] == [False, True, False, True]
+
+
+def test_a_run_with_the_settings_of_another_is_not_trained_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "RECORDS", tmp_path)
+    study = {"base": "demo", "seeds": [0, 1], "factors": {"rate": {"a": {"training.learning_rate": 1e-3}}}}
+    (first, _) = evidence.runs_of("one", study)
+    settings = first.settings([], [])
+    kept = {"seed": 0, "values": {"final": {"loss": 1.5}}, "settings": evidence.finite(evidence.asdict(settings))}
+    monkeypatch.setattr(evidence, "_trained", lambda run, settings: kept)
+    evidence.execute(first, settings)
+    monkeypatch.setattr(evidence, "_trained", lambda run, settings: pytest.fail("trained"))
+    same, other = evidence.runs_of("two", {**study, "factors": {"arm": {"x": {"training.learning_rate": 1e-3}}}})
+    evidence.execute(same, same.settings([], []))
+    record = json.loads(same.record.read_text())
+    assert (record["study"], record["levels"], record["values"]) == ("two", {"arm": "x"}, kept["values"])
+    assert evidence.reusable(other.settings([], [])) is None
 
 
 def test_effects_without_noise_are_the_truth():
