@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.attention_kinds import has_two_keys, is_differential, refuse_unread
 from antiphase.ops.api import attend_cached, differential_attention, serves_cache
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
@@ -28,8 +29,6 @@ TRITON = f"{NAME}_triton"
 """The same with fused kernels in its differential layers, for CUDA devices."""
 SWAPPED = f"{NAME}_swapped_"
 """Start of the names under which functions stand that were swapped in."""
-DIFFERENTIAL = frozenset({"differential", "differential_v2"})
-"""Values of ``config.attention_type`` whose layers subtract two maps."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which know nothing of a second map."""
 
@@ -40,19 +39,9 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
 IGNORED = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
-     "cache_position", "num_items_in_batch", "return_dict"}
+     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict"}
 )  # fmt: skip
 """Keyword arguments that models hand to every attention function and that change nothing here."""
-
-
-def is_differential(module: nn.Module) -> bool:
-    """Whether a layer's configuration asks for two subtracted maps a head."""
-    return getattr(module.config, "attention_type", None) in DIFFERENTIAL
-
-
-def has_two_keys(module: nn.Module) -> bool:
-    """Whether each map of a head has a key of its own, and values come in halves: V1, not V2."""
-    return getattr(module.config, "attention_type", None) == "differential"
 
 
 def differential_function(implementation: str) -> AttentionFunction:
@@ -125,7 +114,7 @@ def antiphase_attention(
         ValueError: keyword arguments that would change the result and are not supported.
     """
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
         sliding_window = None
     if is_differential(module):
@@ -184,7 +173,7 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """The implementation ``eager``: the reference, and its weights (B, heads, N, M), signed in differential layers."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
         sliding_window = None
     if is_differential(module):
@@ -328,9 +317,22 @@ def join_halves(value: Tensor) -> Tensor:
     return value.view(batch, halves // 2, 2, keys, width).transpose(2, 3).reshape(batch, halves // 2, keys, 2 * width)
 
 
-def visible_keys(attention_mask: Tensor | None, queries: int, *, causal: bool) -> tuple[Tensor | None, bool]:
+def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
+    """Whether a layer's queries see no later key, for the mask that it hands over.
+
+    Layers that do not say (LayoutLM's) are causal without a mask, as transformers' SDPA has it. With an additive mask
+    by key they are not: no function of transformers would hide more than it says.
+    """
+    declared = getattr(module, "is_causal", None)
+    if declared is None:
+        return attention_mask is None or attention_mask.dtype == torch.bool or attention_mask.shape[-2] > 1
+    return bool(declared)
+
+
+def visible_keys(module: nn.Module, attention_mask: Tensor | None, queries: int) -> tuple[Tensor | None, bool]:
     """A boolean mask and whether causality is still to be applied: only a mask with a row for each query carries it."""
     mask = None if attention_mask is None else boolean_mask(attention_mask)
+    causal = layer_is_causal(module, attention_mask)
     return mask, causal and queries > 1 and not carries_positions(mask, queries)
 
 
@@ -411,16 +413,23 @@ AttentionMaskInterface.register(TRITON, antiphase_mask)
 
 @contextmanager
 def swapped(
-    model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction], *, must_be_called: bool = True
+    model: PreTrainedModel,
+    wrap: Callable[[AttentionFunction], AttentionFunction],
+    *,
+    must_be_called: bool = True,
+    reads_all: bool = False,
 ) -> Iterator[None]:
     """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
 
     The kind of mask stays that of the implementation replaced. Models whose attention does not go through the
-    interface are refused.
+    interface are refused, and, unless ``wrap`` ``reads_all`` kinds of layers, those of ``refuse_unread``.
 
     Raises:
+        InputError: as ``refuse_unread``.
         ValueError: the model cannot change its attention function, or (``must_be_called``) never called it.
     """
+    if not reads_all:
+        refuse_unread(model)
     original = model.config._attn_implementation
     called = [False]
     if not model._can_set_attn_implementation():

@@ -15,6 +15,8 @@ from transformers import (
     DiffLlamaForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LayoutLMConfig,
+    LayoutLMModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -23,12 +25,12 @@ from transformers import (
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
+from antiphase.attention_kinds import is_differential
 from antiphase.interface import (
     antiphase_attention,
     antiphase_mask,
     combine_mask,
     eager_attention,
-    is_differential,
     join_halves,
     swapped,
 )
@@ -241,6 +243,19 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
     found = model(**inputs).logits
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
     assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_layers_that_do_not_say_their_direction_hide_no_more_than_their_mask(padded):
+    config = LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
+    model = LayoutLMModel(config).double().eval()
+    ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    if padded:
+        mask[0, :3] = 0
+    expected = model(ids, attention_mask=mask).last_hidden_state
+    model.set_attn_implementation("antiphase")
+    found = model(ids, attention_mask=mask).last_hidden_state
+    torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
 
 
 def test_a_row_of_nothing_but_padding_leaves_no_nan_in_a_model(tiny_model):

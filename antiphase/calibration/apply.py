@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+from antiphase.attention_kinds import has_two_keys, is_differential
 from antiphase.calibration.attention import (
     Call,
     attend,
@@ -29,9 +30,8 @@ from antiphase.interface import (
     AttentionFunction,
     boolean_mask,
     carries_positions,
-    has_two_keys,
-    is_differential,
     join_halves,
+    layer_is_causal,
     refuse_unknown,
     swapped,
     visible_keys,
@@ -105,7 +105,7 @@ def calibrated(model: PreTrainedModel, plan: CalibrationPlan) -> Iterator[None]:
     been filled within the same block.
 
     Raises:
-        InputError: the plan does not fit the model.
+        InputError: the plan does not fit the model, or its attention cannot be read (``refuse_unread``).
         ValueError: the model's attention does not go through transformers' interface, or takes arguments (such as
             ``softcap``) that calibration does not know.
     """
@@ -150,6 +150,8 @@ class Calibration:
         """Before the forward pass: padding, and whether there were earlier calls."""
         bound = inspect.signature(module.forward).bind_partial(*args, **kwargs)
         given = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+        if given.get("encoder_hidden_states") is not None:
+            raise ValueError("attention to another sequence (encoder_hidden_states) cannot be calibrated")
         cache = given.get("past_key_values")
         past = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
         mask = given.get("attention_mask")
@@ -282,7 +284,7 @@ class Calibration:
         kwargs: dict[str, Any],
     ) -> Call:
         refuse_unknown({name: given for name, given in kwargs.items() if name not in _KNOWN})
-        if self.plan.mode == "running" and not getattr(module, "is_causal", True):
+        if self.plan.mode == "running" and not layer_is_causal(module, attention_mask):
             raise ValueError('mode "running" needs causal attention; use "paper" or "prompt" for an encoder')
         if self.forward is None:
             raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
@@ -396,7 +398,7 @@ def _call(
     if attention_mask is None and grouped.key.shape[2] > total:  # empty slots of a static cache
         grouped = replace(grouped, key=grouped.key[:, :, :total], value=grouped.value[:, :, :total])
     keys = grouped.key.shape[2]
-    mask, is_causal = visible_keys(attention_mask, length, causal=getattr(module, "is_causal", True))
+    mask, is_causal = visible_keys(module, attention_mask, length)
     if mask is not None and mask.shape[1] > 1:
         raise ValueError(ONE_MASK)
     seen = mask[:, 0].any(1) if mask is not None and carries_positions(mask, length) else None  # (1|B, M)
@@ -407,7 +409,7 @@ def _call(
         if by_key is None:
             window = None
         else:
-            mask, is_causal = by_key, getattr(module, "is_causal", True) and length > 1
+            mask, is_causal = by_key, layer_is_causal(module, attention_mask) and length > 1
     if forward.real is not None:
         real = forward.real[:, :total]
     else:
@@ -435,7 +437,7 @@ def _simple(forward: _Forward, given: Tensor, mask: Tensor, module: nn.Module, w
             return by_key if by_key.shape[2] == 1 else None
     by_key = mask.any(2, keepdim=True)
     positions = positions_mask(
-        *mask.shape[2:], is_causal=getattr(module, "is_causal", True), sliding_window=window, device=mask.device
+        *mask.shape[2:], is_causal=layer_is_causal(module, given), sliding_window=window, device=mask.device
     )
     if not torch.equal(mask, by_key.expand_as(mask) if positions is None else by_key & positions):
         by_key = mask

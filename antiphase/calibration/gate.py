@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.attention_kinds import is_differential
 from antiphase.calibration.apply import Calibration, by_map, installed, lambda_column, layer_of
 from antiphase.calibration.attention import attend, multiply, weights_of
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.interface import AttentionFunction, is_differential
+from antiphase.interface import AttentionFunction
 
 
 class _Screen(Calibration):

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
+from antiphase.attention_kinds import refuse_unread
 from antiphase.errors import InputError, nearest
 from antiphase.records import write_atomically
 
@@ -104,7 +105,8 @@ class CalibrationPlan:
             raise InputError(f"--plan {path}: {error}") from error
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise an InputError where the plan does not fit a model."""
+        """Raise an InputError where the plan does not fit a model, or no plan could."""
+        refuse_unread(model)
         text = model.config.get_text_config()
         if self.fingerprint is not None:
             own = fingerprint(model)

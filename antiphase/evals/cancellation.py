@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.attention_kinds import is_differential, lambda_afterwards, subtracts_afterwards
 from antiphase.data.retrieval import RetrievalBatch
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
-from antiphase.interface import AttentionFunction, heads_of_value, is_differential, swapped
+from antiphase.interface import AttentionFunction, heads_of_value, swapped
 from antiphase.models.variants import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
 
@@ -196,20 +197,23 @@ def _correlation(first: Tensor, second: Tensor, visible: Tensor) -> Tensor:
 def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """For each layer the root mean squares (B, heads) of the heads' outputs and of the values that they read."""
     found: list[tuple[Tensor, Tensor]] = []
-    queries: list[Tensor] = []  # of the last call: DiffLlama's layers call twice, once for each half of the values
+    first_half: list[Tensor] = []  # of the heads: DiffLlama's layers call twice, once for each half of the values
 
     def wrap(function: AttentionFunction) -> AttentionFunction:
         def observe(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
             out, weights = function(module, query, key, value, attention_mask, **kwargs)  # (B, N, heads, dv)
-            if not (queries and query is queries[0]):
-                values = heads_of_value(module, value) if is_differential(module) else value
-                sizes = values.float().square().mean((2, 3)).sqrt()  # (B, value heads)
-                repeats = out.shape[2] // sizes.shape[1]
-                output = out.float().square().mean((1, 3)).sqrt()
-                found.append((output.cpu(), sizes.repeat_interleave(repeats, dim=1).cpu()))
-            queries[:] = [query]
+            if not subtracts_afterwards(module):
+                found.append(_sizes(out, heads_of_value(module, value) if is_differential(module) else value))
+            elif not first_half:
+                first_half.extend((out, value))
+            else:
+                whole, values = (torch.cat(both, dim=-1) for both in zip(first_half, (out, value), strict=True))
+                first, second = whole.chunk(2, dim=2)
+                # the value heads stand there twice, once for each map
+                found.append(_sizes(first - lambda_afterwards(module) * second, values.chunk(2, dim=1)[0]))
+                first_half.clear()
             return out, weights
 
         return observe
@@ -217,3 +221,10 @@ def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tenso
     with swapped(model, wrap):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
     return found
+
+
+def _sizes(output: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Root mean squares (B, heads) of heads' outputs (B, N, heads, dv), and of the value heads (B, Hkv, M, dv) read."""
+    sizes = values.float().square().mean((2, 3)).sqrt()  # (B, Hkv)
+    own = output.float().square().mean((1, 3)).sqrt()
+    return own.cpu(), sizes.repeat_interleave(own.shape[1] // sizes.shape[1], dim=1).cpu()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.attention_kinds import subtracts_inside
 from antiphase.calibration.lower import decoder_layers
 from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.ops.statistics import histogram_median, size_histogram
@@ -28,8 +29,10 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
 
     Returns:
         rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
-        {place: value} and ``median`` (within 1 %).
+        {place: value} and ``median`` (within 1 %). Of models of ``differential_config`` there are no attention logits:
+        which map reads which key cannot be seen from outside of their attention function.
     """
+    reads_logits = not any(subtracts_inside(module) for module in model.modules())
     largest = max(PLACES)
     logits: list[_Sizes] = []
     hidden: list[_Sizes] = []
@@ -37,6 +40,9 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
     at_once = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
     for ids in input_ids.split(at_once):
         with _hidden_states(model, hidden):
+            if not reads_logits:
+                _forward(model, ids)
+                continue
             found = attention_statistics(model, top=largest, histogram=True, input_ids=ids)
         layers = found.layers
         assert found.logit_histogram is not None
@@ -44,7 +50,7 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
             _merge(logits, index, _Sizes(tops.flatten(), counts.sum(0)))
     rows = []
     for what, by_layer, numbers in (
-        ("attention logits", logits, layers),
+        *([("attention logits", logits, layers)] if reads_logits else []),
         ("hidden states", hidden, list(range(len(hidden)))),
     ):
         whole = _Sizes(torch.cat([one.top for one in by_layer]), torch.stack([one.counts for one in by_layer]).sum(0))
@@ -53,6 +59,11 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
             top = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
             rows.append({"what": what, "layer": layer, "top": top, "median": histogram_median(sizes.counts)})
     return rows
+
+
+@torch.no_grad()
+def _forward(model: PreTrainedModel, input_ids: Tensor) -> None:
+    model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
 
 
 @dataclass(frozen=True)

@@ -31,13 +31,15 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granular
         granularity: what shares a step s: all maps of a layer ("tensor"), a map ("head"), a query's row ("row").
 
     Raises:
-        InputError: bits or granularity out of range.
+        InputError: bits or granularity out of range, or a model whose attention cannot be read or that has none.
     """
     if bits < 2:
         raise InputError(f"bits must be at least 2, got {bits}")
     if granularity not in GRANULARITIES:
         raise InputError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
     text = model.config.get_text_config()
+    if not getattr(text, "num_attention_heads", 0):
+        raise InputError(f"a {model.config.model_type} model has no attention logits that could be quantized")
     every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in range(text.num_hidden_layers)})
     with installed(model, _Quantized(every, bits, granularity)):
         yield

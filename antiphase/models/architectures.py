@@ -64,7 +64,7 @@ def attention_inside(
     refuse_unknown(kwargs)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
-    mask, is_causal = visible_keys(attention_mask, query.shape[2], causal=getattr(module, "is_causal", True))
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
         sliding_window = None
     out = differential_output(

@@ -109,7 +109,7 @@ class DifferentialAttention(nn.Module):
                     f"the cache holds {key.shape[2]} places for {filled} tokens; give attention_mask as (B, 1, N, M)"
                 )
         mask = _checked_mask(attention_mask, batch=len(query), queries=query.shape[2], keys=key.shape[2])
-        mask, is_causal = visible_keys(mask, query.shape[2], causal=self.is_causal)
+        mask, is_causal = visible_keys(self, mask, query.shape[2])
         out = differential_output(
             query, key, value, layer.lam(), mask,
             halves=2, is_causal=is_causal, sliding_window=None, scaling=layer.scaling,

@@ -12,18 +12,22 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.attention_kinds import (
+    has_two_keys,
+    is_differential,
+    lambda_afterwards,
+    subtracts_afterwards,
+    subtracts_inside,
+)
 from antiphase.interface import (
     AttentionFunction,
     carries_positions,
     combine_mask,
-    has_two_keys,
-    is_differential,
     swapped,
     visible_keys,
-)  # fmt: skip
+)
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes
-from antiphase.probing.statistics import diffllama_lambda
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ def attention_maps(
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         arguments["use_cache"] = False
     watch = _Watch(None if decoder_input_ids is None else base.get_encoder())
-    with _eager(model), swapped(model, watch.wrap):
+    with _eager(model), swapped(model, watch.wrap, reads_all=True):
         base(**arguments)
     return watch.found
 
@@ -138,10 +142,14 @@ class _Watch:
             lam = kwargs["lam"] if "lam" in kwargs else module.differential.lam()  # type: ignore[operator, union-attr]
         elif weights is None:
             raise ValueError(f"the eager attention of {type(module).__name__} does not return its weights")
-        elif hasattr(module, "lambda_init"):
-            maps, lam = weights[0].unflatten(0, (2, -1)).transpose(0, 1), diffllama_lambda(module)
+        elif subtracts_afterwards(module):
+            maps, lam = weights[0].unflatten(0, (2, -1)).transpose(0, 1), lambda_afterwards(module)
         else:
             maps = weights[0].unsqueeze(1)
+            if kwargs.get("s_aux") is not None and torch.allclose(total := maps.sum(-1), torch.ones_like(total)):
+                raise ValueError(
+                    f"the eager attention of {type(module).__name__} leaves its sink logits out of the weights it shows"
+                )
         maps = maps.float().cpu()  # (H, S, N, M)
         if lam is not None:
             lam = lam.detach().float().cpu()
@@ -150,25 +158,26 @@ class _Watch:
         if bool(maps[:, :, ~visible].any()):
             raise ValueError(f"{type(module).__name__} has weight on keys that its mask hides, which is not understood")
         number = getattr(module, "layer_idx", None)
-        return AttentionMaps(len(self.found) if number is None else int(number), maps, lam, visible, self._part(module))
+        part = self._part(module, visible)
+        return AttentionMaps(len(self.found) if number is None else int(number), maps, lam, visible, part)
 
-    def _part(self, module: nn.Module) -> str | None:
-        """A decoder's layers look back at its own text, and at all of the encoder's."""
+    def _part(self, module: nn.Module, visible: Tensor) -> str | None:
+        """A decoder's layers look back at its own text, and at all of the encoder's; some do not say so (NLLB's)."""
         if self.encoder is None:
             return None
         if module in self.encoder:
             return "encoder"
-        return "decoder" if getattr(module, "is_causal", True) else "cross"
+        return "decoder" if getattr(module, "is_causal", False) or not visible.all() else "cross"
 
 
 def _subtracts(module: nn.Module) -> bool:
     """Whether this is an attention layer of this package that subtracts, in its own models or inside another's."""
-    return (hasattr(module, "config") and is_differential(module)) or hasattr(module, "differential")
+    return (hasattr(module, "config") and is_differential(module)) or subtracts_inside(module)
 
 
 def _both_maps(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor, scale: float | None) -> Tensor:
     """(B, H, 2, N, M) of a differential layer of this package."""
-    key_maps = 2 if has_two_keys(module) or hasattr(module, "differential") else 1
+    key_maps = 2 if has_two_keys(module) or subtracts_inside(module) else 1
     width = query.shape[-1]
     shapes = Shapes(
         batch=query.shape[0], heads=query.shape[1] // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
@@ -184,7 +193,7 @@ def _visible(
     module: nn.Module, attention_mask: Tensor | None, queries: int, keys: int, *, window: int | None
 ) -> Tensor:
     """(N, M) bool on the mask's device."""
-    mask, is_causal = visible_keys(attention_mask, queries, causal=getattr(module, "is_causal", True))
+    mask, is_causal = visible_keys(module, attention_mask, queries)
     if mask is not None and mask.shape[1] > 1:
         raise ValueError(f"{type(module).__name__} has an attention mask for each head, which is not drawn")
     device = next(module.parameters()).device

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.interface import AttentionFunction, boolean_mask, has_two_keys, is_differential, softmax_weights, swapped
+from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.interface import (
+    AttentionFunction,
+    boolean_mask,
+    layer_is_causal,
+    refuse_unknown,
+    softmax_weights,
+    swapped,
+)
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes
 
@@ -34,14 +42,14 @@ class LayerRows:
 def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> list[LayerRows]:
     """Attention of the queries at ``positions`` in every layer, in order, on the CPU.
 
-    A model that subtracts in its own code, after the interface (DiffLlama), shows its maps one by one.
-
     Args:
         input_ids: (B, N) without padding.
         positions: (B, P), 0-based.
 
     Raises:
-        ValueError: a model whose attention does not go through transformers' interface.
+        InputError: a model whose attention cannot be read (``refuse_unread``).
+        ValueError: attention that does not go through transformers' interface, or arguments (such as ``softcap``) that
+            would change the rows.
     """
     found: list[LayerRows] = []
     queries: list[Tensor] = []  # of the last call
@@ -72,6 +80,8 @@ def _rows(
     kwargs: dict[str, Any],
 ) -> LayerRows:
     """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
+    known = ("lam", "scaling", "sliding_window", "dropout", *(() if is_differential(module) else ("s_aux",)))
+    refuse_unknown({name: given for name, given in kwargs.items() if name not in known})
     batch, maps, length, width = query.shape
     keys = key.shape[2]
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)
@@ -81,6 +91,10 @@ def _rows(
         weights = softmax_weights(
             chosen, key, visible, is_causal=False, sliding_window=None, scale=scale, s_aux=kwargs.get("s_aux")
         )
+        if subtracts_afterwards(module):  # map i + H is subtracted from map i
+            return LayerRows(
+                weights.unflatten(1, (2, -1)).transpose(1, 2).cpu(), lambda_afterwards(module).view(1, 1, 1).cpu()
+            )
         return LayerRows(weights.unsqueeze(2).cpu(), None)
     key_maps = 2 if has_two_keys(module) else 1
     shapes = Shapes(
@@ -111,7 +125,7 @@ def _visible(
     if mask is not None and mask.shape[-2] > 1:  # a mask by query carries causality and window itself
         mask = mask.expand(len(positions), -1, -1, -1)
         return mask.gather(2, positions[:, None, :, None].expand(-1, mask.shape[1], -1, keys))
-    if not getattr(module, "is_causal", True):
+    if not layer_is_causal(module, attention_mask):
         return mask
     distance = positions[:, None, :, None] + (keys - length) - torch.arange(keys, device=positions.device)
     causal = distance >= 0

@@ -12,15 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.interface import (
-    AttentionFunction,
-    carries_positions,
-    has_two_keys,
-    is_differential,
-    refuse_unknown,
-    swapped,
-    visible_keys,
-)  # fmt: skip
+from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.interface import AttentionFunction, carries_positions, refuse_unknown, swapped, visible_keys
 from antiphase.ops.statistics import (
     LayerStatistics,
     Visibility,
@@ -114,6 +107,7 @@ def attention_statistics(
         model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N), ...: what the model takes.
 
     Raises:
+        InputError: a model whose attention cannot be read (``refuse_unread``).
         ValueError: the model does not use transformers' attention interface, or arguments are unknown to it.
     """
     if not alpha > 0:
@@ -121,6 +115,8 @@ def attention_statistics(
     real = model_inputs.get("attention_mask")
     if real is not None and real.dim() != 2:
         raise ValueError(f"attention_mask must be (batch, length), got shape {tuple(real.shape)}")
+    if model_inputs.get("encoder_hidden_states") is not None:
+        raise ValueError("attention to another sequence (encoder_hidden_states) is not measured")
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         model_inputs["use_cache"] = False
@@ -164,7 +160,7 @@ class _Probe:
                 f"{type(module).__name__} attends to {keys} keys with {length} queries; attention to another sequence "
                 "is not measured"
             )
-        mask, is_causal = visible_keys(attention_mask, length, causal=getattr(module, "is_causal", True))
+        mask, is_causal = visible_keys(module, attention_mask, length)
         if mask is not None and mask.shape[1] > 1:
             raise ValueError(f"{type(module).__name__} has an attention mask for each head, which is not measured")
         visible = Visibility(mask, is_causal, None if carries_positions(mask, length) else window)
@@ -176,13 +172,13 @@ class _Probe:
             groups = key.shape[1] // key_maps
             grouped = query.unflatten(1, (groups, -1, 2)), key.unflatten(1, (groups, key_maps))
             order = _Order.INTERLEAVED
-        elif hasattr(module, "lambda_init"):  # DiffLlama: map i is subtracted from by map i + maps / 2
+        elif subtracts_afterwards(module):  # map i is subtracted from by map i + maps / 2
             groups = key.shape[1] // 2
             grouped = (
                 query.unflatten(1, (2, groups, -1)).movedim(1, 3),
                 key.unflatten(1, (2, groups)).transpose(1, 2),
             )
-            lam = diffllama_lambda(module)
+            lam = lambda_afterwards(module)
             order = _Order.HALVES
         else:
             groups = key.shape[1]
@@ -196,7 +192,8 @@ class _Probe:
             histogram=self.histogram,
         )  # fmt: skip
         last = keys_of_last_query(real, keys, visible)
-        return _Seen(int(getattr(module, "layer_idx", len(self.seen))), found, last, real, order)
+        number = getattr(module, "layer_idx", None)
+        return _Seen(len(self.seen) if number is None else int(number), found, last, real, order)
 
 
 class _Order(Enum):
@@ -222,15 +219,6 @@ class _Seen:
     real: Tensor
     """(B, N)."""
     order: _Order
-
-
-def diffllama_lambda(module: nn.Module) -> Tensor:
-    """λ of a DiffLlama layer, 0-d."""
-    first, second = (
-        torch.exp((getattr(module, f"lambda_q{i}").float() * getattr(module, f"lambda_k{i}").float()).sum())
-        for i in (1, 2)
-    )
-    return first - second + float(module.lambda_init)  # type: ignore[arg-type]  # a number in DiffLlama
 
 
 def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:

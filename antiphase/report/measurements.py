@@ -43,7 +43,10 @@ def largest(record: Record) -> Table | None:
     columns = [Column("Of"), Column("Layer"), *(Column(f"Top {place}", "number") for place in places),
                Column("Median", "number")]  # fmt: skip
     cells = [[row["what"], row["layer"], *(row["top"].get(place) for place in places), row["median"]] for row in rows]
-    return Table(title="Largest values", columns=columns, rows=cells, note="Sizes |q·k| · scale and |hidden|.")
+    note = "Sizes |q·k| · scale and |hidden|."
+    if all(row["what"] != "attention logits" for row in rows):
+        note = "Sizes |hidden|. Attention logits of this model cannot be read from outside its attention function."
+    return Table(title="Largest values", columns=columns, rows=cells, note=note)
 
 
 def few_bits(record: Record) -> Table | None:

@@ -23,10 +23,11 @@ from transformers import (
 )  # fmt: skip
 
 import antiphase
+from antiphase.attention_kinds import has_two_keys, is_differential
 from antiphase.calibration import CalibrationPlan, apply, calibrated
 from antiphase.calibration.oracle import redistribute
 from antiphase.errors import InputError
-from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves, swapped
+from antiphase.interface import boolean_mask, join_halves, swapped
 
 LAYERS, MAPS, N = 2, 4, 40
 SIZES = {
@@ -354,6 +355,16 @@ def test_an_encoder_has_no_earlier_and_later_queries():
     plan = CalibrationPlan(heads={0: [0]}, mode="running")
     with pytest.raises(ValueError, match="needs causal attention"), calibrated(model, plan):
         hidden(model, **inputs_of("none")[0])
+
+
+def test_attention_to_another_sequence_is_not_calibrated():
+    config = GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids, context = inputs_of("none")[0]["input_ids"], torch.randn(2, 9, 32)
+    with calibrated(model, CalibrationPlan(heads={0: [0]})):
+        model(ids)
+        with pytest.raises(ValueError, match="encoder_hidden_states"):
+            model(ids, encoder_hidden_states=context)
 
 
 def test_calibrated_attention_says_that_it_has_no_gradient():

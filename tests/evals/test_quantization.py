@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaModel
 
 from antiphase.errors import InputError
 from antiphase.evals.quantization import GRANULARITIES, quantized_logits, rounded
@@ -92,4 +92,7 @@ def test_out_of_range(tiny_model):
     with pytest.raises(InputError, match="bits must be at least 2, got 1"), quantized_logits(model, 1):
         pass
     with pytest.raises(InputError, match="granularity must be one of"), quantized_logits(model, 8, granularity="x"):
+        pass
+    mamba = MambaModel(MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1))
+    with pytest.raises(InputError, match="a mamba model has no attention logits"), quantized_logits(mamba, 8):
         pass

@@ -30,7 +30,6 @@ from transformers import (
 
 import antiphase
 from antiphase.errors import InputError
-from antiphase.probing.rows import attention_rows
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -174,11 +173,6 @@ def test_initial_values_are_the_papers():
     vectors = torch.cat([parameter for name, parameter in model.named_parameters() if "lambda" in name])
     assert vectors.std().item() == pytest.approx(0.1, rel=0.15)
     assert all((p == 1).all() for n, p in model.named_parameters() if "head_norm" in n)
-
-
-def test_attention_of_a_swapped_function_can_be_read():
-    layers = attention_rows(built(DECODERS["llama"]), ids_of(1, 9), torch.tensor([[8]]))
-    assert [layer.maps.shape for layer in layers] == [(1, 8, 1, 1, 9)] * 3
 
 
 @pytest.mark.parametrize("name", ["sdpa", "eager", "antiphase"])

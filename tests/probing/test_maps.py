@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import (
     AutoModel,
+    BartConfig,
+    BartModel,
     BertConfig,
     BertModel,
     DiffLlamaConfig,
@@ -25,6 +27,7 @@ from transformers import (
     ModernBertConfig,
     ModernBertModel,
 )
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 import antiphase
 from antiphase.interface import join_halves, swapped
@@ -119,6 +122,33 @@ def test_soft_caps_and_sinks_without_a_key_are_in_the_weights(ids: torch.Tensor)
     assert sums.mean() < 0.9
 
 
+def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids: Any, monkeypatch: Any) -> None:
+    """As Granite's, which scales the output instead."""
+    own = modeling_gpt_oss.eager_attention_forward
+
+    def scaling_afterwards(*args: Any, **kwargs: Any) -> Any:
+        output, weights = own(*args, **kwargs)
+        return output, weights / weights.sum(-1, keepdim=True)
+
+    monkeypatch.setattr(modeling_gpt_oss, "eager_attention_forward", scaling_afterwards)
+    with pytest.raises(ValueError, match="GptOssAttention leaves its sink logits out of the weights it shows"):
+        attention_maps(enlarged(FOREIGN["gpt_oss"]()), ids)
+
+
+@pytest.mark.parametrize("says_so", [True, False])
+def test_parts_of_an_encoder_and_decoder_are_told_apart(ids: torch.Tensor, says_so: bool) -> None:
+    config = BartConfig(
+        vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=24,
+        decoder_attention_heads=4, decoder_ffn_dim=24, max_position_embeddings=64,
+    )  # fmt: skip
+    model = BartModel(config).eval()
+    for layer in model.decoder.layers:
+        layer.self_attn.is_causal = says_so  # NLLB's are not, and are given a mask that hides what comes after
+    found = attention_maps(model, ids, ids[:, :7])
+    assert [one.part for one in found] == ["encoder"] * 2 + ["decoder", "cross"] * 2
+    assert [tuple(one.visible.shape) for one in found] == [(N, N)] * 2 + [(7, 7), (7, N)] * 2
+
+
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
 @pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
 def test_models_of_this_package_show_both_maps(tiny_model: Any, kind: str, implementation: str, ids: Any) -> None:
@@ -138,11 +168,11 @@ def test_models_of_this_package_show_both_maps(tiny_model: Any, kind: str, imple
     assert [int(one.visible[-1].sum()) for one in found] == [N, 5, N]
 
 
-@pytest.mark.parametrize("name", ["llama", "bert"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
 def test_differential_attention_inside_other_architectures(name: str, ids: torch.Tensor) -> None:
     """The weights are those that give the outputs of the layer's attention function."""
     config = FOREIGN[name]().config
-    config.attention_probs_dropout_prob = 0.0
+    config.attention_probs_dropout_prob = config.attn_pdrop = 0.0
     model = AutoModel.from_config(antiphase.differential_config(config)).eval()
     calls: list[Any] = []
 
@@ -154,7 +184,7 @@ def test_differential_attention_inside_other_architectures(name: str, ids: torch
 
         return observe
 
-    with swapped(model, wrap), torch.no_grad():
+    with swapped(model, wrap, reads_all=True), torch.no_grad():
         model(ids)
     found = attention_maps(model, ids)
     assert len(found) == len(calls) == 3

@@ -10,6 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -91,9 +93,26 @@ def test_rows_of_other_models_equal_their_own_weights(name, implementation):
     layers = attention_rows(model, ids, POSITIONS)
     whole = eager(ids, output_attentions=True).attentions
     assert len(layers) == len(whole) == 2  # DiffLlama calls its attention function twice a layer
-    for found, expected in zip(layers, whole, strict=True):
-        assert found.lam is None
-        assert_near(found.weights(), rows_of(expected, POSITIONS))
+    for number, (found, expected) in enumerate(zip(layers, whole, strict=True)):
+        rows = rows_of(expected, POSITIONS)
+        if name == "diffllama":
+            attention = model.model.layers[number].self_attn
+            lam = (
+                torch.exp((attention.lambda_q1 * attention.lambda_k1).sum())
+                - torch.exp((attention.lambda_q2 * attention.lambda_k2).sum())
+                + attention.lambda_init
+            )
+            assert_near(found.maps, torch.stack(rows.chunk(2, dim=1), dim=2))
+            assert_near(found.weights(), rows[:, :2] - lam * rows[:, 2:])
+        else:
+            assert found.lam is None
+            assert_near(found.weights(), rows)
+
+
+def test_arguments_that_would_change_the_rows_are_refused_by_name():
+    ids = torch.randint(3, 61, (2, 13))
+    with pytest.raises(ValueError, match="does not support the arguments softcap"):
+        attention_rows(Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
 
 
 def test_a_window_given_to_the_function_narrows_the_rows():

@@ -11,18 +11,22 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     DiffLlamaConfig,
+    EsmConfig,
     Gemma2Config,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
+    LayoutLMConfig,
     LlamaConfig,
     MistralConfig,
     Qwen2Config,
     RobertaConfig,
     T5Config,
+    T5EncoderModel,
 )  # fmt: skip
 
 import antiphase
+from antiphase.errors import InputError
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 
@@ -40,9 +44,13 @@ CONFIGS = {
     "gemma": lambda: GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8),
     "bert": lambda: BertConfig(**SIZES),
     "roberta": lambda: RobertaConfig(**SIZES),
+    "layoutlm": lambda: LayoutLMConfig(**SIZES),  # its layers say neither their number nor their direction
+    "esm": lambda: EsmConfig(**SIZES, pad_token_id=0, mask_token_id=2),  # its layers' number is None
     "diffllama": lambda: DiffLlamaConfig(**SIZES, num_key_value_heads=2),
     "softmax": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="softmax", num_key_value_heads=2),
 }
+
+ENCODERS = ("bert", "roberta", "layoutlm", "esm")
 
 
 def build(config):
@@ -83,7 +91,7 @@ def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
     ).double()  # (layers, B, maps, N, N)
     counted = maps.where(real[None, :, None, :, None], 0.0)
     distance = torch.arange(N)[:, None] - torch.arange(N)
-    positions = torch.ones(N, N, dtype=torch.bool) if name in ("bert", "roberta") else distance >= 0
+    positions = torch.ones(N, N, dtype=torch.bool) if name in ENCODERS else distance >= 0
     positions = positions & (distance < 11) if name == "mistral" else positions
     visible = positions & real[:, :, None] & real[:, None]  # (B, N, N)
     queries = visible.sum(1)
@@ -127,17 +135,9 @@ def test_differences_join_the_right_maps(name):
     found = attention_statistics(model, spans={"some": span}, input_ids=ids)
     rows = attention_rows(model, ids, torch.arange(N).expand(2, -1))
     for layer, of_layer in enumerate(rows):
-        maps = of_layer.maps.flatten(1, 2)  # (B, maps, N, N)
-        if name == "diffllama":
-            module = model.layers[layer].self_attn
-            lam = (
-                torch.exp((module.lambda_q1 * module.lambda_k1).sum())
-                - torch.exp((module.lambda_q2 * module.lambda_k2).sum())
-                + module.lambda_init
-            )
-            signed = maps[:, : MAPS // 2] - lam * maps[:, MAPS // 2 :]
-        else:
-            signed = of_layer.weights()
+        maps = of_layer.maps  # (B, heads, 2, N, N); DiffLlama's second maps come after all first ones
+        maps = (maps.transpose(1, 2) if name == "diffllama" else maps).flatten(1, 2)
+        signed = of_layer.weights()
         shares = signed.abs() / signed.abs().sum(-1, keepdim=True)
         negative = (-signed).clamp(min=0).sum(-1) / signed.abs().sum(-1)
         differences = found.differences
@@ -193,8 +193,13 @@ def test_what_cannot_be_measured_is_refused_by_name():
         attention_statistics(AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)),
                              input_ids=ids)  # fmt: skip
     small_t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
-    with pytest.raises(ValueError, match="position_bias"):
+    with pytest.raises(InputError, match=r"attention of a t5 model cannot be measured .* encoder and decoder"):
         attention_statistics(AutoModel.from_config(small_t5), input_ids=ids, decoder_input_ids=ids)
+    with pytest.raises(ValueError, match="position_bias"):
+        attention_statistics(T5EncoderModel(small_t5), input_ids=ids)
+    decoder = GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True)
+    with pytest.raises(ValueError, match="encoder_hidden_states"):
+        attention_statistics(AutoModel.from_config(decoder), input_ids=ids, encoder_hidden_states=torch.randn(2, N, 32))
     model = build(CONFIGS["llama"]())
     with pytest.raises(ValueError, match="alpha must be above 0"):
         attention_statistics(model, alpha=0.0, input_ids=ids)

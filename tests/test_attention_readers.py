@@ -1,0 +1,343 @@
+"""Whatever reads or changes attention: on every kind of model it is right, or refuses the model in a sentence.
+
+DiffLlama's oracle is the same model in this package's form, where λ and both maps are the attention function's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    DiffLlamaConfig,
+    GPT2Config,
+    LlamaConfig,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import antiphase
+from antiphase.calibration.gate import screen
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.variants import varied
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
+from antiphase.data.streams import Batch
+from antiphase.errors import InputError
+from antiphase.evals.allocation import allocation
+from antiphase.evals.cancellation import cancellation
+from antiphase.evals.constrained import choose_options
+from antiphase.evals.outliers import outliers
+from antiphase.evals.perplexity import perplexity
+from antiphase.evals.quantization import quantized_logits
+from antiphase.evals.scoring import generated_tokens
+from antiphase.evals.sinks import sinks_on_text
+from antiphase.interface import swapped
+from antiphase.models.conversion import convert_model
+from antiphase.probing.maps import attention_maps
+from antiphase.probing.rows import attention_rows
+from antiphase.probing.statistics import attention_statistics
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record
+from antiphase.report.measurements import largest
+
+LAYERS, MAPS, N = 3, 8, 37
+TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=N)
+SIZES = {
+    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": LAYERS,
+    "num_attention_heads": MAPS, "max_position_embeddings": 96,
+}  # fmt: skip
+SMALL_GPT2 = GPT2Config(vocab_size=61, n_embd=48, n_layer=LAYERS, n_head=MAPS, n_positions=96, attn_pdrop=0.0)
+SMALL_LLAMA = LlamaConfig(**SIZES, num_key_value_heads=4)
+SMALL_BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
+
+
+def differential(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
+    return auto.from_config(antiphase.differential_config(config))
+
+
+CAUSAL: dict[str, Callable[[], Any]] = {
+    "differential_llama": lambda: differential(SMALL_LLAMA),
+    "differential_gpt2": lambda: differential(SMALL_GPT2),
+}
+REFUSED: dict[str, Callable[[], Any]] = {
+    **CAUSAL,
+    "differential_bert": lambda: differential(SMALL_BERT, AutoModelForMaskedLM),
+    "bart": lambda: BartForConditionalGeneration(
+        BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
+                   decoder_attention_heads=MAPS, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=96)
+    ),
+    "t5": lambda: T5ForConditionalGeneration(
+        T5Config(vocab_size=61, d_model=48, d_kv=6, d_ff=24, num_layers=LAYERS, num_heads=MAPS)
+    ),
+    "antiphase_sequence_to_sequence": lambda: AutoModelForSeq2SeqLM.from_config(
+        antiphase.SequenceToSequenceConfig(
+            vocab_size=61, source_vocab_size=61, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=MAPS,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        )
+    ),
+}  # fmt: skip
+
+
+def sharp(model: Any) -> Any:
+    """In fp64, with attention that is far from uniform."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.3, generator=generator)
+    return model.double().eval()
+
+
+def batch(count: int = 3) -> Any:
+    return TASK.sample(count, keyed_generator("readers"))
+
+
+def words(number: int) -> str:
+    return str(number)
+
+
+def score(model: Any, samples: Any) -> Tensor:
+    """Log-probability of the last token."""
+    ids = torch.stack(list(samples))
+    return model(input_ids=ids).logits[:, -2].log_softmax(-1).gather(1, ids[:, -1:])[:, 0]
+
+
+class Numbered:
+    """Maps by the pairs that they are in, 2i and 2i + 1, whatever the model's own numbering."""
+
+    def __init__(self, model: Any) -> None:
+        maps = range(model.config.get_text_config().num_attention_heads)
+        is_diffllama = model.config.model_type == "diffllama"
+        self.own = [n // 2 + n % 2 * MAPS // 2 if is_diffllama else n for n in maps]
+
+    def plan(self, heads: dict[int, list[int]], **rule: Any) -> CalibrationPlan:
+        return CalibrationPlan({layer: [self.own[n] for n in maps] for layer, maps in heads.items()}, **rule)
+
+    def by_pair(self, found: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+        return {(layer, n): found[layer, own] for layer, _ in found for n, own in enumerate(self.own)}
+
+
+SOME = {0: [1, 2], 1: [0, 5, 7], 2: [3, 4]}
+EVERY = {layer: list(range(MAPS)) for layer in range(LAYERS)}
+STRONG = {"alpha": 1.5, "beta": 0.2}
+
+
+def within(block: Any, model: Any) -> Tensor:
+    with block, torch.no_grad():
+        return model(input_ids=batch().input_ids).logits
+
+
+def of_statistics(model: Any) -> Any:
+    found = attention_statistics(model, {"end": batch().input_ids > 9}, top=4, input_ids=batch().input_ids)
+    own = Numbered(model).own
+    by_map = (found.received, found.sinks, found.entropy, found.first_share, found.span_share["end"], found.top_logits)
+    return [one[:, :, own] for one in by_map], vars(found.differences)
+
+
+def of_search(model: Any, method: str) -> Any:
+    samples = list(batch(8).input_ids)
+    plan = antiphase.search_calibration(model, score, samples, method=method, **STRONG)
+    heads = {tuple(map(int, name.split("."))): found["change"] for name, found in plan.scores["heads"].items()}
+    return plan.scores["held_out_before"], plan.scores["held_out_after"], Numbered(model).by_pair(heads)
+
+
+READERS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"calibrated, {mode}": lambda model, mode=mode: within(
+            antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)), model
+        )
+        for mode in ("paper", "prompt", "running")
+    },
+    **{
+        f"quantized by {what}": lambda model, what=what: within(quantized_logits(model, 4, granularity=what), model)
+        for what in ("tensor", "head", "row")
+    },
+    **{
+        f"varied, {rule}": lambda model, rule=rule: within(
+            varied(model, Numbered(model).plan(SOME, **STRONG), rule), model
+        )
+        for rule in ("uniform", "inverse", "temperature")
+    },
+    "gates": lambda model: Numbered(model).by_pair(
+        screen(model, Numbered(model).plan(EVERY, **STRONG), score, list(batch().input_ids))
+    ),
+    "search": lambda model: of_search(model, "exhaustive"),
+    "search, cached": lambda model: of_search(model, "cached"),
+    "statistics": of_statistics,
+    "rows": lambda model: [vars(one) for one in attention_rows(model, batch().input_ids, batch().prompt_end[:, None])],
+    "allocation": lambda model: allocation(model, batch()),
+    "cancellation": lambda model: cancellation(model, batch()),
+    "sinks": lambda model: {**sinks_on_text(model, batch().input_ids, words, alpha=2.0), "heads": None},
+}  # fmt: skip
+every_reader = pytest.mark.parametrize("reader", READERS)
+
+
+@every_reader
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_whose_calls_say_too_little_are_refused_by_name(name, reader):
+    model = sharp(REFUSED[name]())
+    ids = batch().input_ids
+    texts = {"input_ids": ids, "decoder_input_ids": ids} if model.config.is_encoder_decoder else {"input_ids": ids}
+    with torch.no_grad():
+        before = model(**texts).logits
+    with pytest.raises(InputError, match=f"attention of a {name} model cannot be measured or changed"):
+        READERS[reader](model)
+    with torch.no_grad():
+        assert torch.equal(model(**texts).logits, before)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def assert_near(found: Any, expected: Any, where: str = "") -> None:
+    """Equal but for rounding, however nested."""
+    if isinstance(found, Tensor) and found.is_floating_point():
+        torch.testing.assert_close(found, expected.to(found.dtype), rtol=2e-4, atol=2e-5, equal_nan=True, msg=where)
+    elif isinstance(found, Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(found, dict):
+        assert found.keys() == expected.keys(), where
+        for name in found:
+            assert_near(found[name], expected[name], f"{where} {name}")
+    elif isinstance(found, (list, tuple)):
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_near(one, other, f"{where} {number}")
+    elif isinstance(found, float):
+        counted = 5e-3 if where.endswith("near_zero") else 2e-5  # rounding moves weights across its bound
+        assert found == pytest.approx(expected, rel=2e-4, abs=counted, nan_ok=True), where
+    else:
+        assert found == expected, where
+
+
+@pytest.fixture(scope="module")
+def diffllama() -> Any:
+    return sharp(AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
+
+
+@pytest.fixture(scope="module")
+def of_this_package(diffllama) -> Any:
+    return convert_model(diffllama).double().eval()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
+@every_reader
+def test_diffllama_is_read_as_the_same_model_of_this_package(reader, implementation, diffllama, of_this_package):
+    diffllama.set_attn_implementation(implementation)
+    plain = within(torch.no_grad(), diffllama)
+    assert_near(plain, within(torch.no_grad(), of_this_package))
+    found = READERS[reader](diffllama)
+    assert_near(found, READERS[reader](of_this_package))
+    if isinstance(found, Tensor):
+        assert (found - plain).abs().max() > 1e-2, "what changes nothing shows nothing"
+    assert torch.equal(within(torch.no_grad(), diffllama), plain)
+
+
+def test_maps_and_outliers_of_diffllama_are_those_of_the_same_model(diffllama, of_this_package):
+    diffllama.set_attn_implementation("sdpa")
+    ids = batch().input_ids
+    for one, other in zip(*(attention_maps(model, ids[:1]) for model in (diffllama, of_this_package)), strict=True):
+        assert_near(vars(one), vars(other))
+    assert_near(outliers(diffllama, ids), outliers(of_this_package, ids))
+    assert {row["what"] for row in outliers(diffllama, ids)} == {"attention logits", "hidden states"}
+
+
+IDENTITIES: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"calibrated, {mode}": lambda model, mode=mode: antiphase.calibrated(
+            model, CalibrationPlan(EVERY, alpha=1e30, mode=mode)
+        )
+        for mode in ("paper", "prompt", "running")
+    },
+    "calibrated with nothing to take": lambda model: antiphase.calibrated(
+        model, CalibrationPlan(EVERY, alpha=1e-3, beta=1.0)
+    ),
+    "quantized": lambda model: quantized_logits(model, 30),
+    "varied": lambda model: varied(model, CalibrationPlan(EVERY, alpha=1e30), "proportional"),
+    "swapped": lambda model: swapped(model, lambda function: function),
+}
+READ: dict[str, Callable[[], Any]] = {
+    "llama": lambda: AutoModelForCausalLM.from_config(SMALL_LLAMA),
+    "gpt2": lambda: AutoModelForCausalLM.from_config(SMALL_GPT2),
+    "bert": lambda: AutoModelForMaskedLM.from_config(SMALL_BERT),
+    "diffllama": lambda: AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)),
+    "antiphase": lambda: AutoModelForCausalLM.from_config(
+        antiphase.AntiphaseConfig(attention_type="differential", **SIZES)
+    ),
+    "antiphase_vanilla": lambda: AutoModelForMaskedLM.from_config(
+        antiphase.VanillaConfig(
+            vocab_size=61,
+            hidden_size=48,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=MAPS,
+            norm_position="pre",
+            attention_type="differential",
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+@pytest.mark.parametrize("name", READ)
+def test_what_is_to_change_nothing_changes_nothing(name, identity):
+    model = sharp(READ[name]())
+    ids = batch().input_ids
+    with torch.no_grad():
+        plain = model(input_ids=ids).logits
+        if "running" in identity and name in ("bert", "antiphase_vanilla"):
+            with pytest.raises(ValueError, match='mode "running" needs causal attention'), IDENTITIES[identity](model):
+                model(input_ids=ids)
+            return
+        with IDENTITIES[identity](model):
+            torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ outputs
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_what_measures_outputs_works_on_differential_models_of_other_architectures(name):
+    model = sharp(CAUSAL[name]())
+    ids = batch().input_ids
+    log_probabilities = model(input_ids=ids).logits.log_softmax(-1)
+    losses = -log_probabilities[:, :-1].gather(2, ids[:, 1:, None])
+    assert perplexity(model, Batch(ids, ids))["loss"] == pytest.approx(losses.mean().item(), rel=1e-5)
+
+    prompts = [row[:length].tolist() for row, length in zip(ids, (20, 13, 20), strict=True)]
+    for prompt, found in zip(prompts, generated_tokens(model, prompts, longest=5), strict=True):
+        written = list(prompt)
+        for _ in range(5):
+            written.append(int(model(input_ids=torch.tensor([written])).logits[0, -1].argmax()))
+        assert found == written[len(prompt) :]
+    options = [[[3], [4], [5]]] * 3
+    expected = [max((3, 4, 5), key=model(input_ids=torch.tensor([one])).logits[0, -1].tolist().__getitem__) - 3
+                for one in prompts]  # fmt: skip
+    assert choose_options(model, prompts, options) == expected
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_outliers_of_hidden_states_are_told_without_those_of_logits(name):
+    """Which map reads which key is known to the attention function alone."""
+    model = sharp(CAUSAL[name]())
+    ids = batch().input_ids
+    found = outliers(model, ids)
+    assert [row["layer"] for row in found] == ["all", "0", "1", "2"]
+    assert {row["what"] for row in found} == {"hidden states"}
+    seen: list[Tensor] = []
+    layers = model.transformer.h if "gpt2" in name else model.model.layers
+    handles = [layer.register_forward_hook(lambda module, args, out: seen.append(out)) for layer in layers]
+    model(input_ids=ids)
+    for handle in handles:
+        handle.remove()
+    for row, states in zip(found[1:], seen, strict=True):
+        states = states[0] if isinstance(states, tuple) else states
+        assert row["top"]["1"] == pytest.approx(states.abs().max().item(), rel=1e-5)
+    table = largest(Record(kind="evaluate-outliers", values={"rows": found}, config={}, seeds=[0], seconds=0.0))
+    assert "Attention logits of this model cannot be read" in table.note
