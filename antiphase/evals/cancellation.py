@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import RetrievalBatch
+from antiphase.errors import NonFiniteError
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
 from antiphase.interface import AttentionFunction, heads_of_value, is_differential, swapped
 from antiphase.models.variants import ACROSS
@@ -48,6 +49,7 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
 
     Raises:
         ValueError: a model whose attention does not go through transformers' interface.
+        NonFiniteError: attention or a head's output that is not finite.
     """
     size = max(1, PAIRS_AT_ONCE // (QUERIES * batch.input_ids.shape[1]))
     layers: list[_Layer] = []
@@ -208,6 +210,8 @@ def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tenso
                 sizes = values.float().square().mean((2, 3)).sqrt()  # (B, value heads)
                 repeats = out.shape[2] // sizes.shape[1]
                 output = out.float().square().mean((1, 3)).sqrt()
+                if not bool(output.isfinite().all()):
+                    raise NonFiniteError("what its heads give is NaN or infinite, so it measures nothing")
                 found.append((output.cpu(), sizes.repeat_interleave(repeats, dim=1).cpu()))
             queries[:] = [query]
             return out, weights

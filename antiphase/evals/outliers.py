@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.calibration.lower import decoder_layers
+from antiphase.errors import NonFiniteError
 from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.ops.statistics import histogram_median, size_histogram
 from antiphase.probing.statistics import attention_statistics
@@ -29,6 +30,9 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
     Returns:
         rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
         {place: value} and ``median`` (within 1 %).
+
+    Raises:
+        NonFiniteError: a logit or hidden state that is not finite.
     """
     largest = max(PLACES)
     logits: list[_Sizes] = []
@@ -79,6 +83,8 @@ def _hidden_states(model: PreTrainedModel, layers: list[_Sizes]) -> Iterator[Non
         def add(module: nn.Module, args: Any, output: Any) -> None:
             sizes = (output[0] if isinstance(output, tuple) else output).detach().abs().float().flatten()
             top = sizes.topk(min(max(PLACES), len(sizes))).values
+            if not bool(top[0].isfinite()):  # NaN counts as larger than any number
+                raise NonFiniteError(f"its hidden states after layer {index} are NaN or infinite")
             _merge(layers, index, _Sizes(top.cpu(), size_histogram(sizes).cpu()))
 
         return add

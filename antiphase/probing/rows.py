@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.errors import NonFiniteError
 from antiphase.interface import AttentionFunction, boolean_mask, has_two_keys, is_differential, softmax_weights, swapped
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes
@@ -42,6 +43,7 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
     Raises:
         ValueError: a model whose attention does not go through transformers' interface.
+        NonFiniteError: weights or λ that are not finite.
     """
     found: list[LayerRows] = []
     queries: list[Tensor] = []  # of the last call
@@ -72,6 +74,20 @@ def _rows(
     kwargs: dict[str, Any],
 ) -> LayerRows:
     """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
+    found = _read_rows(module, query, key, attention_mask, positions, kwargs)
+    if not bool(found.maps.isfinite().all()) or (found.lam is not None and not bool(found.lam.isfinite().all())):
+        raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
+    return found
+
+
+def _read_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    positions: Tensor,
+    kwargs: dict[str, Any],
+) -> LayerRows:
     batch, maps, length, width = query.shape
     keys = key.shape[2]
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)

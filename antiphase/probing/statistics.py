@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from antiphase.errors import NonFiniteError
 from antiphase.interface import (
     AttentionFunction,
     carries_positions,
@@ -115,6 +116,7 @@ def attention_statistics(
 
     Raises:
         ValueError: the model does not use transformers' attention interface, or arguments are unknown to it.
+        NonFiniteError: weights or λ that are not finite.
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
@@ -195,6 +197,9 @@ class _Probe:
             *grouped, visible, scale=width**-0.5 if scale is None else scale, real=real, lam=lam, top=self.top,
             histogram=self.histogram,
         )  # fmt: skip
+        lambdas = () if lam is None else (lam,)
+        if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
+            raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
         last = keys_of_last_query(real, keys, visible)
         return _Seen(int(getattr(module, "layer_idx", len(self.seen))), found, last, real, order)
 
