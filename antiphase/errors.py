@@ -1,4 +1,6 @@
-"""Errors that the command line turns into one sentence: what a person gave cannot be used, or a run was stopped."""
+"""Errors that the command line turns into one sentence: what a person gave cannot be used, or a run diverged
+or was stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,20 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+DIVERGED = 3
+"""Exit code of a command whose training diverged."""
+
 
 class InputError(ValueError):
     """Input that cannot be used. The message is one sentence that names the flag or field and the remedy."""
+
+
+class NonFiniteError(ValueError, ArithmeticError):
+    """What a model computes is not finite: NaN or infinite logits, losses or attention are no result."""
+
+
+class DivergedError(ArithmeticError):
+    """A training came to a loss, gradient or weights that are not finite; nothing of that step was kept."""
 
 
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can go on

@@ -1,4 +1,4 @@
-"""Tables of the studies in ``evidence.yaml``, from the records of their runs: what ``page_tables.py`` writes into pages.
+"""Tables of the studies in ``evidence.yaml``, from records of runs: what ``page_tables.py`` writes into pages.
 
 A study whose runs are not all there yet has the table of what is there, and says how many of its runs that are.
 """

@@ -22,7 +22,7 @@ from antiphase.cli import (
     train,
     translate,
 )
-from antiphase.errors import InputError, Interrupted
+from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
 app = typer.Typer(
     name="antiphase",
@@ -60,11 +60,15 @@ have this line of descent."""
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence and exit code 2, an interruption that left a checkpoint is 130."""
+    """Entry point: bad input is one sentence and exit code 2, a training that diverged 3, an interruption that left a
+    checkpoint 130.
+    """
     try:
         code = app(standalone_mode=False, prog_name="antiphase")
     except InputError as error:
         _fail(str(error), 2)
+    except DivergedError as error:
+        _fail(str(error), DIVERGED)
     except Interrupted as error:
         _fail(f"{error}; add --resume to the same command to go on", 130)
     except USAGE_ERROR as error:

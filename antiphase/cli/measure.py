@@ -91,9 +91,8 @@ def benchmark(
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
     from antiphase.ops.api import why_no_kernels
-    from antiphase.studies.single import check_empty
     from antiphase.training.loop import choose_device
-    from antiphase.training.run_folder import make_folder
+    from antiphase.training.run_folder import check_empty, make_folder
 
     check_empty(output)
     console = make_console()

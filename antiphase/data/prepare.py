@@ -28,6 +28,9 @@ from antiphase.randomness import keyed_generator
 
 Progress = Callable[[str], None]
 
+DIGEST = "sha256"
+"""File in a cached tokenizer's folder that says what the others hold."""
+
 SMALLEST_TEXT_SHARE, SMALLEST_TASK_SHARE = 0.1, 0.25
 """That the tokenizer is trained on, however little a batch holds of the text, and of each task that it has."""
 NEEDLE_DIGITS = 2
@@ -206,7 +209,8 @@ def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTr
     digits = NEEDLE_DIGITS if settings.needle_share else 1
     what = json.dumps([content, settings.vocabulary_size, digits, *_task_shares(settings).items()])
     folder = cache / f"tokenizer-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    if not folder.is_dir():
+    if not _is_as_saved(folder):
+        shutil.rmtree(folder, ignore_errors=True)
         progress(f"training a tokenizer of {settings.vocabulary_size} entries")
         tokenizer = train_tokenizer(_read_by_tokenizer(settings), settings.vocabulary_size, digits=digits)
         _save_beside(tokenizer, folder)
@@ -239,15 +243,29 @@ def _task_shares(settings: DataSettings) -> dict[str, float]:
 
 
 def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save and rename, so that a stop in between leaves no half tokenizer."""
+    """Save and rename, so that a stop in between leaves no half tokenizer; its digest goes along."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tokenizer.save_pretrained(temporary)
+    (temporary / DIGEST).write_text(f"{_digest(temporary)}\n", encoding="utf-8")
     try:
         temporary.rename(folder)
     except OSError:
         if not folder.is_dir():
             raise
         shutil.rmtree(temporary)  # another process made the same one first
+
+
+def _is_as_saved(folder: Path) -> bool:
+    """Whether a tokenizer of the cache is there and has not changed since; older ones kept no digest."""
+    kept = folder / DIGEST
+    return folder.is_dir() and (not kept.is_file() or kept.read_text("utf-8").strip() == _digest(folder))
+
+
+def _digest(folder: Path) -> str:
+    """SHA-256 of the files of a tokenizer."""
+    files = sorted(path for path in folder.iterdir() if path.name != DIGEST)
+    content = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def symbols(settings: DataSettings) -> SymbolLanguage:

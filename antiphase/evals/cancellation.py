@@ -49,6 +49,7 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
 
     Raises:
         ValueError: a model whose attention does not go through transformers' interface.
+        NonFiniteError: attention or a head's output that is not finite.
     """
     size = max(1, PAIRS_AT_ONCE // (QUERIES * batch.input_ids.shape[1]))
     layers: list[_Layer] = []
@@ -224,7 +225,13 @@ def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tenso
 
 
 def _sizes(output: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Root mean squares (B, heads) of heads' outputs (B, N, heads, dv), and of the value heads (B, Hkv, M, dv) read."""
+    """Root mean squares (B, heads) of heads' outputs (B, N, heads, dv), and of the value heads (B, Hkv, M, dv) read.
+
+    Raises:
+        NonFiniteError: an output that is not finite.
+    """
     sizes = values.float().square().mean((2, 3)).sqrt()  # (B, Hkv)
     own = output.float().square().mean((1, 3)).sqrt()
+    if not bool(own.isfinite().all()):
+        raise NonFiniteError("what its heads give is NaN or infinite, so it measures nothing")
     return own.cpu(), sizes.repeat_interleave(own.shape[1] // sizes.shape[1], dim=1).cpu()

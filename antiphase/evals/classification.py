@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.text_batches import EncodedTexts, sorted_batches
+from antiphase.evals.scoring import check_logits
 
 TOKENS = 1 << 14
 """Tokens of a batch."""
@@ -16,13 +17,18 @@ TOKENS = 1 << 14
 
 @torch.no_grad()
 def class_probabilities(model: PreTrainedModel, texts: EncodedTexts) -> Tensor:
-    """Probability of each label, (texts, labels) in fp32 on the CPU; the model's mode stays as it was."""
+    """Probability of each label, (texts, labels) in fp32 on the CPU; the model's mode stays as it was.
+
+    Raises:
+        NonFiniteError: logits that are not finite.
+    """
     was_training = model.training
     model.eval()
     found = torch.empty(len(texts), model.config.num_labels)
     for rows in sorted_batches(texts, TOKENS):
         ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
         logits = model(input_ids=ids, attention_mask=mask).logits
+        check_logits(logits)
         found[rows] = logits.float().softmax(-1).cpu()
     model.train(was_training)
     return found

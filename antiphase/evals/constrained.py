@@ -113,7 +113,7 @@ def _choose_batch(
     while True:
         kept: list[int] = []
         for place, row in enumerate(going):
-            if bool(logits[place].isnan().any()):
+            if not bool(logits[place].amax().isfinite()):
                 chosen[row] = -1
                 continue
             done, token = _advance(logits[place], written[row], options[row])

@@ -20,9 +20,11 @@ from jinja2 import TemplateError
 from lm_eval.api import task as task_module
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, NonFiniteError, nearest
+from antiphase.evals.scoring import check_logits
 from antiphase.evals.statistics import wilson_interval
 
 VERSION: str = lm_eval.__version__
@@ -104,7 +106,8 @@ class ProjectLM(HFLM):
         self._seen = 0
         found = super()._loglikelihood_tokens(requests, disable_tqdm=True, override_bs=override_bs)
         if any(likely != likely for likely, _ in found):
-            raise ArithmeticError("its logits are not numbers")
+            self.is_called = True
+            raise NonFiniteError("its logits are not numbers")
         return found
 
     def _model_call(self, inps: Any, *arguments: Any, **named: Any) -> Any:
@@ -118,7 +121,7 @@ class ProjectLM(HFLM):
 
     def _model_generate(self, *arguments: Any, **named: Any) -> Any:
         self.is_called = True
-        tokens = super()._model_generate(*arguments, **named)
+        tokens = super()._model_generate(*arguments, logits_processor=LogitsProcessorList([_checked]), **named)
         self.is_called = False
         return tokens
 
@@ -143,7 +146,7 @@ def measure(
 
     Raises:
         InputError: too few rows for the examples, or rows that the task's template does not fit.
-        ArithmeticError: logits that are not numbers.
+        NonFiniteError: logits that are not finite.
         Exception: what the model itself raises, unchanged: it is a bug and not the task's.
     """
     for task in tasks["tasks"].values():
@@ -231,6 +234,12 @@ def _guesses(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if not all(isinstance(target, int) for target in targets):
         return {"guess_rate": guess, "constant_rate": None}
     return {"guess_rate": guess, "constant_rate": Counter(targets).most_common(1)[0][1] / len(targets)}
+
+
+def _checked(input_ids: Tensor, logits: Tensor) -> Tensor:
+    """A step's logits as they are; generation would choose a token by any."""
+    check_logits(logits)
+    return logits
 
 
 @contextmanager

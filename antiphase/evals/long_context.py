@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, PreTrainedModel
 
+from antiphase.evals.scoring import finite_losses
 from antiphase.evals.statistics import mean_interval
 
 CHUNK = 1024
@@ -26,6 +26,9 @@ def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int 
     """-log p in nats of every token but the first, (B, N - 1) fp32 on the CPU; memory is linear in N.
 
     One sequence at a time goes through the model in chunks, behind a cache.
+
+    Raises:
+        NonFiniteError: a loss that is not finite.
     """
     rows = []
     for ids in input_ids.to(model.device):
@@ -34,7 +37,7 @@ def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int 
             part = ids[start : start + chunk]
             logits = model(input_ids=part[None], past_key_values=cache, use_cache=True).logits[0]
             targets = ids[start + 1 : start + 1 + len(part)]
-            found.append(cross_entropy(logits[: len(targets)].float(), targets, reduction="none").cpu())
+            found.append(finite_losses(logits[: len(targets)], targets))
         rows.append(torch.cat(found))
     return torch.stack(rows)
 

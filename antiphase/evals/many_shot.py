@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.data.labelled import Row
-from antiphase.errors import InputError
+from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.constrained import choose_options
 from antiphase.evals.samples import Sample
 from antiphase.evals.statistics import wilson_interval
@@ -48,7 +48,7 @@ def many_shot(
 
     Raises:
         InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
-        ValueError: logits that are not numbers.
+        NonFiniteError: logits that are not numbers.
     """
     largest = task.examples(max(shots))
     asked = task.asked(samples, largest)
@@ -113,7 +113,7 @@ def many_shot(
 def _answers(model: PreTrainedModel, samples: Sequence[Sample]) -> list[int]:
     chosen = choose_options(model, [sample.prompt for sample in samples], [sample.options for sample in samples])
     if -1 in chosen:
-        raise ValueError(f"the model's logits for sample {chosen.index(-1)} (from 0) are not numbers")
+        raise NonFiniteError(f"the model's logits for sample {chosen.index(-1)} (from 0) are not numbers")
     return chosen
 
 

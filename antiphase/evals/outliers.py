@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention_kinds import subtracts_inside
 from antiphase.calibration.lower import decoder_layers
+from antiphase.errors import NonFiniteError
 from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.ops.statistics import histogram_median, size_histogram
 from antiphase.probing.statistics import attention_statistics
@@ -31,6 +32,9 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
         rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
         {place: value} and ``median`` (within 1 %). Of models of ``differential_config`` there are no attention logits:
         which map reads which key cannot be seen from outside of their attention function.
+
+    Raises:
+        NonFiniteError: a logit or hidden state that is not finite.
     """
     reads_logits = not any(subtracts_inside(module) for module in model.modules())
     largest = max(PLACES)
@@ -90,6 +94,8 @@ def _hidden_states(model: PreTrainedModel, layers: list[_Sizes]) -> Iterator[Non
         def add(module: nn.Module, args: Any, output: Any) -> None:
             sizes = (output[0] if isinstance(output, tuple) else output).detach().abs().float().flatten()
             top = sizes.topk(min(max(PLACES), len(sizes))).values
+            if not bool(top[0].isfinite()):  # NaN counts as larger than any number
+                raise NonFiniteError(f"its hidden states after layer {index} are NaN or infinite")
             _merge(layers, index, _Sizes(top.cpu(), size_histogram(sizes).cpu()))
 
         return add

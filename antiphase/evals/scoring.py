@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedModel
 
+from antiphase.errors import NonFiniteError
 from antiphase.models.positions import count_positions
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -39,6 +40,9 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
 
     Returns:
         (B, P) int64 on the CPU.
+
+    Raises:
+        NonFiniteError: logits that are not finite.
     """
     chosen = torch.full_like(positions, -1)
     size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
@@ -48,7 +52,9 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
         real = places > 0
         row, column = real.nonzero(as_tuple=True)
         found = torch.full_like(places, -1)
-        found[row, column] = _logits(model, ids, row, places[row, column] - 1).argmax(-1)
+        logits = _logits(model, ids, row, places[row, column] - 1)
+        check_logits(logits)
+        found[row, column] = logits.argmax(-1)
         chosen[rows] = found.cpu()
     return chosen
 
@@ -59,6 +65,9 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
 
     Args:
         input_ids, labels: (B, L); -100 in ``labels`` is not predicted, nor is a row's first token.
+
+    Raises:
+        NonFiniteError: a loss that is not finite.
     """
     found = []
     size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
@@ -67,8 +76,30 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
         targets = labels[rows, 1:].to(model.device)
         chosen = targets >= 0
         logits = _logits(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
-        found.append(cross_entropy(logits.float(), targets[chosen], reduction="none").cpu())
+        found.append(finite_losses(logits, targets[chosen]))
     return torch.cat(found)
+
+
+def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p in nats of targets (P,) by logits (P, vocabulary): fp32 on the CPU.
+
+    Raises:
+        NonFiniteError: one is not finite, as where a logit is NaN.
+    """
+    losses = cross_entropy(logits.float(), targets, reduction="none")
+    if not bool(losses.isfinite().all()):
+        raise NonFiniteError("its losses are NaN or infinite, so they measure nothing")
+    return losses.cpu()
+
+
+def check_logits(logits: Tensor) -> None:
+    """Logits (..., vocabulary) of which one is the largest; -inf may forbid some tokens.
+
+    Raises:
+        NonFiniteError: NaN or infinity is the largest, which no choice may rest on.
+    """
+    if not bool(logits.amax(-1).isfinite().all()):  # NaN counts as larger than any number
+        raise NonFiniteError("its logits are NaN or infinite, so they measure nothing")
 
 
 def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
@@ -207,7 +238,7 @@ def generated_tokens(
     ``numbers``: of the prompts, for messages; None: from 0.
 
     Raises:
-        ValueError: a step's logits are not finite.
+        NonFiniteError: a step's logits are not finite.
     """
     found: list[list[int]] = [[]] * len(prompts)
     ends = model.generation_config.eos_token_id
@@ -225,8 +256,8 @@ def generated_tokens(
         for row, tokens, *logits in zip(
             rows, output.sequences[:, ids.shape[1] :].tolist(), *output.logits, strict=True
         ):
-            if any(bool(step.isnan().any()) for step in logits):
-                raise ValueError(
+            if not all(bool(step.amax().isfinite()) for step in logits):
+                raise NonFiniteError(
                     f"the model's logits for prompt {row if numbers is None else numbers[row]} (from 0) are not numbers"
                 )
             end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))

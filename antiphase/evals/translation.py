@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.text_batches import IGNORED, EncodedTexts, sorted_batches
+from antiphase.evals.scoring import finite_losses
 
 TOKENS = 1 << 13
 """Of the targets in a batch, with their padding."""
@@ -24,6 +25,9 @@ def teacher_forced(
 
     The end token counts. An ``unknown`` token is never right: nothing says that it means the same word. The model's
     mode stays as it was.
+
+    Raises:
+        NonFiniteError: a loss that is not finite.
     """
     was_training = model.training
     model.eval()
@@ -33,7 +37,7 @@ def teacher_forced(
         labels = targets.labels(rows).to(model.device)
         logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
         real = labels != IGNORED
-        loss += float(torch.nn.functional.cross_entropy(logits[real], labels[real], reduction="sum"))
+        loss += float(finite_losses(logits[real], labels[real]).double().sum())
         known = real if unknown is None else real & (labels != unknown)
         right += int((logits.argmax(-1) == labels)[known].sum())
         count += int(real.sum())

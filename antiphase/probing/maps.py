@@ -19,6 +19,7 @@ from antiphase.attention_kinds import (
     subtracts_afterwards,
     subtracts_inside,
 )
+from antiphase.errors import NonFiniteError
 from antiphase.interface import (
     AttentionFunction,
     carries_positions,
@@ -70,6 +71,7 @@ def attention_maps(
     Raises:
         ValueError: the model's attention does not go through transformers' interface, has no eager function, or has
             a mask for each head.
+        NonFiniteError: weights or λ that are not finite.
     """
     base = model.base_model
     arguments: dict[str, Any] = {}
@@ -154,6 +156,8 @@ class _Watch:
         if lam is not None:
             lam = lam.detach().float().cpu()
             lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(1, len(maps), queries)[0]
+        if not all(bool(part.isfinite().all()) for part in (maps, lam) if part is not None):
+            raise NonFiniteError("its attention is NaN or infinite, so there is nothing to see")
         visible = visible.cpu()
         if bool(maps[:, :, ~visible].any()):
             raise ValueError(f"{type(module).__name__} has weight on keys that its mask hides, which is not understood")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.errors import NonFiniteError
 from antiphase.interface import (
     AttentionFunction,
     boolean_mask,
@@ -50,6 +51,7 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         InputError: a model whose attention cannot be read (``refuse_unread``).
         ValueError: attention that does not go through transformers' interface, or arguments (such as ``softcap``) that
             would change the rows.
+        NonFiniteError: weights or λ that are not finite.
     """
     found: list[LayerRows] = []
     queries: list[Tensor] = []  # of the last call
@@ -82,6 +84,20 @@ def _rows(
     """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
     known = ("lam", "scaling", "sliding_window", "dropout", *(() if is_differential(module) else ("s_aux",)))
     refuse_unknown({name: given for name, given in kwargs.items() if name not in known})
+    found = _read_rows(module, query, key, attention_mask, positions, kwargs)
+    if not bool(found.maps.isfinite().all()) or (found.lam is not None and not bool(found.lam.isfinite().all())):
+        raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
+    return found
+
+
+def _read_rows(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    attention_mask: Tensor | None,
+    positions: Tensor,
+    kwargs: dict[str, Any],
+) -> LayerRows:
     batch, maps, length, width = query.shape
     keys = key.shape[2]
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)

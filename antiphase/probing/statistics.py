@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.errors import NonFiniteError
 from antiphase.interface import AttentionFunction, carries_positions, refuse_unknown, swapped, visible_keys
 from antiphase.ops.statistics import (
     LayerStatistics,
@@ -109,6 +110,7 @@ def attention_statistics(
     Raises:
         InputError: a model whose attention cannot be read (``refuse_unread``).
         ValueError: the model does not use transformers' attention interface, or arguments are unknown to it.
+        NonFiniteError: weights or λ that are not finite.
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
@@ -191,6 +193,9 @@ class _Probe:
             *grouped, visible, scale=width**-0.5 if scale is None else scale, real=real, lam=lam, top=self.top,
             histogram=self.histogram,
         )  # fmt: skip
+        lambdas = () if lam is None else (lam,)
+        if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
+            raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
         last = keys_of_last_query(real, keys, visible)
         number = getattr(module, "layer_idx", None)
         return _Seen(len(self.seen) if number is None else int(number), found, last, real, order)

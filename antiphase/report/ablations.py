@@ -25,7 +25,8 @@ def losses(record: Record) -> Table | None:
         paper = row["paper"] or {}
         difference = row.get("loss_difference") or {}
         cells.append([
-            row["arm"], row["about"], row["parameters"], *(row[name] for name in SLICES), row["against"],
+            row["arm"], _about(row, len(record.seeds)), row["parameters"], *(row[name] for name in SLICES),
+            row["against"],
             difference.get("mean"), interval_words(difference.get("interval")), row.get("verdict"),
             *(paper.get(name) for name in SLICES),
         ])  # fmt: skip
@@ -92,6 +93,12 @@ def left_out(record: Record) -> Table | None:
 def interval_words(interval: list[float] | None) -> str | None:
     """``-0.012 to +0.003``; None: one seed has none."""
     return None if interval is None else f"{interval[0]:+.3f} to {interval[1]:+.3f}"
+
+
+def _about(row: dict[str, Any], seeds: int) -> str:
+    """What a row is, and how many of its runs have no loss."""
+    diverged = row.get("diverged")
+    return f"{row['about']} ({diverged} of {seeds} diverged)" if diverged else str(row["about"])
 
 
 def _count(seeds: list[int]) -> str:

@@ -201,6 +201,7 @@ def headline(record: Record) -> Table | None:
             lambda group: steps_to_threshold([run.get("passes") for run in group]),
         ),
         row("Held-out loss at the end, nats per token (lower is better)", final("loss", "loss")),
+        row("Diverged", _diverged),
         row(
             "Training speed, tokens per second",
             lambda group: median_and_range([run.get("tokens_per_second") for run in group], "integer"),
@@ -214,6 +215,12 @@ def headline(record: Record) -> Table | None:
         note="Median over the seeds, in brackets the smallest and the largest seed; for needle accuracy "
         "with one seed the Wilson 95 % interval over its samples. A dash means not measured.",
     )
+
+
+def _diverged(runs: Sequence[Row]) -> str:
+    """``1 of 3, at step 12``; a dash where none did."""
+    steps = [f"{run['diverged']['step']:,}" for run in runs if run.get("diverged")]
+    return f"{len(steps)} of {len(runs)}, at step {', '.join(steps)}" if steps else "–"
 
 
 def comparison(record: Record) -> Table | None:

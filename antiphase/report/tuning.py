@@ -21,14 +21,14 @@ def rates(record: Record) -> Table | None:
     chosen = record.values["chosen"]
     cells = [
         [row["arm"], row["learning_rate"], row["seeds"], row["accuracy"], row["loss"], row["passed"], row.get("spikes"),
-         chosen[row["arm"]] == row["learning_rate"]]
+         row.get("diverged"), chosen[row["arm"]] == row["learning_rate"]]
         for row in rows
     ]  # fmt: skip
     columns = [Column("Arm"), Column("Learning rate", "number"), Column("Seeds", "integer"),
                Column("Accuracy", "percent"), Column("Loss", "loss"), Column("Passed", "integer"),
-               Column("Gradient spikes", "integer"), Column("Best")]  # fmt: skip
+               Column("Gradient spikes", "integer"), Column("Diverged", "integer"), Column("Best")]  # fmt: skip
     note = (
-        "Median over seeds at the end of training; passed: runs whose accuracy crossed the threshold. Gradient spikes: "
-        "logged norms above five times the median of the ten before, over all runs."
+        "Median at the end of training over the seeds that did not diverge; passed: runs whose accuracy crossed the "
+        "threshold. Gradient spikes: logged norms above five times the median of the ten before, over all runs."
     )
     return Table(title="Learning rates", columns=columns, rows=cells, note=note)

@@ -19,14 +19,14 @@ import torch
 from antiphase.config import ModelSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.models.variants import ACROSS
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
-from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
 from antiphase.studies.verdicts import Metric, compare_metric, verdict
 from antiphase.training.run_folder import check_content, only_one, read_metrics
 from antiphase.typed import dotted
@@ -329,14 +329,24 @@ def _run_row(job: Job, output: Path, slices: RecallSlices) -> dict[str, Any]:
         "intermediate_size": model.intermediate_size,
         "learning_rate": values["learning_rate"],
         "accuracy": values["final"]["accuracy"],
-        **recall_losses(load_model(str(folder)).model, slices),
+        **_losses(folder, values, slices),
+        "diverged": values.get("diverged"),
         "lambdas": values["lambdas"],
         "gradient_norms": _layer_means(norms),
     }
 
 
+def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> dict[str, float | None]:
+    """The slices of a model's loss; None of a run that diverged."""
+    if is_diverged(values):
+        return dict.fromkeys(METRICS)
+    with refused_by_model(str(folder)):
+        return recall_losses(load_model(str(folder)).model, slices)
+
+
 def _layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
     """The mean of several lists of one number a layer; None where a model diverged."""
+    lists = [norms for norms in lists if norms]  # a run may diverge before it logs any
     layers = [[norm for norm in layer if norm is not None] for layer in zip(*lists, strict=True)]
     return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
 
@@ -349,6 +359,7 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "arm": arm, "about": ablation.about, "against": ablation.against, "parameters": own[0]["parameters"],
         "intermediate_size": own[0]["intermediate_size"],
+        "diverged": sum(run["loss"] is None for run in own),
         "paper": None if ablation.paper is None else dict(zip(METRICS, ablation.paper, strict=True)),
         "gradient_norms": _layer_means([run["gradient_norms"] for run in own]),
     }  # fmt: skip
@@ -363,7 +374,10 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[f"{name}_difference"] = None if entry is None else entry["differences"][arm]
     if ablation.claim is not None and other:
         found["claim"] = ablation.claim
-        found["verdict"] = verdict(
-            found["loss_difference"]["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0
+        difference = found["loss_difference"] or {"seeds": 0}
+        found["verdict"] = (
+            verdict(difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0)
+            if difference["seeds"] == len(own)
+            else "inconclusive"  # seeds of which none diverged are no fair sample
         )
     return found

@@ -18,9 +18,8 @@ from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import sized_config
-from antiphase.training.run_folder import make_folder
+from antiphase.training.run_folder import check_empty, make_folder
 
 STATE_BYTES = 16
 """A parameter in fp32, its gradient and Adam's two moments."""

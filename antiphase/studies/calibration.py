@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from antiphase.calibration.search import (
     split_samples,
 )
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.evals.samples import Sample, Task
 from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.statistics import wilson_interval
@@ -38,9 +37,8 @@ from antiphase.evals.tasks import load_task
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.journal import append_line, hash_of, read_lines
 from antiphase.studies.request_file import REQUEST, open_folder
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, only_one, undone_if_refused
+from antiphase.training.run_folder import new_folder, only_one, undone_if_refused
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""
@@ -254,17 +252,6 @@ def search(
     return record
 
 
-@contextmanager
-def refused_by_model(name: str) -> Iterator[None]:
-    """What the model cannot do, as an input error that names it."""
-    try:
-        yield
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"MODEL {name}: {error}") from error
-
-
 def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, Task], output: Path) -> None:
     """Keep what is worked on, or refuse to go on with another model or other samples.
 
@@ -330,12 +317,10 @@ def apply(
     Raises:
         InputError: a model, plan or task that cannot be used, a folder that is not empty.
     """
-    check_empty(output)
     request.check()
     plan = CalibrationPlan.load(request.plan)
     started = time.perf_counter()
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         loaded = load_model(request.name, device=str(choose_device(request.device)))
         try:
             plan.check(loaded.model)

@@ -24,7 +24,7 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import NO_SINKS, SLOPE_COST, screened_heads, slopes_of, split_samples
 from antiphase.calibration.variants import Rule, varied
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.samples import Task
 from antiphase.evals.task_scores import both_scores, log_probabilities
 from antiphase.randomness import keyed_generator
@@ -37,7 +37,6 @@ from antiphase.studies.calibration import (
     check_layers,
     check_model,
     load_tasks,
-    refused_by_model,
     remember,
     standing,
 )

@@ -18,12 +18,12 @@ from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation, attention_map
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
 from antiphase.evals.perplexity import perplexity
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
 from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
 from antiphase.training.loop import LanguageModel, build_model, check_settings
 from antiphase.training.run_folder import (
@@ -231,7 +231,7 @@ def _settings_text(settings: dict[str, Any]) -> str:
 
 
 def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict[str, Any], dict[str, Any]]:
-    """All numbers of a finished comparison, and the arrays of its attention maps."""
+    """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
     settings, run = study.preset.compare, study.preset.run
     cells: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
@@ -240,18 +240,23 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
     pictured = _pictured_sequence(data)
     runs = []
     for job in jobs:
-        trained = load_model(str(study.output / job.name)).model
+        folder = str(study.output / job.name)
+        values = Record.load(folder).values
+        trained = None if is_diverged(values) else load_model(folder).model
         untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval()
         for model, is_trained in ((trained, True), (untrained, False)):
+            if model is None:
+                continue
             tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
-            cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
-            if _has_attention(job.settings):
-                rows += [{**tags, **row} for row in _allocation(model, run, data)]
-            losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
-        if job.seed == settings.seeds[0] and _has_attention(job.settings):
+            with refused_by_model(folder):
+                cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
+                if _has_attention(job.settings):
+                    rows += [{**tags, **row} for row in _allocation(model, run, data)]
+                losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
+        if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
             maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
             arrays[f"attention_map.{job.arm}"] = maps.numpy()
-        runs.append({"arm": job.arm, **Record.load(study.output / job.name).values, **_steps(job, study, settings)})
+        runs.append({"arm": job.arm, **values, "passes": first_passing(values["curve"], settings.threshold)})
     arms = list(settings.arms)
     summary = [
         {"arm": arm, "trained": trained, **row}
@@ -319,14 +324,8 @@ def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> l
     return allocation(model, data.task().sample(run.evaluation.samples, keyed_generator("allocation")))
 
 
-def _steps(job: Job, study: Study, settings: CompareSettings) -> dict[str, Any]:
-    """The first evaluated step at which the run's accuracy is above the threshold, None where there is none."""
-    curve = Record.load(study.output / job.name).values["curve"]
-    return {"passes": first_passing(curve, settings.threshold)}
-
-
 def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | None:
-    """Step of the first point of a curve whose accuracy is above the threshold."""
+    """Step of the first point of a curve whose accuracy is above the threshold; None where there is none."""
     for point in curve:
         if point.get("accuracy") is not None and point["accuracy"] > threshold:
             return int(point["step"])

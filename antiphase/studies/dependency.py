@@ -31,10 +31,9 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
-from antiphase.studies.single import check_empty
 from antiphase.training.classifier import train_classifier
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 DEVELOPMENT = 10
 """Training sentences for each one of the development part."""
@@ -152,12 +151,10 @@ def dependency(
     Raises:
         InputError: settings that cannot be used, or a folder that is not empty.
     """
-    check_empty(output)
     models = request.check()
     started = time.perf_counter()
     device = choose_device(request.device)
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         for model in models.values():  # refused before anything is trained
             model.build(tokenizer, LABELS, seed=0)

@@ -27,9 +27,8 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 DISTANCES = (4, 8, 16)
 """Between subject and verb, in the sentences."""
@@ -98,12 +97,10 @@ def gradients(
     Raises:
         InputError: settings that cannot be used, or a folder that is not empty.
     """
-    check_empty(output)
     models = request.check()
     started = time.perf_counter()
     device = choose_device(request.device)
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         forms = [(name, *form) for name, one in models.items() for form in _forms(one, request.norms)]
         measured = _batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)

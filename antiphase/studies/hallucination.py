@@ -23,13 +23,12 @@ from antiphase.evals.hallucination import (
     wrong_references,
 )
 from antiphase.evals.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
-from antiphase.evals.loading import LoadedModel, digest, load_model
+from antiphase.evals.loading import LoadedModel, digest, load_model, refused_by_model
 from antiphase.evals.statistics import wilson_interval
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.journal import append_line, hash_of, read_lines
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one
+from antiphase.training.run_folder import check_empty, only_one
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
 AT_ONCE = 16
@@ -159,7 +158,7 @@ def evaluate_hallucination(
         _estimate(request, drawn, controls, kept, say)
         written = _written(request, loaded, drawn, output / OUTPUTS, say, report)
         systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
-        verdicts, reasons = _judged(systems, kept, output, say, report)
+        verdicts, reasons = _judged(systems, kept, request.judge, output, say, report)
         if reasons:
             listed = "; ".join(f"{count} × {reason}" for reason, count in reasons.items())
             again = " (--resume asks again where there was no answer)" if set(reasons) - {NONSENSE} else ""
@@ -307,10 +306,8 @@ def _written(
     left = sorted(missing, key=lambda key: len(missing[key]))
     for start in range(0, len(left), AT_ONCE):
         some = left[start : start + AT_ONCE]
-        try:
+        with refused_by_model(request.name):
             texts = write(loaded, [missing[key] for key in some], longest=request.max_new_tokens)
-        except ValueError as error:
-            raise InputError(f"MODEL {request.name}: {error}") from error
         for key, text in zip(some, texts, strict=True):
             append_line(path, {"key": key, "text": text})
             known[key] = text
@@ -326,6 +323,7 @@ def _questions(system: System) -> list[str | None]:
 def _judged(
     systems: Mapping[str, Sequence[System]],
     kept: _Answers,
+    judge: str,
     output: Path,
     say: Callable[[str], None],
     report: Callable[[int, int], None],
@@ -336,12 +334,8 @@ def _judged(
         question for of_data in asked.values() for each in of_data for question in each if question is not None
     ]
     say(f"the judge is asked {len(kept.missing(questions)):,} questions")
-    try:
+    with refused_by_model(judge, flag="--judge"):
         answers = kept.ask(questions, report)
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"--judge: {error}") from error
     reasons: Counter[str] = Counter()
     verdicts: dict[str, list[list[bool | None]]] = {}
     lines = []

@@ -9,14 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
 from antiphase.records import Record, finite
 from antiphase.studies.journal import append_line, hash_of, read_lines
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one
+from antiphase.training.run_folder import check_empty, only_one
 
 if TYPE_CHECKING:
     from antiphase.evals.harness import TaskLibrary
@@ -147,7 +146,7 @@ def _rows(
                         known[key] = measure(
                             model, library.load(task), shots=shots, limit=request.limit, seed=request.seed
                         )
-                    except ArithmeticError as error:
+                    except NonFiniteError as error:
                         raise InputError(f"MODEL {name}, {task}: {error}") from error
                     append_line(path, finite({"key": key, "rows": known[key]}))
                 done += 1

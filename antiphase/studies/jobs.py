@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from antiphase.config import RunSettings, to_yaml
-from antiphase.errors import InputError, Interrupted
+from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.records import write_atomically
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import is_in_use, read_metrics
+from antiphase.training.run_folder import check_model, is_in_use, read_metrics
 
 POLL_SECONDS = 0.5
 
@@ -61,10 +61,12 @@ def gpus_of(jobs: Sequence[Job]) -> list[str]:
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
     """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
 
+    A run that diverges has a record, too, which says so (``is_diverged``); the others go on.
+
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 
     Raises:
-        InputError: a run refused its settings; the message is its own.
+        InputError: a run refused its settings; the message is its own. Or a finished run holds another model by now.
         Interrupted: Ctrl-C or termination; every run has written its checkpoint.
         RuntimeError: a run broke; the message names its log.
     """
@@ -81,6 +83,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                 left_behind = [job for job in waiting if is_in_use(output / job.name)]
                 for job in [job for job in waiting if job not in left_behind]:
                     if (output / job.name / "record.json").is_file():
+                        check_model(output / job.name)
                         waiting.remove(job)
                         _report(job, output, report, done=True)
                     elif len(running) + len(left_behind) < processes:
@@ -102,6 +105,11 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                     _report(job, output, report, done=ended)
         except KeyboardInterrupt:
             raise Interrupted("every run has written a checkpoint") from None
+
+
+def is_diverged(values: Mapping[str, Any]) -> bool:
+    """Whether a run of these values, as its record has them, came to numbers that are not finite: it has no model."""
+    return values["final"]["loss"] is None
 
 
 def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> None:
@@ -129,7 +137,7 @@ def _start(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.
 
 
 def _check(job: Job, code: int, output: Path) -> None:
-    if code == 0:
+    if code == 0 or code == DIVERGED:
         return
     log = output / "logs" / f"{job.name}.log"
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]

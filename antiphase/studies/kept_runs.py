@@ -16,6 +16,7 @@ from antiphase.data.text_batches import EncodedTexts
 from antiphase.errors import InputError
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.request_file import REQUEST
+from antiphase.training.run_folder import check_model, keep_model
 
 
 def remember(request: Any, content: Any, output: Path, *, words: str) -> None:
@@ -50,10 +51,14 @@ def each_run(
 
     Args:
         make: called with the run's number and with what to call after its steps (done, most).
+
+    Raises:
+        InputError: a finished run's folder holds another model by now.
     """
     found: list[dict[str, Any]] = []
     for number, folder in enumerate(folders):
         if (output / folder / "record.json").is_file():
+            check_model(output / folder)
             run = Record.load(output / folder).values["runs"][0]
         else:
 
@@ -73,6 +78,7 @@ def keep_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record:
     shutil.rmtree(beside, ignore_errors=True)  # of a killed run
     model.save_pretrained(beside)
     tokenizer.save_pretrained(beside)
+    keep_model(beside)
     record.save(beside)
     beside.rename(place)
 

@@ -13,14 +13,13 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.codes import encode
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.models.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 LONGEST = 512
 """Most tokens that can be asked for: 12 layers of 12 maps are 38 MB of record then, and a page of some 25 MB."""
@@ -70,11 +69,9 @@ def look(request: LookRequest, output: Path) -> Record:
     Raises:
         InputError: a model or text that cannot be used, attention that cannot be seen, a folder that is not empty.
     """
-    check_empty(output)
     request.check()
     started = time.perf_counter()
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
         config = loaded.model.config
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
@@ -89,10 +86,8 @@ def look(request: LookRequest, output: Path) -> Record:
         if request.target is not None:
             target = _encoded(loaded, request, "--target", None)
             read, sequences = _pair(loaded, request, ids, target)
-        try:
+        with refused_by_model(request.name):
             found = attention_maps(loaded.model, ids, read)
-        except ValueError as error:
-            raise InputError(f"MODEL {request.name}: {error}") from error
         order = list(SIDES)
         maps, masks, arrays = _stored(sorted(found, key=lambda one: order.index(one.part)))
         arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()

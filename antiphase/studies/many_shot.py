@@ -12,9 +12,8 @@ from antiphase.evals.loading import LoadedModel, load_model
 from antiphase.evals.many_shot import many_shot
 from antiphase.evals.tasks import LabelledTask, load_labelled_task
 from antiphase.records import Record, finite
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +53,9 @@ def evaluate_many_shot(
     Raises:
         InputError: a model or task that cannot be used, two tasks of one name, a folder that is not empty.
     """
-    check_empty(output)
     request.check()
     started = time.perf_counter()
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         loaded = load_model(request.name, device=str(choose_device(request.device)))
         tasks = {}
         for name, (path, task) in _tasks(request, loaded).items():

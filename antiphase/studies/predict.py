@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from antiphase.data.classification import read_texts
@@ -14,11 +13,11 @@ from antiphase.data.text_batches import encode
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.classification import class_probabilities
+from antiphase.evals.loading import loading, read_weights, refused_by_model
 from antiphase.records import Record, finite
 from antiphase.studies.kept_runs import check_lengths
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder
+from antiphase.training.run_folder import check_empty, make_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +54,8 @@ def predict(request: PredictRequest, output: Path | None = None) -> Record:
     model = _load(request.name).to(choose_device(request.device)).eval()
     texts = encode(load_tokenizer(request.name, flag="RUN"), [text for _, text in given])
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
-    found = class_probabilities(model, texts).tolist()
+    with refused_by_model(request.name, flag="RUN"):
+        found = class_probabilities(model, texts).tolist()
     labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
     rows = [
         {
@@ -76,13 +76,5 @@ def _load(name: str) -> PreTrainedModel:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise InputError(f"RUN {name}: this folder holds no model (config.json is missing); give a finished run")
-    try:
-        model, notes = AutoModelForSequenceClassification.from_pretrained(
-            name, trust_remote_code=False, output_loading_info=True
-        )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
-        raise InputError(f"RUN {name}: no text classifier could be loaded ({reason.rstrip('.')})") from error
-    if missing := sorted(notes["missing_keys"]):  # a language model, whose classifier would be drawn at random
-        raise InputError(f"RUN {name} is no trained classifier: it has no weights for {missing[0]}")
-    return model
+    with loading(f"RUN {name}: no text classifier could be loaded"):
+        return read_weights(AutoModelForSequenceClassification, name, flag="RUN", whole="trained classifier")

@@ -11,12 +11,11 @@ import torch
 
 from antiphase.data.packing import pack
 from antiphase.errors import InputError, naming
-from antiphase.evals.loading import load_model
+from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.sinks import sinks_on_text
 from antiphase.records import Record, finite
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +53,10 @@ def probe(
     Raises:
         InputError: a model or text that cannot be used, attention that cannot be measured, a folder that is not empty.
     """
-    check_empty(output)
     request.check()
     started = time.perf_counter()
     tokens = output.parent / f"{output.name}-tokens"
-    with undone_if_refused(output), undone_if_refused(tokens), naming({"data.sequence_length": "--length"}):
-        make_folder(output)
+    with new_folder(output, tokens), naming({"data.sequence_length": "--length"}):
         loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
         longest = getattr(loaded.model.config, "max_position_embeddings", None)
         if longest is not None and request.length > longest:
@@ -74,12 +71,10 @@ def probe(
         count = min(request.samples, len(packed))
         ids = torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
         tokenizer = loaded.tokenizer
-        try:
+        with refused_by_model(request.name):
             values = sinks_on_text(
                 loaded.model, ids, lambda token: tokenizer.decode([token]), alpha=request.alpha, report=report
             )
-        except ValueError as error:
-            raise InputError(f"MODEL {request.name}: {error}") from error
         record = Record(
             kind="probe",
             values=finite({"model": request.name, **values}),

@@ -38,7 +38,7 @@ from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.studies.single import Request, evaluate
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, only_one
+from antiphase.training.run_folder import make_folder, model_digest, only_one
 
 REQUEST = "reproduce.json"
 LABELLED_ROWS = 400
@@ -412,8 +412,7 @@ class _Work:
 
     def _weights(self, arm: str, seed: int) -> str:
         """By what a trained model is known again."""
-        folder = Path(self._model(arm, seed))
-        return _digest([*sorted(folder.glob("*.safetensors")), folder / "config.json", folder / "tokenizer.json"])
+        return model_digest(Path(self._model(arm, seed)))
 
     def _model(self, arm: str, seed: int) -> str:
         return str(self.output / "compare" / f"{arm}-seed{seed}")
@@ -512,9 +511,12 @@ def _trained(record: Record) -> dict[str, Any]:
 
 
 def diverged(record: Record) -> list[int]:
-    """Seeds of a comparison in which the last loss of a model is no finite number."""
-    (entry,) = [entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss"]
-    values = zip(record.seeds, entry["arms"][BASELINE]["values"], entry["arms"][ARM]["values"], strict=True)
+    """Seeds of a comparison in which a model diverged, and so has no last loss."""
+    found = [entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss"]
+    if not found:  # no run has one
+        return list(record.seeds)
+    arms = found[0]["arms"]
+    values = zip(record.seeds, arms[BASELINE]["values"], arms[ARM]["values"], strict=True)
     return [seed for seed, *losses in values if None in losses]
 
 

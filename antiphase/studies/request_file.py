@@ -8,8 +8,7 @@ from typing import Any
 
 from antiphase.errors import InputError
 from antiphase.records import finite
-from antiphase.studies.single import check_empty
-from antiphase.training.run_folder import is_free
+from antiphase.training.run_folder import check_empty
 
 REQUEST = "request.json"
 
@@ -22,8 +21,7 @@ def open_folder(request: dict[str, Any], output: Path, *, resume: bool) -> None:
     """
     path = output / REQUEST
     if not path.is_file():
-        if not is_free(output):
-            check_empty(output)
+        check_empty(output)
         return
     if not resume:
         raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")

@@ -6,8 +6,7 @@ A model of the embedded task reads its own sequences; every other one reads citi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,7 +19,7 @@ from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation, allocation_over
-from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
 from antiphase.randomness import keyed_generator
@@ -246,9 +245,11 @@ class _Texts:
         """The rows of one cell."""
         contexts = self.cells[cell]
         if self.request.measurement == "needles":
-            return text_needles(Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}"), {cell: contexts})
+            system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}")
+            with refused_by_model(loaded.name):
+                return text_needles(system, {cell: contexts})
         batches = (prompt_batch(loaded.tokenizer, context) for context in contexts)
-        with _looking_into(loaded):
+        with refused_by_model(loaded.name):
             found = allocation_over(loaded.model, batches)
         return [{**vars(cell), "samples": len(contexts), **row} for row in found]
 
@@ -294,24 +295,17 @@ class _Symbols:
         """The rows of one cell."""
         request, task, depth = self.request, self.cells[cell], cell.depth
         if request.measurement == "needles":
-            return [needle_cell(predictor(loaded.model), task, depth=depth, samples=request.samples, seed=request.seed)]
+            predict, seed = predictor(loaded.model), request.seed
+            with refused_by_model(loaded.name):
+                return [needle_cell(predict, task, depth=depth, samples=request.samples, seed=seed)]
         key = (request.seed, "allocation", *(() if depth is None else (depth,)))
         batch = task.sample(request.samples, keyed_generator(*key), depth=depth)
-        with _looking_into(loaded):
+        with refused_by_model(loaded.name):
             found = allocation(loaded.model, batch)
         return [{"depth": depth, **row} for row in found]
 
     def described(self) -> dict[str, Any]:
         return {"task": "symbols", "guess_rate": next(iter(self.cells.values())).guess_rate}
-
-
-@contextmanager
-def _looking_into(loaded: LoadedModel) -> Iterator[None]:
-    """A model without attention, or with one that nobody can look into, costs one sentence."""
-    try:
-        yield
-    except ValueError as error:
-        raise InputError(f"MODEL {loaded.name}: {error}") from error
 
 
 def _positions(loaded: LoadedModel) -> int | None:

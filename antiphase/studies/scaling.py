@@ -5,7 +5,6 @@ Every size and every budget of tokens is a run of its own with its own decay (24
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import time
@@ -65,7 +64,7 @@ def scaling(
         cores = os.cpu_count() or 1
         at_once = parallel_runs(jobs, preset.compare.processes, cores)
         run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
-        runs = {job.name: _run_row(job, output) for job in jobs}
+        runs = {job.name: _run_row(job, output, vocabulary=len(data.tokenizer)) for job in jobs}
         record = Record(
             kind="scaling",
             values=finite(
@@ -151,10 +150,9 @@ def resized(run: RunSettings, width: int) -> RunSettings:
     )
 
 
-def _run_row(job: Job, output: Path) -> dict[str, Any]:
+def _run_row(job: Job, output: Path, *, vocabulary: int) -> dict[str, Any]:
     values = Record.load(output / job.name).values
     model = job.settings.model
-    vocabulary = json.loads((output / job.name / "config.json").read_text("utf-8"))["vocab_size"]
     embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training
     return {
@@ -168,6 +166,7 @@ def _run_row(job: Job, output: Path) -> dict[str, Any]:
         "tokens": training.steps * training.batch_size * job.settings.data.sequence_length,
         "loss": values["final"]["loss"],
         "accuracy": values["final"]["accuracy"],
+        "diverged": values.get("diverged"),
     }
 
 
@@ -184,11 +183,11 @@ def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seed
         "laws": {},
         "equal_loss": {},
     }
-    if min(map(len, by_arm.values())) < FEWEST_POINTS:
-        found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
-        return found
     if any(loss is None for by_x in by_arm.values() for losses in by_x.values() for loss in losses):
         found["why_no_law"] = "a model's loss is no number"
+        return found
+    if min(map(len, by_arm.values())) < FEWEST_POINTS:
+        found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
         return found
     laws: dict[str, Law] = {}
     for arm, by_x in by_arm.items():

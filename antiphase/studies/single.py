@@ -20,7 +20,7 @@ from antiphase.data.packing import pack
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.errors import InputError, naming
 from antiphase.evals.cancellation import cancellation
-from antiphase.evals.loading import LoadedModel, load_model
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.evals.long_context import long_context
 from antiphase.evals.needles import first_query_accuracy
 from antiphase.evals.outliers import outliers
@@ -33,8 +33,16 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.journal import JOURNAL, Journal, inputs_of, model_content, text_content
 from antiphase.training.checkpoint import has_checkpoint
-from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, choose_device, train
-from antiphase.training.run_folder import check_run, is_free, is_same_content, only_one, undone_if_refused
+from antiphase.training.distributed import is_first_process
+from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, choose_device, train_held
+from antiphase.training.run_folder import (
+    check_diverged,
+    check_empty,
+    check_run,
+    is_same_content,
+    only_one,
+    undone_if_refused,
+)
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""
@@ -65,11 +73,15 @@ def train_run(
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Prepare the data of a run, train it, and return its record."""
-    check_run(output, settings, resume=resume)
-    with _undone(_beside(output)):
-        data = prepare(settings.data, _beside(output), progress=say)
-        check_settings(settings, data.tokenizer, begins=not has_checkpoint(output))
-    return train(settings, data, output, evaluations=curve_evaluations(settings, data), resume=resume, report=report)
+    check_run(output, settings, resume=resume)  # a folder of something else gets no lock
+    with only_one(output) if is_first_process() else nullcontext():
+        check_run(output, settings, resume=resume)
+        check_diverged(output)
+        with _undone(_beside(output)):
+            data = prepare(settings.data, _beside(output), progress=say)
+            check_settings(settings, data.tokenizer, begins=not has_checkpoint(output))
+        evaluations = curve_evaluations(settings, data)
+        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report)
 
 
 def _beside(output: Path) -> Path:
@@ -163,7 +175,8 @@ def evaluate(
         data = data_for(loaded, request, output, say)
         journal.begin()
         say(f"measuring {request.measurement}")
-        values = _MEASUREMENTS[request.measurement](loaded.model, data, request)
+        with refused_by_model(request.name):
+            values = _MEASUREMENTS[request.measurement](loaded.model, data, request)
         record = Record(
             kind=f"evaluate-{request.measurement}",
             values=finite({"model": request.name, **values}),
@@ -175,16 +188,6 @@ def evaluate(
     return record
 
 
-def check_empty(output: Path) -> None:
-    """A measurement goes into a folder of its own.
-
-    Raises:
-        InputError: the folder holds something, or is a file.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists and is not empty; choose another folder")
-
-
 @contextmanager
 def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
     """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
@@ -193,8 +196,7 @@ def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume:
         InputError: it holds something else, or is in use.
     """
     if not (output / JOURNAL).is_file():
-        if not is_free(output):
-            check_empty(output)
+        check_empty(output)
     elif not resume:
         raise InputError(
             f"--output {output} exists and is not empty; add --resume to go on with what it holds, or choose another "

@@ -25,9 +25,8 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
-from antiphase.studies.single import check_empty
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, undone_if_refused
+from antiphase.training.run_folder import new_folder
 
 BASELINE = "transformer"
 """What times are divided by, where it is among the models; else the first of them."""
@@ -89,13 +88,11 @@ def throughput(
     Raises:
         InputError: settings that cannot be used, or a folder that is not empty.
     """
-    check_empty(output)
     classifiers = request.check()
     started = time.perf_counter()
     device = choose_device(request.device)
     baseline = BASELINE if BASELINE in classifiers else next(iter(classifiers))
-    with undone_if_refused(output):
-        make_folder(output)
+    with new_folder(output):
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         models = {
             name: one.build(tokenizer, LABELS, seed=request.seed).to(device).train()

@@ -16,8 +16,7 @@ from antiphase.data.vocabularies import TOKENIZERS, word_spans
 from antiphase.errors import InputError, naming
 from antiphase.records import Record, finite
 from antiphase.studies.look import tokens_of
-from antiphase.studies.single import check_empty
-from antiphase.training.run_folder import make_folder
+from antiphase.training.run_folder import check_empty, make_folder
 
 FROM_DATA = 8000
 FROM_TEXT = 300

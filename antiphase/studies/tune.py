@@ -35,7 +35,7 @@ def tune(
     """Train every arm at every rate with every seed; the record of kind "tune" says which rate each arm did best with.
 
     Best is the highest median over seeds of the final first-query accuracy; equal medians go to the lower median
-    held-out loss.
+    held-out loss. A rate with which more runs diverged is never better.
 
     Raises:
         InputError, Interrupted: as for ``compare``.
@@ -88,6 +88,7 @@ def _run_row(job: Job, output: Path, threshold: float) -> dict[str, Any]:
         "best_accuracy": (values["best"] or {}).get("accuracy"),
         "passes": first_passing(values["curve"], threshold),
         "spikes": gradient_spikes([line["gradient_norm"] for line in read_metrics(output / job.name)]),
+        "diverged": values.get("diverged"),
         "seconds": values["seconds"],
     }
 
@@ -101,6 +102,7 @@ def _rate_row(arm: str, rate: float, runs: Sequence[dict[str, Any]]) -> dict[str
         row[f"{name}_range"] = [min(values), max(values)] if values else None
     row["passed"] = sum(run["passes"] is not None for run in chosen)
     row["spikes"] = sum(run["spikes"] for run in chosen)
+    row["diverged"] = sum(run["loss"] is None for run in chosen)
     return row
 
 
@@ -115,8 +117,12 @@ def gradient_spikes(norms: Sequence[float | None]) -> int:
 
 
 def _best(arm: str, rates: Sequence[dict[str, Any]]) -> float:
-    def score(row: dict[str, Any]) -> tuple[float, float]:
+    def score(row: dict[str, Any]) -> tuple[float, float, float]:
         accuracy, loss = row["accuracy"], row["loss"]
-        return (accuracy if accuracy is not None else 0.0, -loss if loss is not None else float("-inf"))
+        return (
+            -row["diverged"],
+            accuracy if accuracy is not None else 0.0,
+            -loss if loss is not None else float("-inf"),
+        )
 
     return float(max((row for row in rates if row["arm"] == arm), key=score)["learning_rate"])

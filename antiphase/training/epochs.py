@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.text_batches import EncodedTexts, shuffled_batches
-from antiphase.errors import InputError
+from antiphase.errors import DivergedError, InputError, NonFiniteError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,15 @@ def train_epochs(
         report: called after each step with the steps done and the most there can be.
 
     Raises:
-        InputError: an epoch's loss is not a number.
+        DivergedError: the loss or gradient of a step is not finite, or what is measured after an epoch.
     """
+
+    def diverged(reason: str) -> DivergedError:
+        return DivergedError(
+            f"training diverged at step {step} of {steps}, in epoch {epoch}, {reason}; a lower learning rate helps, "
+            f"e.g. --set MODEL.learning_rate={training.learning_rate / 10:g}"
+        )
+
     optimizer = torch.optim.Adam(model.parameters(), lr=training.learning_rate, fused=True)
     steps = training.epochs * -(-len(texts) // training.batch_size)
     step = 0
@@ -77,24 +84,24 @@ def train_epochs(
         torch.manual_seed(seed)  # dropout
         for epoch in range(1, training.epochs + 1):
             model.train()
-            total, count = torch.zeros((), device=model.device), 0
+            total, count = 0.0, 0
             for rows in shuffled_batches(texts, training.batch_size, seed, "epoch", epoch):
                 for group in optimizer.param_groups:
                     group["lr"] = training.rate(step, steps)
                 loss, weight = loss_of(rows)
                 optimizer.zero_grad()
                 loss.backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_norm)
-                optimizer.step()
-                total += loss.detach() * weight
-                count += weight
+                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.gradient_norm)
                 step += 1
+                for what, number in (("loss", loss.item()), ("gradient norm", norm.item())):
+                    if not math.isfinite(number):
+                        raise diverged(f"its {what} is {number}")
+                optimizer.step()
+                total += loss.item() * weight
+                count += weight
                 report(step, steps)
-            train_loss = float(total) / count
-            if not math.isfinite(train_loss):
-                raise InputError(
-                    f"the training loss is not a number in epoch {epoch}; a lower learning rate helps, e.g. "
-                    f"--set MODEL.learning_rate={training.learning_rate / 10:g}"
-                )
-            if not after_epoch(epoch, step, train_loss):
-                break
+            try:
+                if not after_epoch(epoch, step, total / count):
+                    break
+            except NonFiniteError as error:
+                raise diverged(f"on the development part {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import signal
 import threading
@@ -22,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
-from antiphase.errors import InputError, Interrupted, naming
+from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
 from antiphase.models.attention import DifferentialAttentionV1, set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.classic_configs import RecurrentConfig
@@ -33,13 +34,17 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.models.variants import FIELDS
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
-from antiphase.training.distributed import Processes, processes
+from antiphase.training.distributed import Processes, is_first_process, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
     MetricsLog,
     check_content,
+    check_diverged,
+    check_run,
     check_start,
+    diverged_words,
+    keep_model,
     only_one,
     open_run,
     read_metrics,
@@ -59,6 +64,9 @@ STRUCTURE = (
 )  # fmt: skip
 """Fields of a configuration that must agree for one model's weights to compute the same in another; ``rope_parameters``
 may differ in a model that reads longer sequences."""
+
+FINAL = ("loss", "accuracy")
+"""What a record says of the end of a run; None where it diverged."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Shows how far a run is: steps done, and what there is to say."""
@@ -88,8 +96,26 @@ def train(
 
     Raises:
         InputError: a folder or settings that cannot be used.
+        DivergedError: the loss, the gradient, the weights or the held-out loss are not finite, now or, with ``resume``,
+            before. The record says at which step; the last checkpoint stays.
         Interrupted: a signal came; ``resume`` goes on from here.
     """
+    if is_first_process():
+        check_run(output, settings, resume=resume)  # a folder of something else gets no lock
+    with only_one(output) if is_first_process() else nullcontext():
+        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report)
+
+
+def train_held(
+    settings: RunSettings,
+    data: PreparedData,
+    output: Path,
+    *,
+    evaluations: Mapping[str, Evaluation],
+    resume: bool = False,
+    report: Reporter = lambda step, values: None,
+) -> Record:
+    """The same, by who holds ``output`` already (``only_one``)."""
     training = settings.training
     begins = not has_checkpoint(output)
     check_settings(settings, data.tokenizer, begins=begins)
@@ -104,12 +130,12 @@ def train(
             )
         if group.is_first:
             open_run(output, settings, resume=resume)
+            check_diverged(output)
             check_content(output, data.content)
             if begins and training.start_from is not None:
                 check_start(output, Checkpoint(training.start_from).digest())
         group.wait()
-        with only_one(output) if group.is_first else nullcontext():
-            return _Run(settings, data, output, evaluations, report, group, device).execute()
+        return _Run(settings, data, output, evaluations, report, group, device).execute()
 
 
 class NextTokenLoss(nn.Module):
@@ -182,7 +208,11 @@ class _Run:
         return self._finish()
 
     def _step(self, step: int) -> dict[str, Any]:
-        """One optimizer step; returns what the log shows of it."""
+        """One optimizer step; returns what the log shows of it.
+
+        Raises:
+            DivergedError: loss or gradient are not finite; weights and optimizer are as they were.
+        """
         training = self.training
         rate = learning_rate(step, training)
         for group in self.optimizer.param_groups:
@@ -203,15 +233,32 @@ class _Run:
                 (loss * self.group.count).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip).item()
+        loss_found = self.group.sum(total).item()
+        values = {"loss": loss_found, "learning_rate": rate, "gradient_norm": norm, "gradient_norms": norms}
+        for what, number in (("loss", loss_found), ("gradient norm", norm)):  # the same in all processes
+            if not math.isfinite(number):
+                self.progress.step = step + 1
+                self._log(values)
+                raise self._diverged(f"its {what} is {number}", values)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return {
-            "loss": self.group.sum(total).item(),
-            "learning_rate": rate,
-            "gradient_norm": norm.item(),
-            "gradient_norms": norms,
-        }
+        return values
+
+    def _diverged(self, reason: str, values: Mapping[str, Any]) -> DivergedError:
+        """What to raise. The record says it to studies and to a later ``resume``; no weights are written."""
+        if self.group.is_first:
+            told = {name: values.get(name) for name in ("loss", "gradient_norm")}
+            found = {"step": self.progress.step, "reason": reason, **told}
+            self._record({**self._values(), "final": dict.fromkeys(FINAL), "diverged": found})
+        self.group.wait()
+        return DivergedError(diverged_words(self.output, self.progress.step, reason))
+
+    def _check_weights(self) -> None:
+        """Before they are measured or kept: the last step may have made them infinite."""
+        for name, parameter in self.model.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise self._diverged(f"its weights {name} are not finite", {})
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
@@ -240,18 +287,25 @@ class _Run:
 
     def _evaluate(self, train_loss: float | None) -> None:
         """Held-out numbers of this step, by the first process; the others wait."""
+        self._check_weights()
+        reason = None
         if self.group.is_first:
             self.model.eval()
             point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
-            with torch.no_grad(), self._precision():
-                for evaluate in self.evaluations.values():
-                    point.update(evaluate(self.model))
-            self.model.train()
-            self.progress.curve.append(finite(point))
-            write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
-            self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
-            self.report(self.progress.step, {"evaluation": point})
-        self.group.wait()
+            try:
+                with torch.no_grad(), self._precision():
+                    for evaluate in self.evaluations.values():
+                        point.update(evaluate(self.model))
+            except NonFiniteError as error:
+                reason = f"held out, {error}"
+            else:
+                self.model.train()
+                self.progress.curve.append(finite(point))
+                write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
+                self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
+                self.report(self.progress.step, {"evaluation": point})
+        if self.group.any(reason is not None, self.device):
+            raise self._diverged(reason or "as the first process says", {"loss": train_loss})
 
     def _to_board(self, values: Mapping[str, Any]) -> None:
         if self.board is not None:
@@ -260,6 +314,7 @@ class _Run:
                     self.board.add_scalar(name, value, values["step"])
 
     def _save(self) -> None:
+        self._check_weights()
         if self.group.is_first:
             save_checkpoint(self.output, self.model, self.optimizer, self.progress)
         self.group.wait()
@@ -269,15 +324,22 @@ class _Run:
         if self.group.is_first:
             self.model.save_pretrained(self.output)
             self.data.tokenizer.save_pretrained(self.output)
-            Record(
-                kind="train",
-                config=finite(self.settings),
-                seeds=[self.training.seed],
-                seconds=self.progress.seconds,
-                values=run_values(self.model, self.progress, self.output, self.training),
-            ).save(self.output)
+            keep_model(self.output)
+            self._record(self._values())
         self.group.wait()
         return Record.load(self.output)
+
+    def _values(self) -> dict[str, Any]:
+        return run_values(self.model, self.progress, self.output, self.training)
+
+    def _record(self, values: dict[str, Any]) -> None:
+        Record(
+            kind="train",
+            config=finite(self.settings),
+            seeds=[self.training.seed],
+            seconds=self.progress.seconds,
+            values=values,
+        ).save(self.output)
 
 
 def _layers(model: LanguageModel) -> list[list[nn.Parameter]]:
@@ -403,11 +465,12 @@ def run_values(model: LanguageModel, progress: Progress, output: Path, training:
         "tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
         "seconds": progress.seconds,
-        "final": {name: curve[-1].get(name) for name in ("loss", "accuracy")},
+        "final": {name: curve[-1].get(name) if curve else None for name in FINAL},
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,
         "lambdas": lambdas(model),
         "gradient_norms": lines[-1]["gradient_norms"] if lines else None,
+        "diverged": None,
     }
 
 

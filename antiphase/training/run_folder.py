@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from antiphase.config import RunSettings, load_preset, to_yaml
-from antiphase.errors import InputError
-from antiphase.records import write_atomically
+from antiphase.errors import DivergedError, InputError
+from antiphase.records import Record, write_atomically
 
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
@@ -22,11 +23,13 @@ CURVE = "curve.json"
 LOCK = ".lock"
 CONTENT = "text.sha256"
 START = "start.sha256"
+MODEL = "model.sha256"
 WITHOUT_EFFECT = ("training.threads", "training.start_from", "data.cache", "data.tokenizer", "description")
 """Settings that a resumed run may change: how many cores there are, where things lie, and words. Whether a run starts
 from another's weights stays.
 
-What text, tokenizer and first weights are is kept beside the settings, in ``text.sha256`` and ``start.sha256``.
+What text, tokenizer and first weights are is kept beside the settings, in ``text.sha256`` and ``start.sha256``, and the
+model that a finished run wrote in ``model.sha256``.
 """
 
 
@@ -64,6 +67,23 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
         )
 
 
+def check_diverged(folder: Path) -> None:
+    """
+    Raises:
+        DivergedError: the folder's run diverged: from its last checkpoint it would come to the same step again.
+    """
+    if (folder / "record.json").is_file() and (found := Record.load(folder).values.get("diverged")):
+        raise DivergedError(diverged_words(folder, found["step"], found["reason"]))
+
+
+def diverged_words(folder: Path, step: int, reason: str) -> str:
+    """One sentence on a run that diverged."""
+    return (
+        f"--output {folder}: training diverged at step {step}, {reason}; its last checkpoint stays as it was, and a "
+        "lower training.learning_rate or more training.warmup_steps may help, in another folder"
+    )
+
+
 def check_content(folder: Path, content: str | None) -> None:
     """Keep which tokens a run or study reads, or refuse to go on with others. None: no text.
 
@@ -98,6 +118,35 @@ def check_start(folder: Path, digest: str) -> None:
         )
 
 
+def model_digest(folder: Path) -> str:
+    """SHA-256 of a model's folder: weights, configuration and tokenizer, at 1 to 2 GB/s."""
+    weights = sorted(path for path in folder.glob("*.safetensors") if path.stem != "record")
+    found = []
+    for path in filter(Path.is_file, [*weights, folder / "config.json", folder / "tokenizer.json"]):
+        with open(path, "rb") as file:
+            found.append(hashlib.file_digest(file, "sha256").hexdigest())
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+
+
+def keep_model(folder: Path) -> None:
+    """Keep which model a run has written."""
+    write_atomically(folder / MODEL, f"{model_digest(folder)}\n".encode())
+
+
+def check_model(folder: Path) -> None:
+    """That a finished run, which is not trained again, still holds its model; true where it did not keep which.
+
+    Raises:
+        InputError: its weights, configuration or tokenizer are others.
+    """
+    path = folder / MODEL
+    if path.is_file() and path.read_text("utf-8").strip() != model_digest(folder):
+        raise InputError(
+            f"{folder} holds another model than its run wrote: weights, config.json or tokenizer.json have changed; "
+            "bring them back, or remove that folder, and --resume trains the run again"
+        )
+
+
 def is_same_content(folder: Path, content: str) -> bool:
     """Whether a run or study read these tokens; true where it did not keep which."""
     path = folder / CONTENT
@@ -111,6 +160,16 @@ def is_free(folder: Path) -> bool:
     return folder.is_dir() and all(
         path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in folder.iterdir()
     )
+
+
+def check_empty(folder: Path) -> None:
+    """A measurement goes into a folder of its own.
+
+    Raises:
+        InputError: the folder holds something, or is a file.
+    """
+    if not is_free(folder):
+        raise InputError(f"--output {folder} exists and is not empty; choose another folder")
 
 
 def make_folder(folder: Path) -> bool:
@@ -130,7 +189,10 @@ def make_folder(folder: Path) -> bool:
 
 @contextmanager
 def undone_if_refused(folder: Path) -> Iterator[None]:
-    """Take away what appears in the folder, if what a person gave is refused: the corrected command starts afresh."""
+    """Take away what appears in the folder, if what a person gave is refused: the corrected command starts afresh.
+
+    Only within ``only_one``, of this folder or of the one that it belongs to: what appears is else another process's.
+    """
     before = set(folder.iterdir()) if folder.is_dir() else None
     try:
         yield
@@ -178,6 +240,21 @@ def only_one(folder: Path) -> Iterator[None]:
         lock.release()
         if made and not any(path.name != LOCK for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def new_folder(folder: Path, *beside: Path) -> Iterator[None]:
+    """Hold a new folder for one piece of work; if that is refused, nothing of it stays, nor in folders beside.
+
+    Raises:
+        InputError: the folder holds something, another process works in it, or it cannot be made.
+    """
+    check_empty(folder)
+    with only_one(folder), ExitStack() as stack:
+        check_empty(folder)  # once more: another process may have finished meanwhile
+        for path in (folder, *beside):
+            stack.enter_context(undone_if_refused(path))
+        yield
 
 
 def is_in_use(folder: Path) -> bool:

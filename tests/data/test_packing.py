@@ -361,7 +361,9 @@ def test_packing_that_was_interrupted_is_not_taken_for_whole(
     assert packed.tokens.tolist() == expected_tokens(corpus, tokenizer)
 
 
-@pytest.mark.parametrize("damage", ["no sidecar", "empty sidecar", "other sidecar", "short", "gone"])
+@pytest.mark.parametrize(
+    "damage", ["no sidecar", "empty sidecar", "other sidecar", "no digest", "short", "other content", "gone"]
+)
 def test_a_damaged_cache_is_made_again(
     damage: str,
     corpus: list[str],
@@ -378,8 +380,16 @@ def test_a_damaged_cache_is_made_again(
         sidecar.write_text("")
     elif damage == "other sidecar":
         sidecar.write_text("[1]")
+    elif damage == "no digest":
+        tree = json.loads(sidecar.read_text())
+        del tree["sha256"]
+        sidecar.write_text(json.dumps(tree))
     elif damage == "short":
         data.write_bytes(data.read_bytes()[:-2])
+    elif damage == "other content":  # of equal size
+        tokens = np.fromfile(data, dtype="<u2")
+        tokens[-1] ^= 1
+        tokens.tofile(data)
     else:
         data.unlink()
     counter = Counter(monkeypatch)

@@ -1,11 +1,17 @@
-"""By what a measurement of a model is known again: all that a result depends on, and nothing else."""
+"""A model is measured with its own weights, all of them, and known again by all that a result depends on."""
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
 from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
 from antiphase.evals.loading import digest, load_model
 
 
@@ -61,3 +67,102 @@ def test_half_precision_is_another_model(saved):
     first = digest(loaded)
     loaded.model.to(torch.bfloat16)
     assert digest(loaded) != first
+
+
+@pytest.fixture
+def damaged(saved):
+    """``damaged(change)``: the saved model after ``change(tensors)``, and what loading it says."""
+    saved("one")
+    path = saved.folder / "one" / "model.safetensors"
+
+    def load(change, **arguments):
+        tensors = load_file(path)
+        change(tensors)
+        save_file(tensors, path, metadata={"format": "pt"})
+        with pytest.raises(InputError) as caught:
+            load_model(str(path.parent), **arguments)
+        assert str(caught.value).startswith(f"MODEL {path.parent} is no whole model: ")
+        return str(caught.value).partition("whole model: ")[2]
+
+    return load
+
+
+LAYER = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_missing_weights_are_not_drawn_at_random(damaged, with_head, capfd):
+    assert damaged(lambda tensors: tensors.pop(LAYER), with_head=with_head) == f"it has no weights for {LAYER}"
+    assert "LOAD REPORT" not in capfd.readouterr().err  # one sentence, not a page of transformers'
+
+
+def test_the_first_missing_tensor_is_named_and_the_others_are_counted(damaged):
+    def change(tensors):
+        for name in [name for name in tensors if name.startswith("model.layers.1.")]:
+            del tensors[name]
+
+    assert damaged(change) == "it has no weights for model.layers.1.input_layernorm.weight and 13 more"
+
+
+def test_weights_of_another_shape_are_not_drawn_at_random(damaged):
+    def change(tensors):
+        tensors[LAYER] = tensors[LAYER][:7].clone()
+        tensors["model.norm.weight"] = tensors["model.norm.weight"][:9].clone()
+
+    assert damaged(change) == f"{LAYER} has the shape (7, 48), expected (40, 48) and 1 more"
+
+
+def test_weights_that_the_configuration_leaves_out_are_told(saved):
+    saved("one")  # a differential model that is called softmax computes something else
+    path = saved.folder / "one" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "attention_type": "softmax"}))
+    with pytest.raises(InputError, match=r"no place for model\.layers\.0\.self_attn\.head_norm\.weight and 14 more$"):
+        load_model(str(path.parent))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", [LAYER, "model.layers.0.self_attn.lambda_q1", "lm_head.weight"])
+def test_weights_that_are_not_finite_are_refused(damaged, name, value):
+    def change(tensors):
+        tensors[name].view(-1)[-1] = value
+
+    assert damaged(change) == f"NaN or infinite weights in {name}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_types_of_weights_are_looked_through(damaged, dtype):
+    def change(tensors):
+        tensors |= {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        tensors[LAYER][0, 0] = float("nan")
+
+    assert damaged(change) == f"NaN or infinite weights in {LAYER}"
+
+
+def test_a_tied_head_is_not_missing(tmp_path, tiny_model):
+    tiny_model("softmax", vocab_size=280, tie_word_embeddings=True).save_pretrained(tmp_path)
+    train_tokenizer(["a word and another word, and a third one"] * 9, 280).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    load_model(str(tmp_path))
+
+
+@pytest.fixture
+def bert(tmp_path):
+    config = BertConfig(vocab_size=280, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=8)
+
+    def save(kind):
+        kind(config).save_pretrained(tmp_path)
+        train_tokenizer(["a word and another word, and a third one"] * 9, 280).save_pretrained(tmp_path)
+        return str(tmp_path)
+
+    return save
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, BertForTokenClassification])
+def test_an_encoder_is_loaded_as_what_it_is(bert, kind):
+    assert type(load_model(bert(kind), with_head=False).model) is kind  # its class without a head would lack a pooler
+
+
+def test_a_model_that_looks_ahead_is_no_language_model(bert):
+    name = bert(BertForMaskedLM)
+    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is no causal language model: its logits depend"):
+        load_model(name)

@@ -5,7 +5,7 @@ import torch
 
 import antiphase
 from antiphase.data.text_batches import EncodedTexts, shuffled_batches, sorted_batches
-from antiphase.errors import InputError
+from antiphase.errors import DivergedError, InputError, NonFiniteError
 from antiphase.models.convolution import ConvolutionForSequenceClassification
 from antiphase.models.initialization import seeded
 from antiphase.training.classifier import ClassifierTraining, train_classifier
@@ -138,5 +138,14 @@ def test_values_out_of_range_name_the_field(fields):
 
 
 def test_a_loss_that_is_no_number_ends_the_training():
-    with pytest.raises(InputError, match=r"not a number in epoch \d; a lower .* --set MODEL.learning_rate=1e\+29"):
+    words = r"diverged at step \d+ of \d+, in epoch 1, its .* is (nan|inf); a lower .* --set MODEL.learning_rate=1e\+29"
+    with pytest.raises(DivergedError, match=words):
         trained([(0.5, 1.0)] * 9, epochs=9, patience=9, learning_rate=1e30)
+
+
+def test_a_development_part_without_a_number_ends_the_training():
+    def evaluate(now):
+        raise NonFiniteError("its logits are NaN")
+
+    with pytest.raises(DivergedError, match="in epoch 1, on the development part its logits are NaN; a lower"):
+        train_classifier(model(), ClassifierTraining(), TEXTS, TARGETS, seed=0, evaluate=evaluate)

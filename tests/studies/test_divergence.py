@@ -1,0 +1,166 @@
+"""A study goes on where a run diverges, and says so; what is left is no fair sample."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from antiphase.config import load_preset
+from antiphase.errors import DivergedError, InputError
+from antiphase.records import Record
+from antiphase.report.html import write_report
+from antiphase.report.summary import main_tables
+from antiphase.studies import reproduce
+from antiphase.studies.ablations import _layer_means, ablation_preset, ablations
+from antiphase.studies.compare import compare
+from antiphase.studies.jobs import is_diverged, run_jobs
+from antiphase.studies.scaling import scaling
+from antiphase.studies.single import train_run
+from antiphase.studies.tune import tune
+from antiphase.training.loop import NextTokenLoss
+
+SMALL = ("training.steps=6", "training.evaluate_every=3", "training.checkpoint_every=2", "compare.seeds=[0,1]")
+
+
+@pytest.fixture
+def diverging(monkeypatch, tmp_path, tiny_preset):
+    """``diverging("differential-seed1", *overrides)``: a preset, and studies whose named runs diverge at step 5."""
+    names, trained = set(), []
+
+    def train(job, output):
+        steps, real = [], NextTokenLoss.forward
+
+        def forward(self, input_ids, labels):
+            steps.append(1)
+            loss = real(self, input_ids, labels)
+            return loss * math.nan if len(steps) == 5 and job.name in names else loss
+
+        trained.append(job.name)
+        with monkeypatch.context() as patch:
+            patch.setattr(NextTokenLoss, "forward", forward)
+            train_run(job.settings, output / job.name, resume=True)
+
+    def run_here(jobs, output, **_):
+        for job in jobs:
+            if (output / job.name / "record.json").is_file():
+                continue
+            if job.name in names:
+                with pytest.raises(DivergedError):
+                    train(job, output)
+            else:
+                train(job, output)
+
+    for name in ("compare", "tune", "scaling", "ablations"):
+        monkeypatch.setattr(f"antiphase.studies.{name}.run_jobs", run_here)
+
+    def preset(*chosen, overrides=()):
+        names.update(chosen)
+        return load_preset(str(tiny_preset), [*SMALL, *overrides])
+
+    preset.trained = trained
+    return preset
+
+
+def drawn(record, folder):
+    """The cells of the record's main tables by title; the page is written too."""
+    write_report([record], folder / "page.html")
+    return {table.title: table.text() for table in main_tables(record)}
+
+
+def test_a_comparison_measures_what_is_left(tmp_path, diverging):
+    preset = diverging("differential-seed1")
+    record = compare(preset, tmp_path / "c")
+    runs = {(run["arm"], run["seed"]): run for run in record.values["runs"]}
+    assert runs["differential", 1]["diverged"]["step"] == 5
+    assert [key for key, run in runs.items() if is_diverged(run)] == [("differential", 1)]
+    for part in (record.values["needles"]["cells"], record.values["allocation"], record.values["perplexity"]):
+        seen = {(row["arm"], row["seed"], row["trained"]) for row in part}
+        assert ("differential", 1, True) not in seen
+        assert ("differential", 1, False) in seen
+        assert len(seen) == 7
+    entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
+    assert entry["differences"]["differential"]["seeds"] == 1
+    assert record.values["verdicts"]["held-out loss"] == {"differential": "inconclusive"}
+    assert reproduce.diverged(record) == [1]
+    table = {row[0]: row[1:] for row in drawn(record, tmp_path)["Headline"]}
+    assert table["Diverged"] == ["–", "1 of 2, at step 5"]
+    assert len(diverging.trained) == 4
+    again = compare(preset, tmp_path / "c", resume=True)
+    assert len(diverging.trained) == 4
+    assert again.values["runs"] == record.values["runs"]
+
+
+def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
+    every = [f"{arm}-seed{seed}" for arm in ("softmax", "differential") for seed in (0, 1)]
+    record = compare(diverging(*every), tmp_path / "c")
+    assert all(map(is_diverged, record.values["runs"]))
+    assert reproduce.diverged(record) == [0, 1]
+    assert "Headline" in drawn(record, tmp_path)
+
+
+def test_a_rate_that_diverged_is_not_the_best(tmp_path, diverging):
+    preset = diverging(*(f"{arm}-rate0.02-seed1" for arm in ("softmax", "differential")))
+    record = tune(preset, tmp_path / "t", learning_rates=[0.02, 1e-9])  # the other one learns nothing
+    rates = {(row["arm"], row["learning_rate"]): row["diverged"] for row in record.values["rates"]}
+    assert rates == {(arm, rate): int(rate == 0.02) for arm in ("softmax", "differential") for rate in (0.02, 1e-9)}
+    assert record.values["chosen"] == {"softmax": 1e-9, "differential": 1e-9}
+    assert [row[-2] for row in drawn(record, tmp_path)["Learning rates"]] == ["1", "0", "1", "0"]
+
+
+def test_a_ladder_with_a_diverged_run_has_no_law(tmp_path, diverging):
+    preset = diverging("softmax-width16-steps6-seed0", overrides=["compare.seeds=[0]"])
+    record = scaling(preset, tmp_path / "s", widths=[16], steps=[])
+    assert [run["loss"] is None for run in record.values["runs"]] == [True, False]
+    assert record.values["runs"][0]["non_embedding_parameters"] > 0
+    assert {ladder["why_no_law"] for ladder in record.values["ladders"]} == {"a model's loss is no number"}
+    drawn(record, tmp_path)
+
+
+def test_a_row_of_ablations_says_how_many_diverged(tmp_path, diverging):
+    preset = diverging("no-norm-seed1")
+    chosen, left_out = ablation_preset(preset, ["no-norm"])
+    record = ablations(chosen, tmp_path / "a", left_out=left_out)
+    rows = {row["arm"]: row for row in record.values["rows"]}
+    assert [rows[arm]["diverged"] for arm in ("softmax", "differential", "no-norm")] == [0, 0, 1]
+    assert rows["no-norm"]["loss_difference"]["seeds"] == 1
+    assert rows["no-norm"]["verdict"] == "inconclusive"
+    cells = {row[0]: row[1] for row in drawn(record, tmp_path)["Ablations and rivals"]}
+    assert cells["no-norm"].endswith("(1 of 2 diverged)")
+    every = [f"{arm}-seed{seed}" for arm in rows for seed in (0, 1)]
+    record = ablations(ablation_preset(diverging(*every), ["no-norm"])[0], tmp_path / "b")
+    assert {row["verdict"] for row in record.values["rows"] if "verdict" in row} == {"inconclusive"}
+
+
+def test_gradients_are_a_mean_of_the_runs_that_logged_some():
+    assert _layer_means([[1.0, 2.0], [], [3.0, None]]) == [2.0, None]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_finished_run_with_another_model_is_not_measured_again(tmp_path, diverging, file):
+    preset = diverging()
+    compare(preset, tmp_path / "c")
+    path = tmp_path / "c" / "softmax-seed1" / file
+    if path.suffix == ".json":
+        path.write_text(path.read_text() + " ")
+    else:
+        weights = load_file(path)
+        weights["model.norm.weight"][0] = torch.nextafter(weights["model.norm.weight"][0], torch.tensor(9.0))
+        save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"{path.parent} holds another model than its run wrote"):
+        run_jobs(_jobs(preset, tmp_path / "c"), tmp_path / "c", processes=1, cores=1, report=lambda *_: None)
+
+
+def _jobs(preset, output):
+    from antiphase.studies.compare import Study
+
+    return Study(preset, output).jobs
+
+
+def test_a_finished_run_says_where_its_model_stands(tmp_path, diverging):
+    compare(diverging("softmax-seed0"), tmp_path / "c")
+    folders = {path.parent.name for path in (tmp_path / "c").glob("*/model.sha256")}
+    assert folders == {"differential-seed0", "softmax-seed1", "differential-seed1"}
+    assert Record.load(tmp_path / "c" / "softmax-seed0").values["diverged"]

@@ -1,0 +1,132 @@
+"""A folder that another process works in is refused before anything in it, or beside it, is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.config import load_preset
+from antiphase.errors import InputError
+from antiphase.studies.ablations import ablation_preset, ablations
+from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
+from antiphase.studies.calibration_effects import StudyRequest, study
+from antiphase.studies.classify import ClassifyRequest, classify
+from antiphase.studies.compare import compare
+from antiphase.studies.dependency import DependencyRequest, dependency
+from antiphase.studies.gradients import GradientsRequest, gradients
+from antiphase.studies.look import LookRequest, look
+from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
+from antiphase.studies.probe import ProbeRequest, probe
+from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
+from antiphase.studies.scaling import scaling
+from antiphase.studies.single import Request, evaluate, train_run
+from antiphase.studies.throughput import ThroughputRequest, throughput
+from antiphase.studies.translate import TranslateRequest, translate
+from antiphase.studies.tune import tune
+
+WORKS = """
+import filelock, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+lock = filelock.FileLock(folder / ".lock")
+lock.acquire()
+print("held", flush=True)
+sys.stdin.readline()
+(folder / "made").write_text("by this process")
+tokens = folder.with_name(folder.name + "-tokens")
+tokens.mkdir()
+(tokens / "x.tokens").write_text("by this process")
+print("written", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A folder in which another process works, and ``held.write()``: let it write there and beside."""
+    folder = tmp_path / "out"
+    folder.mkdir()
+    command = [sys.executable, "-c", WORKS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+
+        class Held:
+            path = folder
+            written = False
+
+            def write(self):
+                if not self.written:
+                    self.written = True
+                    process.stdin.write("\n")
+                    process.stdin.flush()
+                    assert process.stdout.readline() == "written\n"
+
+        yield Held()
+        process.communicate("\n")
+
+
+@pytest.fixture
+def preset(tiny_preset):
+    return load_preset(str(tiny_preset))
+
+
+COMMANDS = {
+    "train": lambda output, preset: train_run(preset.run, output, resume=False),
+    "compare": lambda output, preset: compare(preset, output),
+    "tune": lambda output, preset: tune(preset, output, learning_rates=[1e-3]),
+    "scaling": lambda output, preset: scaling(preset, output, widths=[16], steps=[]),
+    "ablations": lambda output, preset: ablations(ablation_preset(preset, ["no-norm"])[0], output),
+    "evaluate": lambda output, preset: evaluate(Request(measurement="perplexity", name="none"), output),
+    "retrieval": lambda output, preset: evaluate_retrieval(
+        RetrievalRequest(measurement="needles", names=["none"]), output
+    ),
+    "many-shot": lambda output, preset: evaluate_many_shot(ManyShotRequest(name="none", tasks=["none"]), output),
+    "probe": lambda output, preset: probe(ProbeRequest(name="none", paths=["none"]), output),
+    "look": lambda output, preset: look(LookRequest(name="none", text="a"), output),
+    "search": lambda output, preset: search(SearchRequest(name="none", tasks=["none"]), output),
+    "study": lambda output, preset: study(StudyRequest(name="none", tasks=["none"]), output),
+    "classify": lambda output, preset: classify(ClassifyRequest(train=["none"]), output),
+    "translate": lambda output, preset: translate(TranslateRequest(), output),
+    "dependency": lambda output, preset: dependency(DependencyRequest(), output),
+    "throughput": lambda output, preset: throughput(ThroughputRequest(), output),
+    "gradients": lambda output, preset: gradients(GradientsRequest(), output),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_refused_command_leaves_what_another_process_makes(held, preset, monkeypatch, command):
+    """It appears while the refused one looks, and is not taken for its own."""
+
+    def prepare(*arguments, **words):
+        held.write()
+        raise InputError("no such text")
+
+    for module in ("single", "compare", "tune", "scaling", "ablations"):
+        monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
+    for module in ("single", "probe", "look", "many_shot", "retrieval", "calibration", "calibration_effects"):
+        monkeypatch.setattr(f"antiphase.studies.{module}.load_model", prepare)
+    for module in ("dependency", "throughput", "gradients"):
+        monkeypatch.setattr(f"antiphase.studies.{module}.train_words", prepare)
+    with pytest.raises(InputError, match=f"--output {held.path} is in use by another process"):
+        COMMANDS[command](held.path, preset)
+    held.write()
+    assert (held.path / "made").is_file()
+    assert (held.path.with_name("out-tokens") / "x.tokens").is_file()
+
+
+def test_a_plan_is_not_applied_in_a_folder_in_use(held, tmp_path):
+    CalibrationPlan({0: [0]}).save(tmp_path / "plan.json")
+    request = ApplyRequest(name="none", plan=str(tmp_path / "plan.json"), tasks=["none"])
+    with pytest.raises(InputError, match="is in use by another process"):
+        apply(request, held.path)
+
+
+def test_a_folder_of_something_else_gets_no_lock(tmp_path, preset):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for command in COMMANDS.values():
+        with pytest.raises(InputError, match="exists and "):
+            command(tmp_path / "mine", preset)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]

@@ -1,0 +1,168 @@
+"""A run whose numbers stop being finite ends there, says so, and keeps what it had."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from antiphase.data.prepare import prepare
+from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.records import Record
+from antiphase.studies.single import train_run
+from antiphase.training import loop
+from antiphase.training.loop import NextTokenLoss
+from antiphase.training.optimizer import build_optimizer
+from antiphase.training.run_folder import read_metrics
+
+TOO_FAST = "training.learning_rate=1e30"  # after the first step the weights are finite, the loss of the second is not
+
+
+def at_step(step, change):
+    """The objective whose loss of a step is another."""
+    real, calls = NextTokenLoss.forward, []
+
+    def forward(self, input_ids, labels):
+        calls.append(1)
+        loss = real(self, input_ids, labels)
+        return change(loss) if len(calls) == step else loss
+
+    return forward
+
+
+class NoGradient(torch.autograd.Function):
+    """A finite number whose gradient is infinite."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * math.inf
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda loss: loss * math.nan, "its loss is nan"),
+        (lambda loss: loss + math.inf, "its loss is inf"),
+        (NoGradient.apply, "its gradient norm is (nan|inf)"),
+    ],
+)
+def test_a_run_stops_at_the_first_step_that_is_not_finite(tmp_path, run, monkeypatch, change, reason):
+    monkeypatch.setattr(NextTokenLoss, "forward", at_step(8, change))
+    with pytest.raises(DivergedError, match=f"--output {tmp_path / 'run'}: training diverged at step 8, {reason}; "):
+        run(tmp_path / "run")
+    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
+    assert state["progress"]["step"] == 5
+    assert all(
+        bool(w.isfinite().all()) for w in load_file(tmp_path / "run" / "checkpoint/weights.safetensors").values()
+    )
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert None in (lines[-1]["loss"], lines[-1]["gradient_norm"])
+    values = Record.load(tmp_path / "run").values
+    assert values["final"] == {"loss": None, "accuracy": None}
+    assert (values["diverged"]["step"], [point["step"] for point in values["curve"]]) == (8, [0, 5])
+
+
+def test_weights_of_before_the_step_are_kept(tmp_path, run, monkeypatch):
+    seen = []
+
+    def step(optimizer, *arguments, **words):
+        seen.append(1)
+        return real(optimizer, *arguments, **words)
+
+    real = torch.optim.AdamW.step
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(NextTokenLoss, "forward", at_step(4, lambda loss: loss * math.nan))
+    with pytest.raises(DivergedError):
+        run(tmp_path / "run", "training.checkpoint_every=1")
+    assert len(seen) == 3  # the fourth was not applied
+    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
+    assert state["progress"]["step"] == 3
+
+
+@pytest.mark.parametrize("how", ["saved", "evaluated"])
+def test_weights_that_became_infinite_are_neither_kept_nor_measured(tmp_path, run, monkeypatch, how):
+    monkeypatch.setattr(
+        loop, "build_optimizer", lambda model, settings: Spoiling(model, build_optimizer(model, settings), at=5)
+    )
+    every = {"saved": "training.evaluate_every=20", "evaluated": "training.checkpoint_every=20"}[how]
+    with pytest.raises(DivergedError, match=r"diverged at step 5, its weights model\.norm\.weight are not finite"):
+        run(tmp_path / "run", every)
+    assert not (tmp_path / "run" / "checkpoint").exists()
+    assert [point["step"] for point in Record.load(tmp_path / "run").values["curve"]] == [0]
+
+
+class Spoiling:
+    """An optimizer that makes a weight infinite in one of its steps."""
+
+    def __init__(self, model, optimizer, *, at):
+        self.model, self.optimizer, self.left = model, optimizer, at
+
+    def __getattr__(self, name):
+        return getattr(self.optimizer, name)
+
+    def step(self):
+        self.optimizer.step()
+        self.left -= 1
+        if self.left == 0:
+            with torch.no_grad():
+                self.model.model.norm.weight[0] = math.inf
+
+
+def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings):
+    chosen = settings()
+    data = prepare(chosen.data, tmp_path / "tokens")
+
+    calls = iter(range(9))
+
+    def evaluate(model):
+        if next(calls) == 2:  # of steps 0, 5 and 10
+            raise NonFiniteError("its losses are NaN or infinite, so they measure nothing")
+        return {"loss": 3.0}
+
+    with pytest.raises(DivergedError, match="at step 10, held out, its losses are NaN or infinite"):
+        loop.train(chosen, data, tmp_path / "run", evaluations={"loss": evaluate})
+    assert torch.load(tmp_path / "run/checkpoint/state.pt", weights_only=True)["progress"]["step"] == 5
+
+
+def test_a_run_that_diverged_is_not_gone_on_with(tmp_path, run, settings, monkeypatch):
+    with pytest.raises(DivergedError):
+        run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+    def step(*arguments):
+        raise AssertionError("trained")
+
+    monkeypatch.setattr(loop._Run, "_step", step)
+    words = f"--output {tmp_path / 'run'}: training diverged at step 2, its loss is nan"
+    with pytest.raises(DivergedError, match=words):
+        run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1", resume=True)
+    with pytest.raises(DivergedError, match=words):
+        train_run(settings(TOO_FAST, "training.checkpoint_every=1"), tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_nan_weights_of_a_checkpoint_are_not_taken_for_a_finished_run(tmp_path, run):
+    run(tmp_path / "run")
+    model = (tmp_path / "run" / "model.safetensors").read_bytes()
+    path = tmp_path / "run" / "checkpoint" / "weights.safetensors"
+    state = torch.load(path.with_name("state.pt"), weights_only=True)
+    del state["weights"]  # as an older version wrote it
+    torch.save(state, path.with_name("state.pt"))
+    weights = load_file(path)
+    weights["model.norm.weight"][3] = math.nan
+    save_file(weights, path)
+    with pytest.raises(InputError, match=r"checkpoint holds NaN or infinite weights, model\.norm\.weight first"):
+        run(tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
+
+
+def test_the_record_of_a_run_without_divergence_says_so(tmp_path, run):
+    run(tmp_path / "run", "training.steps=2")
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["values"]["diverged"] is None
