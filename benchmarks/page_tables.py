@@ -226,8 +226,8 @@ def points(gain: float, interval: Sequence[float]) -> str:
     return f"{100 * gain:+.1f} [{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}]"
 
 
-def control() -> list[list[str]]:
-    """The search where the answer is known."""
+def search_test() -> list[list[str]]:
+    """What the search finds of sinks that were put in by hand."""
     found = [["method", "heads found", "evaluations", "held out, before → after", "gain in points, 95 %"]]
     for row in record("planted-sinks").values["methods"]:
         heads = ", ".join(f"{layer}.{head}" for layer, maps in row["heads"].items() for head in maps)
@@ -409,7 +409,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "profile": profile,
     "models": models,
     "models-short": short_models,
-    "control": control,
+    "search-test": search_test,
     "demonstration": demonstration,
     "single-heads": single_heads,
     "calibration-times": calibration_times,
