@@ -36,7 +36,8 @@ class Contributions:
     def shares(self) -> Tensor:
         """(B, S): ⟨span, whole⟩ / ⟨whole, whole⟩, the span's part along the whole, as a share of the whole's length.
 
-        Shares of spans that make up the text add up to 1. They are below 0 where a span works against the rest.
+        Shares of spans that make up the text add up to 1, and are below 0 where a span works against the rest (as in
+        Mickus et al., 2206.03529; ALTI, 2203.04212, has distances to the whole instead, which have no sign).
         """
         along = torch.einsum("bsc,bc->bs", self.spans, self.whole)
         return along / self.whole.square().sum(-1, keepdim=True).clamp(min=1e-300)
@@ -96,8 +97,8 @@ class LastTokens:
 
         Args:
             targets: token ids (B, P); below 0 means none.
-            hidden: (B, M) bool, keys that the last tokens do not see: attention knock-out (Geva et al., 2304.14767,
-                section 4). The weight goes to the keys that are left, in differential heads that of both maps.
+            hidden: (B, M) bool, keys that the last tokens do not see: attention knock-out (Geva et al., 2304.14767).
+                The weight goes to the keys that are left, in differential heads that of both maps.
             layer: the one layer in which they are hidden, in the order of calls; None: in all.
         """
         hidden = None if hidden is None else hidden.to(self.model.device)
@@ -114,7 +115,7 @@ class LastTokens:
         A head's output is the sum of its weights times the values, signed in differential heads. What follows in the
         layer (subtraction, gate, output projection) is linear in it but for a norm of heads, and that is frozen: every
         part is divided by the root mean square of the actual output, so that parts add up to it. Value-weighted
-        attention is Kobayashi et al.'s (2004.10102, section 2), the frozen norm too (2109.07152, section 3).
+        attention is Kobayashi et al.'s (2004.10102), the frozen norm too (2109.07152).
 
         Raises:
             ValueError: a layer does more to its heads' outputs than that, so that parts do not add up.
