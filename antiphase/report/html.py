@@ -260,7 +260,7 @@ def _paragraphs(record: Record) -> list[str]:
         "first three sentences says nothing wrong.",
         "evaluate-harness": "Tasks of EleutherAI's lm-eval: the model chooses the answer that it finds likeliest, "
         "after no examples and after some. Read every share beside what choosing at random reaches.",
-        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians.",
+        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians and kurtosis.",
         "evaluate-quantization": "Attention logits were rounded to few bits before the softmax, in every map.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
