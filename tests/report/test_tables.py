@@ -191,6 +191,27 @@ def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
     run([sys.executable, "-c", script], check=True)
 
 
+def test_of_several_ways_to_a_baseline_the_fastest_counts() -> None:
+    common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "batch": 1, "subject": "V1",
+              "subject_seconds": 2.0, "quartiles": [0.1, 9.0], "rounds": 5}  # fmt: skip
+    ways = {"softmax": 8.0, "softmax (products)": 1.0, "softmax (eager)": 4.0, "DiffLlama": 0.5}
+    rows = [
+        {**common, "baseline": name, "ratio": 2.0 / seconds, "baseline_seconds": seconds}
+        for name, seconds in ways.items()
+    ]
+    record = Record(kind="benchmark-attention", values={"rows": rows}, config={"width": 64})
+    table = benchmarks.ratios(record)
+    assert table is not None
+    assert [column.name for column in table.columns] == ["What", "V1 / softmax", "V1 / DiffLlama"]
+    assert table.text() == [["decode, bf16, N = 4,096", "2.00", "4.00"]]
+    assert "it is the fastest of them" in table.note
+    whole = benchmarks.timing(record)
+    assert whole is not None
+    assert [row[2] for row in whole.rows] == list(ways)
+    seconds = {"V1": 2.0, "softmax": 1.0, "DiffLlama": 0.5}
+    assert benchmarks.relative_seconds(record) == {("decode", "bfloat16"): {4096: seconds}}
+
+
 def test_decoding_one_sequence_stands_in_a_row_of_its_own() -> None:
     common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "subject": "V1", "baseline": "flash"}
     rows = [
