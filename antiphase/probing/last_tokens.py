@@ -256,7 +256,7 @@ class _Split(_Replay):
             self._scales[norm] = torch.rsqrt(given.square().mean(-1, keepdim=True) + eps)
             return None
         scaled = given * self._scales[norm]
-        return scaled if norm.weight is None else scaled * norm.weight
+        return scaled * norm.weight if norm.elementwise_affine else scaled
 
 
 def _output(
