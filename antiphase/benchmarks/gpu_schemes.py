@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
@@ -19,22 +18,13 @@ from antiphase.benchmarks.schemes import (
     ONE_CALL_V2,
     SOFTMAX,
     Scheme,
+    by_backend,
     ours,
     ours_decoding,
     ours_v2,
     ours_v2_decoding,
 )
 from antiphase.interface import join_halves
-
-
-def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
-    """A scheme whose ordinary attention runs on one backend of PyTorch; where that cannot, it raises."""
-
-    def run(*tensors: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return scheme.run(*tensors)
-
-    return replace(scheme, name=name, run=run)
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:

@@ -4,16 +4,20 @@ Equal size: H differential heads of 2H maps of width d with values of width 2d, 
 Both have the same projections. All take queries, keys and values as a layer has them: (B, 2H, N, d) with values in
 halves (B, 2H, N, d), stored token by token as projections give them, or head by head as a cache holds them; the second
 version's keys and values are (B, H, N, d).
+
+Decoding is compared with every way to softmax attention that a user could pick, because the usual one is slow in bf16
+on processors; what counts is the fastest of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.interface import differential_output, join_halves
@@ -55,6 +59,8 @@ class Scheme:
     """The second version: both maps of a head share key and value."""
     holds_maps: bool = False
     """Needs memory for N × N weights."""
+    cache_dtype: torch.dtype | None = None
+    """What its cache is kept in; None: the case's."""
 
     def flops(self, case: Case) -> int:
         """What the formulas ask for, nothing recomputed and nothing beyond the diagonal."""
@@ -80,7 +86,8 @@ def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
 
 def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
     """The call to be timed: output, or output and all gradients."""
-    *tensors, lam = inputs(case, seed, shares_keys=scheme.shares_keys)
+    query, *cache, lam = inputs(case, seed, shares_keys=scheme.shares_keys)
+    tensors = [query, *(part.to(scheme.cache_dtype or part.dtype) for part in cache)]
     if case.task != "forward + backward":
 
         def forward() -> Tensor:
@@ -115,6 +122,69 @@ def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, imp
 def softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """Ordinary attention with as many maps."""
     return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+
+
+def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
+    """A scheme whose ordinary attention runs on one backend of PyTorch; where that cannot, it raises."""
+
+    def run(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scheme.run(*tensors)
+
+    return replace(scheme, name=name, run=run)
+
+
+def one_step_eagerly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One query by transformers' eager attention: keys repeated for the maps that share them, the softmax in fp32."""
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (part.repeat_interleave(repeats, dim=1) if repeats > 1 else part for part in (key, value))
+    weights = torch.softmax(
+        (query @ keys.transpose(-1, -2)) * query.shape[-1] ** -0.5, dim=-1,
+        dtype=torch.promote_types(query.dtype, torch.float32),
+    )  # fmt: skip
+    return weights.to(query.dtype) @ values
+
+
+def one_step_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One query by two products and a softmax in the input's dtype; maps that share a key are rows of one product."""
+    rows = query.reshape(*key.shape[:2], -1, query.shape[-1])  # (B, key maps, maps of each, d)
+    weights = torch.softmax((rows * query.shape[-1] ** -0.5) @ key.transpose(-1, -2), dim=-1)
+    return (weights @ value).reshape(query.shape)
+
+
+def one_step_in_the_dtype_of_the_cache(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """One query by PyTorch's attention, raised to what the cache is kept in."""
+    out = scaled_dot_product_attention(query.to(key.dtype), key, value, enable_gqa=query.shape[1] != key.shape[1])
+    return out.to(query.dtype)
+
+
+def of_softmax(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Ordinary attention as a way to be timed, which has no use for λ."""
+    return lambda query, key, value, lam: attend(query, key, value)
+
+
+def of_v2(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """One call of ordinary attention with all maps, then the subtraction."""
+
+    def run(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+        both = attend(query, key, value)
+        return both[:, ::2] - lam * both[:, 1::2]
+
+    return run
+
+
+def decoding_ways(usual: Scheme, way: Callable[..., Callable[..., Tensor]]) -> list[Scheme]:
+    """All ways to decode by ordinary attention, which ``way`` makes a scheme of: the usual one first."""
+    by_hand = {"eager": one_step_eagerly, "products": one_step_by_products}
+    cached = replace(
+        usual, name=f"{usual.name} (fp32 cache)", run=way(one_step_in_the_dtype_of_the_cache), cache_dtype=torch.float32
+    )
+    return [
+        usual,
+        by_backend(usual, f"{usual.name} (math)", SDPBackend.MATH),
+        *(replace(usual, name=f"{usual.name} ({name})", run=way(attend)) for name, attend in by_hand.items()),
+        cached,
+    ]
 
 
 def diffllama(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
@@ -172,10 +242,12 @@ OURS_V2 = Scheme("V2", ours_v2, forward=3, backward=8, shares_keys=True)
 ONE_CALL_V2 = Scheme("one call for V2", one_call_v2, forward=4, backward=10, shares_keys=True)
 DECODING = Scheme("V1", ours_decoding, forward=4, backward=0)
 DECODING_V2 = Scheme("V2", ours_v2_decoding, forward=3, backward=0, shares_keys=True)
+SOFTMAX_DECODING = decoding_ways(SOFTMAX, of_softmax)
+ONE_CALL_V2_DECODING = decoding_ways(ONE_CALL_V2, of_v2)
 
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
     "forward + backward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
-    "decode": [(DECODING, [SOFTMAX, DIFFLLAMA]), (DECODING_V2, [ONE_CALL_V2])],
+    "decode": [(DECODING, [*SOFTMAX_DECODING, DIFFLLAMA]), (DECODING_V2, ONE_CALL_V2_DECODING)],
 }
 """By task: a scheme of this package, and what it is compared with in the same rounds."""

@@ -236,7 +236,7 @@ def outliers(
     resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """The largest attention logits and hidden states of every layer, beside their medians.
+    """The largest attention logits and hidden states of every layer, beside their medians and kurtosis.
 
     Example: [bold]antiphase evaluate outliers MODEL --data book.txt --output runs/outliers[/]
     """

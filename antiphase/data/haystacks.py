@@ -240,20 +240,20 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, context: Context) -> list[int
 
 
 def prompt_batch(tokenizer: PreTrainedTokenizerBase, context: Context) -> RetrievalBatch:
-    """One context as token ids, with the span of each token: that of its last character; the very first token is
-    ``first_token``.
+    """One context as token ids and the first answer behind it, with the span of each token of the context: that of its
+    last character; the very first token is ``first_token``.
     """
     opening = opening_of(tokenizer)
-    ids = prompt_ids(tokenizer, context)
+    prompt, answer = prompt_ids(tokenizer, context), encode(tokenizer, f" {context.answers[0]}")
     stops = [stop for _, _, stop in context.spans]
     kinds = [SPANS.index("first_token")] * len(opening)
     for _, end in offsets(tokenizer, context.text):
         kinds.append(SPANS.index(context.spans[min(bisect_left(stops, end), len(stops) - 1)][0]))
     kinds[0] = SPANS.index("first_token")
-    row = torch.tensor(kinds)
+    row = torch.tensor([*kinds, *[-1] * len(answer)])
     return RetrievalBatch(
-        input_ids=torch.tensor([ids]),
-        answer_positions=torch.full((1, 1, 1), -1),
-        prompt_end=torch.tensor([len(ids) - 1]),
+        input_ids=torch.tensor([[*prompt, *answer]]),
+        answer_positions=torch.arange(len(prompt), len(prompt) + len(answer))[None, None],
+        prompt_end=torch.tensor([len(prompt) - 1]),
         spans={name: (row == index)[None] for index, name in enumerate(SPANS)},
     )

@@ -8,7 +8,7 @@ nothing, because two random maps cancel; so it never stands alone, and the untra
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -29,19 +29,16 @@ def allocation(model: PreTrainedModel, batch: RetrievalBatch) -> list[dict[str, 
     ``map`` is "softmax", or for differential attention "difference" (what multiplies the values), "first" and
     "second". ``answer_to_noise`` is the ratio of the averages.
     """
+    return allocation_over(model, batches_of(batch))
+
+
+def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
+    """Its sequences in parts that fit in memory."""
     size = max(1, TOKENS_AT_ONCE // batch.input_ids.shape[1])
-    return allocation_over(
-        model,
-        (
-            RetrievalBatch(
-                batch.input_ids[start : start + size],
-                batch.answer_positions[start : start + size],
-                batch.prompt_end[start : start + size],
-                {name: span[start : start + size] for name, span in batch.spans.items()},
-            )
-            for start in range(0, len(batch.input_ids), size)
-        ),
-    )
+    for start in range(0, len(batch.input_ids), size):
+        rows = slice(start, start + size)
+        spans = {name: span[rows] for name, span in batch.spans.items()}
+        yield RetrievalBatch(batch.input_ids[rows], batch.answer_positions[rows], batch.prompt_end[rows], spans)
 
 
 def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:

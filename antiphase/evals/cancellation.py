@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention_kinds import is_differential, lambda_afterwards, subtracts_afterwards
 from antiphase.data.retrieval import RetrievalBatch
+from antiphase.errors import NonFiniteError
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
 from antiphase.interface import AttentionFunction, heads_of_value, swapped
 from antiphase.models.variants import ACROSS

@@ -1,4 +1,9 @@
-"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states."""
+"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and how heavy
+their tails are.
+
+One largest value says little of a distribution: the kurtosis counts all of them, in its own units, so that models of
+other scales can be compared.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from antiphase.attention_kinds import subtracts_inside
 from antiphase.calibration.lower import decoder_layers
 from antiphase.errors import NonFiniteError
 from antiphase.evals.scoring import TOKENS_AT_ONCE
-from antiphase.ops.statistics import histogram_median, size_histogram
+from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
 
 PLACES = (1, 2, 3, 10, 100)
@@ -23,15 +28,22 @@ PLACES = (1, 2, 3, 10, 100)
 
 
 def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
-    """The largest |q·k| · scale over visible pairs and all maps, and the largest |hidden| after each layer.
+    """The largest |q·k| · scale over visible pairs and all maps, the largest |hidden| after each layer, and kurtoses.
+
+    ``kurtosis`` is the fourth standardized moment of all values of a layer, with their signs: 3 of normal ones
+    (Bondarenko et al., 2306.12929). ``channel_kurtosis``, of hidden states, is E[s⁴] / E[s²]² over the d
+    channels, s a channel's root mean square over tokens: 1 where all are equal, d where there is one alone (He et al.,
+    2405.19279). Both are means over layers in the rows of ``all``, of whose values ``top`` and ``median``
+    are.
 
     Args:
         input_ids: (B, N) without padding.
 
     Returns:
         rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
-        {place: value} and ``median`` (within 1 %). Of models of ``differential_config`` there are no attention logits:
-        which map reads which key cannot be seen from outside of their attention function.
+        {place: value}, ``median`` (within 1 %), ``kurtosis`` and ``channel_kurtosis`` (None of logits). Of models of
+        ``differential_config`` there are no attention logits: which map reads which key cannot be seen from outside of
+        their attention function.
 
     Raises:
         NonFiniteError: a logit or hidden state that is not finite.
@@ -50,18 +62,21 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
             found = attention_statistics(model, top=largest, histogram=True, input_ids=ids)
         layers = found.layers
         assert found.logit_histogram is not None
-        for index, (tops, counts) in enumerate(zip(found.top_logits, found.logit_histogram, strict=True)):
-            _merge(logits, index, _Sizes(tops.flatten(), counts.sum(0)))
+        assert found.logit_powers is not None
+        by_layer = zip(found.top_logits, found.logit_histogram, found.logit_powers, strict=True)
+        for index, (tops, counts, powers) in enumerate(by_layer):
+            _merge(logits, index, _Sizes(tops.flatten(), counts.sum(0), powers.sum(0), torch.zeros(0)))
     rows = []
-    for what, by_layer, numbers in (
+    for what, of_layers, numbers in (
         *([("attention logits", logits, layers)] if reads_logits else []),
         ("hidden states", hidden, list(range(len(hidden)))),
     ):
-        whole = _Sizes(torch.cat([one.top for one in by_layer]), torch.stack([one.counts for one in by_layer]).sum(0))
-        for layer, sizes in [("all", whole), *zip(map(str, numbers), by_layer, strict=True)]:
-            ordered = sizes.top.sort(descending=True).values
-            top = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
-            rows.append({"what": what, "layer": layer, "top": top, "median": histogram_median(sizes.counts)})
+        tops = torch.cat([one.top for one in of_layers])
+        counts = torch.stack([one.counts for one in of_layers]).sum(0)
+        tails = [one.tails() for one in of_layers]
+        rows.append({"what": what, "layer": "all", **_largest(tops, counts), **_means(tails)})
+        for layer, sizes, own in zip(numbers, of_layers, tails, strict=True):
+            rows.append({"what": what, "layer": str(layer), **_largest(sizes.top, sizes.counts), **own})
     return rows
 
 
@@ -70,20 +85,56 @@ def _forward(model: PreTrainedModel, input_ids: Tensor) -> None:
     model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
 
 
+def _largest(top: Tensor, counts: Tensor) -> dict[str, Any]:
+    """The largest values by place, and the median."""
+    ordered = top.sort(descending=True).values
+    places = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
+    return {"top": places, "median": histogram_median(counts)}
+
+
+def _means(tails: list[dict[str, float | None]]) -> dict[str, float | None]:
+    """Over layers."""
+    found: dict[str, float | None] = {}
+    for name in tails[0]:
+        known = [value for one in tails if (value := one[name]) is not None]
+        found[name] = sum(known) / len(known) if known else None
+    return found
+
+
+def channel_kurtosis(squares: Tensor) -> float:
+    """E[s⁴] / E[s²]² over channels, from the sums of their squares over tokens (d,); NaN where all are zero."""
+    return float(squares.square().mean() / squares.mean().square())
+
+
 @dataclass(frozen=True)
 class _Sizes:
-    """The largest of many numbers, and all of them by size, on the CPU."""
+    """The largest of many numbers, all of them by size, and sums over them, on the CPU."""
 
     top: Tensor
     counts: Tensor
+    powers: Tensor
+    """(5,) fp64."""
+    squares: Tensor
+    """(d,) fp64, sums of squares by channel; empty where there are no channels."""
+
+    def tails(self) -> dict[str, float | None]:
+        """How heavy they are."""
+        return {
+            "kurtosis": kurtosis(self.powers),
+            "channel_kurtosis": channel_kurtosis(self.squares) if len(self.squares) else None,
+        }
 
 
 def _merge(layers: list[_Sizes], index: int, more: _Sizes) -> None:
     """Add numbers to those of a layer."""
     if index == len(layers):
-        layers.append(_Sizes(more.top[:0], torch.zeros_like(more.counts)))
-    top = torch.cat([layers[index].top, more.top])
-    layers[index] = _Sizes(top.topk(min(max(PLACES), len(top))).values, layers[index].counts + more.counts)
+        layers.append(_Sizes(more.top[:0], *map(torch.zeros_like, (more.counts, more.powers, more.squares))))
+    before = layers[index]
+    top = torch.cat([before.top, more.top])
+    layers[index] = _Sizes(
+        top.topk(min(max(PLACES), len(top))).values, before.counts + more.counts, before.powers + more.powers,
+        before.squares + more.squares,
+    )  # fmt: skip
 
 
 @contextmanager
@@ -92,11 +143,14 @@ def _hidden_states(model: PreTrainedModel, layers: list[_Sizes]) -> Iterator[Non
 
     def look(index: int) -> Callable[..., None]:
         def add(module: nn.Module, args: Any, output: Any) -> None:
-            sizes = (output[0] if isinstance(output, tuple) else output).detach().abs().float().flatten()
+            hidden = (output[0] if isinstance(output, tuple) else output).detach()  # (B, N, d)
+            sizes = hidden.abs().float().flatten()
             top = sizes.topk(min(max(PLACES), len(sizes))).values
             if not bool(top[0].isfinite()):  # NaN counts as larger than any number
                 raise NonFiniteError(f"its hidden states after layer {index} are NaN or infinite")
-            _merge(layers, index, _Sizes(top.cpu(), size_histogram(sizes).cpu()))
+            squares = hidden.double().square().flatten(0, -2).sum(0)
+            found = top, size_histogram(sizes), power_sums(hidden), squares
+            _merge(layers, index, _Sizes(*(part.cpu() for part in found)))
 
         return add
 

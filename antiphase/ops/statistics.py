@@ -71,6 +71,8 @@ class LayerStatistics:
     """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, falling; 0 beyond the number of pairs."""
     logit_histogram: Tensor | None
     """(G, R, S, bins) int64, if wanted: how many |q·k| · scale lie in each bin of ``size_histogram``, all sequences."""
+    logit_powers: Tensor | None
+    """(G, R, S, 5) fp64, with the histogram: ``power_sums`` of the same q·k · scale, with their signs."""
 
 
 def layer_statistics(
@@ -92,7 +94,7 @@ def layer_statistics(
         real: (B, N) bool, the queries that count; None: all.
         lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
         top: how many of the largest logits to keep.
-        histogram: whether to count logits by size.
+        histogram: whether to count logits by size, and sum their powers.
 
     Statistics are fp32 (fp64 for fp64 input).
     """
@@ -110,6 +112,7 @@ def layer_statistics(
     entropy = sums.new_zeros(batch, groups, repeats, streams)
     top_logits = sums.new_zeros(batch, groups, repeats, streams, top)
     counts = sums.new_zeros(groups, repeats, streams, BINS, dtype=torch.int64) if histogram else None
+    powers = sums.new_zeros(groups, repeats, streams, 5, dtype=torch.float64) if histogram else None
     signs = None if lam is None else _Signs(plan, lam.to(dtype).expand(batch, groups, repeats, length))
     for unit in plan.units():
         here = unit.batches, unit.groups
@@ -121,8 +124,8 @@ def layer_statistics(
             maps = []
             for index in range(streams):
                 scores = unit.scores(index, block)
-                if counts is not None:
-                    _count_sizes(counts[unit.groups, :, index], scores, weight)
+                if counts is not None and powers is not None:
+                    _count(counts[unit.groups, :, index], powers[unit.groups, :, index], scores, weight)
                 if top:
                     keep_largest(top_logits[here][:, :, :, index], scores, weight)
                 weights = unit.softmax(scores)
@@ -143,6 +146,7 @@ def layer_statistics(
         queries=queries,
         top_logits=top_logits,
         logit_histogram=counts,
+        logit_powers=powers,
     )
 
 
@@ -215,16 +219,39 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
             head.copy_(candidates.topk(len(head)).values)
 
 
-def _count_sizes(counts: Tensor, scores: Tensor, weight: Tensor) -> None:
-    """Add the sizes of scores (U R, n, m; -inf: hidden) of rows that count, (U R, 1, n), to counts (g, R, bins)."""
+def _count(counts: Tensor, powers: Tensor, scores: Tensor, weight: Tensor) -> None:
+    """Add scores (U R, n, m; -inf: hidden) of rows that count, (U R, 1, n): sizes to counts (g, R, bins), powers to
+    their sums (g, R, 5).
+    """
     groups, repeats = counts.shape[:2]
     by_head = scores.view(-1, groups, repeats, weight.shape[-1], scores.shape[-1])  # (b, g, R, n, m)
     counted = (weight > 0).view(-1, groups, repeats, weight.shape[-1], 1)
     for group in range(groups):
         for repeat in range(repeats):
-            sizes = by_head[:, group, repeat]
-            seen = counted[:, group, repeat] & (sizes > float("-inf"))
-            counts[group, repeat] += size_histogram(sizes[seen].abs())
+            every = by_head[:, group, repeat]
+            seen = every[counted[:, group, repeat] & (every > float("-inf"))]
+            counts[group, repeat] += size_histogram(seen.abs())
+            powers[group, repeat] += power_sums(seen)
+
+
+def power_sums(values: Tensor) -> Tensor:
+    """How many values there are, and the sums of their first four powers: (5,) fp64."""
+    values = values.double().flatten()
+    squares = values.square()
+    sums = [values.sum(), squares.sum(), squares @ values, squares @ squares]
+    return torch.stack([sums[0].new_tensor(float(len(values))), *sums])
+
+
+def kurtosis(powers: Tensor) -> float:
+    """E[(x - μ)⁴] / E[(x - μ)²]² of the values behind ``power_sums`` (5,): 3 of normal ones, NaN of equal ones."""
+    count, *sums = powers.tolist()
+    if not count:
+        return float("nan")
+    mean, second, third, fourth = (total / count for total in sums)
+    variance = second - mean**2
+    if not variance > 1e-14 * second:  # nothing but the rounding of the sums
+        return float("nan")
+    return float((fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4) / variance**2)
 
 
 def size_histogram(sizes: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from antiphase.interface import (
     swapped,
 )
 from antiphase.ops.reference import softmax_maps
-from antiphase.ops.shapes import Shapes
+from antiphase.ops.shapes import Shapes, statistics_dtype
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,11 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
             if not (queries and query is queries[0]):  # DiffLlama calls twice with the same queries, once a half of V
-                found.append(_rows(module, query, key, attention_mask, positions, kwargs))
+                rows, _, _ = rows_at(positions, module, query, key, attention_mask, kwargs)
+                if subtracts_afterwards(module):  # map i + H is subtracted from map i
+                    maps = rows.maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2)
+                    rows = LayerRows(maps, lambda_afterwards(module).view(1, 1, 1))
+                found.append(LayerRows(rows.maps.cpu(), None if rows.lam is None else rows.lam.cpu()))
             queries[:] = [query]
             return function(module, query, key, value, attention_mask, **kwargs)
 
@@ -73,58 +77,58 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
     return found
 
 
-def _rows(
+def rows_at(
+    positions: Tensor,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     attention_mask: Tensor | None,
-    positions: Tensor,
     kwargs: dict[str, Any],
-) -> LayerRows:
-    """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
+) -> tuple[LayerRows, Tensor, Tensor | None]:
+    """Of one call of the attention function: rows of the queries at (B, P), those queries, and what they see.
+
+    Raises:
+        ValueError: arguments that would change the rows.
+        NonFiniteError: weights or λ that are not finite.
+    """
     known = ("lam", "scaling", "sliding_window", "dropout", *(() if is_differential(module) else ("s_aux",)))
     refuse_unknown({name: given for name, given in kwargs.items() if name not in known})
-    found = _read_rows(module, query, key, attention_mask, positions, kwargs)
+    chosen = query.gather(2, positions[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[-1]))
+    visible = _visible(
+        module, attention_mask, positions, query.shape[2], key.shape[2], sliding_window=kwargs.get("sliding_window")
+    )
+    lam = kwargs.get("lam")
+    if lam is not None and lam.dim() and lam.shape[-1] > 1:
+        lam = lam.expand(len(query), -1, -1).gather(2, positions[:, None].expand(-1, lam.shape[-2], -1))
+    found = rows_of(module, chosen, key, visible, {**kwargs, "lam": lam})
     if not bool(found.maps.isfinite().all()) or (found.lam is not None and not bool(found.lam.isfinite().all())):
         raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
-    return found
+    return found, chosen, visible
 
 
-def _read_rows(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    positions: Tensor,
-    kwargs: dict[str, Any],
-) -> LayerRows:
-    batch, maps, length, width = query.shape
-    keys = key.shape[2]
-    chosen = query.gather(2, positions[:, None, :, None].expand(-1, maps, -1, width))  # (B, maps, P, d)
-    visible = _visible(module, attention_mask, positions, length, keys, sliding_window=kwargs.get("sliding_window"))
-    scale = kwargs.get("scaling")
+def rows_of(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor | None, kwargs: dict[str, Any]) -> LayerRows:
+    """Rows of queries (B, maps, P, d) over those of the keys (B, key maps, M, d) that each sees, (B, 1|maps, P, M).
+
+    ``kwargs`` are the call's, with λ (1|B, 1|H, 1|P) of these queries.
+    """
+    batch, maps, queries, width = query.shape
+    scale, lam = kwargs.get("scaling"), kwargs.get("lam")
     if not is_differential(module):
         weights = softmax_weights(
-            chosen, key, visible, is_causal=False, sliding_window=None, scale=scale, s_aux=kwargs.get("s_aux")
+            query, key, visible, is_causal=False, sliding_window=None, scale=scale, s_aux=kwargs.get("s_aux")
         )
-        if subtracts_afterwards(module):  # map i + H is subtracted from map i
-            return LayerRows(
-                weights.unflatten(1, (2, -1)).transpose(1, 2).cpu(), lambda_afterwards(module).view(1, 1, 1).cpu()
-            )
-        return LayerRows(weights.unsqueeze(2).cpu(), None)
+        return LayerRows(weights.unsqueeze(2), None)
+    assert lam is not None
     key_maps = 2 if has_two_keys(module) else 1
     shapes = Shapes(
         batch=batch, heads=maps // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
-        queries=positions.shape[1], keys=keys, width=width, value_width=key_maps * width,
+        queries=queries, keys=key.shape[2], width=width, value_width=key_maps * width,
     )  # fmt: skip
     both = softmax_maps(
-        chosen, key, visible, is_causal=False, sliding_window=None, scale=scale or width**-0.5, shapes=shapes
+        query, key, visible, is_causal=False, sliding_window=None, scale=scale or width**-0.5, shapes=shapes
     )
-    lam = kwargs["lam"].detach().float()
-    lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
-    if lam.shape[-1] > 1:
-        lam = lam.expand(batch, -1, -1).gather(2, positions[:, None].expand(-1, lam.shape[1], -1))
-    return LayerRows(both.cpu(), lam.cpu())
+    lam = lam.detach().to(statistics_dtype(lam.dtype))
+    return LayerRows(both, lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)))
 
 
 def _visible(

@@ -66,6 +66,8 @@ class AttentionStatistics:
     """(layers, B, maps, k): the largest |q·k| · scale, falling."""
     logit_histogram: Tensor | None
     """(layers, maps, bins) int64: |q·k| · scale by size, as ``ops.statistics.size_histogram`` counts; if wanted."""
+    logit_powers: Tensor | None
+    """(layers, maps, 5) fp64: ``ops.statistics.power_sums`` of q·k · scale, with the histogram."""
     layers: list[int]
     """The model's number of each layer, 0-based."""
     alpha: float
@@ -104,7 +106,7 @@ def attention_statistics(
         spans: {name: bool (B, N)} keys whose share of attention is wanted.
         alpha: a key is a sink if it receives more than α / N, N the keys that the last query sees.
         top: how many of the largest logits to keep.
-        histogram: whether to count logits by size too.
+        histogram: whether to count logits by size too, and sum their powers.
         model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N), ...: what the model takes.
 
     Raises:
@@ -260,6 +262,10 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         logit_histogram=None if any(one.found.logit_histogram is None for one in seen) else stacked([
             one.order.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
             if one.found.logit_histogram is not None
+        ]),
+        logit_powers=None if any(one.found.logit_powers is None for one in seen) else stacked([
+            one.order.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
+            if one.found.logit_powers is not None
         ]),
         layers=[one.layer for one in seen],
         alpha=alpha,

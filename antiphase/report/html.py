@@ -27,6 +27,7 @@ from antiphase.report import (
     line_plots,
     look_plots,
     plots,
+    retrieval,
     summary,
     tables,
     translation,
@@ -142,7 +143,11 @@ def _gradient_table(record: Record) -> Table | None:
 BEHIND: dict[str, TableMaker] = {
     "learning-curves": lambda record: [tables.runs_table(record), tables.curve_table(record)],
     "needles": lambda record: [tables.needle_summary(record), tables.needle_cells(record)],
-    "allocation": lambda record: [tables.allocation(record), tables.allocation(record, by_layer=True)],
+    "allocation": lambda record: [
+        tables.allocation(record),
+        tables.allocation(record, by_layer=True),
+        retrieval.knockouts(record),
+    ],
     "lambda": lambda record: [_lambda_table(record)],
 }
 """The tables behind each figure."""
@@ -155,6 +160,7 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     tables.perplexity,
     tables.allocation,
     lambda record: tables.allocation(record, by_layer=True),
+    retrieval.knockouts,
     _lambda_table,
     _gradient_table,
     benchmarks.timing,
@@ -239,8 +245,9 @@ def _paragraphs(record: Record) -> list[str]:
         "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
         "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
-        "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum. "
-        "The signed sum alone flatters maps that subtract: read both, and the untrained model beside it.",
+        "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum; what that "
+        "adds to the layers' outputs; and what the answer's log-probability loses without it. The signed sum alone "
+        "flatters maps that subtract: read them together, and the untrained model beside them.",
         "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
         "fitted to all runs of an arm.",
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
@@ -258,7 +265,7 @@ def _paragraphs(record: Record) -> list[str]:
         "first three sentences says nothing wrong.",
         "evaluate-harness": "Tasks of EleutherAI's lm-eval: the model chooses the answer that it finds likeliest, "
         "after no examples and after some. Read every share beside what choosing at random reaches.",
-        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians.",
+        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians and kurtosis.",
         "evaluate-quantization": "Attention logits were rounded to few bits before the softmax, in every map.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
@@ -343,8 +350,10 @@ def _allocation_words(record: Record) -> tuple[str, str, str]:
     caption = (
         "Mean over layers and seeds of the map that the model uses (for differential attention the "
         "difference), seen from the last prompt position; dots are seeds, hatched bars untrained models. The "
-        "left panel divides by Σ|A|, so subtraction cannot flatter it; the right one is the signed sum, "
-        "which is small for any two maps that cancel, learned or not."
+        "first panel divides by Σ|A|, so subtraction cannot flatter it; the second is the signed sum, "
+        "which is small for any two maps that cancel, learned or not. Where the record has them: the part of the "
+        "layers' outputs that comes from a span, and how the log-probability of the right answer changes, in nats, "
+        "when the answer, or as many random tokens of filler, are hidden from the last tokens in all layers."
     )
     on_answer = f" Share on the answer: {', '.join(words)}." if words else ""
     return "Where attention went", caption, f"Bars for each span of the prompt, arm by arm.{on_answer}"

@@ -35,17 +35,28 @@ def context_worth(record: Record) -> Table | None:
 
 
 def largest(record: Record) -> Table | None:
-    """Largest attention logits and hidden states, by layer."""
+    """Largest attention logits and hidden states, and their kurtosis, by layer."""
     rows = record.values.get("rows") if record.kind == "evaluate-outliers" else None
     if not rows:
         return None
     places = list(dict.fromkeys(place for row in rows for place in row["top"]))
     columns = [Column("Of"), Column("Layer"), *(Column(f"Top {place}", "number") for place in places),
-               Column("Median", "number")]  # fmt: skip
-    cells = [[row["what"], row["layer"], *(row["top"].get(place) for place in places), row["median"]] for row in rows]
-    note = "Sizes |q·k| · scale and |hidden|."
+               Column("Median", "number"), Column("Kurtosis", "number"),
+               Column("Kurtosis over channels", "number")]  # fmt: skip
+    cells = [
+        [
+            row["what"], row["layer"], *(row["top"].get(place) for place in places), row["median"],
+            row.get("kurtosis"), row.get("channel_kurtosis"),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    note = (
+        "Sizes |q·k| · scale and |hidden|. Kurtosis: of all signed values of a layer, 3 of normal ones. Over channels: "
+        "of their root mean squares over tokens, 1 where all are equal, the width where there is one alone. Kurtoses "
+        'of "all" are means over layers.'
+    )
     if all(row["what"] != "attention logits" for row in rows):
-        note = "Sizes |hidden|. Attention logits of this model cannot be read from outside its attention function."
+        note += " Attention logits of this model cannot be read from outside its attention function."
     return Table(title="Largest values", columns=columns, rows=cells, note=note)
 
 

@@ -215,9 +215,16 @@ def _score_name(record: Record) -> str:
     return "accuracy" if record.values.get("task") == "text" else "first-query accuracy"
 
 
+ALLOCATION_PANELS = {
+    "share": "share of Σ|A|", "signed": "signed sum of A", "contribution": "contribution to the output",
+    "knockout": "change of log p(answer) without it",
+}  # fmt: skip
+"""Measures of a span, and their titles; a record may lack the last two."""
+
+
 @matplotlib.rc_context(STYLE)
 def allocation_bars(record: Record) -> Figure | None:
-    """Share of Σ|A| on each span beside the signed sum: mean over layers and seeds, a dot for each seed."""
+    """Each span's share of Σ|A|, signed sum, part of the output and effect of its knock-out; a dot for each seed."""
     rows = overall_allocation(record)
     if not rows:
         return None
@@ -225,9 +232,17 @@ def allocation_bars(record: Record) -> Figure | None:
     series = [(arm, model) for arm in arms for model in ("trained", "untrained")]
     series = [pair for pair in series if any((row["arm"], state(row)) == pair for row in rows)]
     height = 0.8 / len(series)
-    figure = Figure(figsize=(10.2, max(3.6, 1.2 + 0.24 * len(series) * len(spans))), layout="constrained")
-    panels = {"share": "share of Σ|A|", "signed": "signed sum of A"}
-    for axes, (measure, title) in zip(figure.subplots(1, 2, sharey=True), panels.items(), strict=True):
+    panels = {
+        measure: title for measure, title in ALLOCATION_PANELS.items()
+        if any(span_mean(rows, span, measure) is not None for span in spans)
+    }  # fmt: skip
+    lines = -(-len(panels) // 2)
+    tall = max(3.6, 1.2 + 0.24 * len(series) * len(spans))
+    figure = Figure(figsize=(10.2, lines * tall), layout="constrained")
+    grid = figure.subplots(lines, 2, sharey=True, squeeze=False).flatten()
+    for axes in grid[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (measure, title) in zip(grid, panels.items(), strict=False):
         for index, (arm, model) in enumerate(series):
             members = [row for row in rows if (row["arm"], state(row)) == (arm, model)]
             colour = arm_colour(arms, arm)
@@ -241,12 +256,14 @@ def allocation_bars(record: Record) -> Figure | None:
                 values = [span_mean([row], span, measure) for row in members]
                 if len(present(values)) > 1:
                     axes.plot(present(values), [place] * len(present(values)), "k.", markersize=3, label=f"_{label}")
-        axes.set(title=title, xlabel=f"{title}, seen from the last prompt position")
+        axes.set(
+            title=title, xlabel=f"{title}, seen from the last prompt position" if measure != "knockout" else "nats"
+        )
         axes.axvline(0, color="#444444", linewidth=0.8)
         axes.grid(axis="y", visible=False)
         axes.set_yticks(range(len(spans)), [visible(readable(span)) for span in spans])
         axes.set_ylim(len(spans) - 0.5, -0.5)
-        if measure == "share":
+        if measure in ("share", "contribution"):
             axes.xaxis.set_major_formatter(PERCENT)
     patches = [
         Patch(facecolor=arm_colour(arms, arm), label=f"{visible(arm)}, trained")

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import Any
 
 from antiphase.records import Record
-from antiphase.report.tables import Column, Row, Table, depth_text, format_value, grid_point, needles_of, state
+from antiphase.report.tables import (
+    Column,
+    Row,
+    Table,
+    allocation_of,
+    depth_text,
+    format_value,
+    grid_point,
+    needles_of,
+    present,
+    state,
+)
 
 PAPER_NEEDLES: dict[tuple[int, int], tuple[float, float]] = {
     (1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85),
@@ -126,9 +139,11 @@ def by_depth(record: Record) -> Table | None:
         groups.setdefault((row["arm"], state(row)), {})[row["depth"]] = row
     cells: list[list[Any]] = []
     for key, found in groups.items():
-        for measure, style in (("share", "percent"), ("signed", "signed")):
-            for name in ("answer", "noise", "answer ÷ noise"):
+        for measure, style in (("share", "percent"), ("signed", "signed"), ("contribution", "percent")):
+            for name in ("answer", "noise", *(("answer ÷ noise",) if measure != "contribution" else ())):
                 values = [_mass(found[depth], name, measure) if depth in found else None for depth in depths]
+                if measure == "contribution" and not present(values):  # an older record
+                    continue
                 shown = "number" if name == "answer ÷ noise" else style
                 cells.append([*key, measure, name, *(format_value(value, shown) for value in values)])
     if not cells:
@@ -148,9 +163,9 @@ def by_depth(record: Record) -> Table | None:
     ]
     note = (
         "Mean over layers and heads of the map that multiplies the values, seen from the last token of the question; "
-        "share is of Σ|A|, signed the sum of the weights, noise the other needles and the filler. Signed figures are "
-        "small for any two maps that cancel: read the share and the untrained model beside them. The paper's (table 3, "
-        "3B parameters) are normalized scores."
+        "share is of Σ|A|, signed the sum of the weights, contribution the part of a layer's output along the whole of "
+        "it, noise the other needles and the filler. Signed figures are small for any two maps that cancel: read the "
+        "share and the untrained model beside them. The paper's (table 3, 3B parameters) are normalized scores."
     )
     return Table(title="Attention by depth of the answer", columns=columns, rows=cells, note=note)
 
@@ -161,13 +176,54 @@ def depth_rows(record: Record) -> list[dict[str, Any]]:
     return [{"arm": "model", "trained": True, **row} for row in rows if "depth" in row]
 
 
+def knockouts(record: Record) -> Table | None:
+    """The answer's log-probability without the answer, and without as much filler: in all layers, and in each alone."""
+    every = allocation_of(record) + [
+        row for row in depth_rows(record) if row["depth"] is not None and row["layer"] == "all"
+    ]
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in every:
+        if row.get("knockout"):
+            depth = "anywhere" if row.get("depth") is None else depth_text(row["depth"])
+            groups.setdefault((row["arm"], state(row), depth, row["layer"]), []).append(row["knockout"])
+    if not groups:
+        return None
+    rows = [
+        [*key, len(members), *(_change([member[what] for member in members]) for what in ("answer", "filler"))]
+        for key, members in groups.items()
+    ]
+    columns = [
+        Column("Model"), Column(""), Column("Depth"), Column("Layer"), Column("Seeds", "integer"),
+        Column("Without the answer, nats"), Column("Without filler, nats"),
+    ]  # fmt: skip
+    note = (
+        "How the log-probability of the right answer changes when its needle, or as many random tokens of filler, are "
+        "hidden from the tokens that predict it: in all layers at once, or in one. In brackets: 95 % over sequences of "
+        "one seed, the range of several."
+    )
+    return Table(title="The answer knocked out", columns=columns, rows=rows, note=note)
+
+
+def _change(found: Sequence[dict[str, Any] | None]) -> str | None:
+    """Mean over seeds; None where one of them lacks the figure."""
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    changes = [one["change"] for one in known]
+    bounds = (min(changes), max(changes)) if len(changes) > 1 else known[0]["interval"]
+    text = f"{statistics.fmean(changes):+.3f}"
+    return text if bounds is None else f"{text} [{bounds[0]:+.3f} to {bounds[1]:+.3f}]"
+
+
 def mass(row: Row, name: str, measure: str) -> float:
-    """Signed sum or share of Σ|A| on the answer or the noise."""
+    """Signed sum, share of Σ|A| or contribution of the answer or the noise."""
     return sum(row["spans"][span][measure] for span in (NOISE if name == "noise" else (name,)))
 
 
 def _mass(row: Row, name: str, measure: str) -> float | None:
-    return row["answer_to_noise"][measure] if name == "answer ÷ noise" else mass(row, name, measure)
+    if name == "answer ÷ noise":
+        return row["answer_to_noise"][measure]
+    return mass(row, name, measure) if measure in row["spans"]["answer"] else None
 
 
 def _with_interval(row: Row) -> str:

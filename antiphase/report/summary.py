@@ -41,7 +41,11 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         retrieval.paper_needles(record),
     ],
     "evaluate-perplexity": lambda record: [tables.perplexity(record)],
-    "evaluate-allocation": lambda record: [retrieval.by_depth(record), tables.allocation(record)],
+    "evaluate-allocation": lambda record: [
+        retrieval.by_depth(record),
+        tables.allocation(record),
+        retrieval.knockouts(record),
+    ],
     "scaling": lambda record: [scaling.equal_loss(record), scaling.laws(record), scaling.losses(record)],
     "ablations": lambda record: [
         ablations.losses(record),

@@ -346,7 +346,7 @@ def perplexity(record: Record) -> Table | None:
 
 
 def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
-    """Share of Σ|A| and signed sum of each span: mean over all layers and seeds, or each layer and seed."""
+    """Share of Σ|A|, signed sum and contribution of each span: mean over layers and seeds, or each layer and seed."""
     chosen = [row for row in allocation_of(record) if by_layer or row["layer"] == "all"]
     spans = spans_of(chosen)
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -354,10 +354,15 @@ def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
         seed = row["seed"] if by_layer else None
         groups.setdefault((row["arm"], state(row), row["layer"], row.get("map"), seed), []).append(row)
     rows = []
-    measures = {"share": ("share", "percent"), "signed": ("signed", "signed")}
+    measures = {
+        "share": ("share", "percent"), "signed": ("signed", "signed"), "contribution": ("contribution", "percent"),
+    }  # fmt: skip
     for (arm, model, layer, name, seed), members in groups.items():
         for measure, (title, style) in measures.items():
-            cells = [format_value(span_mean(members, span, measure), style) for span in spans]
+            means = [span_mean(members, span, measure) for span in spans]
+            if measure == "contribution" and not present(means):  # of a map whose weights multiply no values
+                continue
+            cells = [format_value(mean, style) for mean in means]
             ratios = present((row.get("answer_to_noise") or {}).get(measure) for row in members)
             ratio = format_value(statistics.fmean(ratios)) if ratios else None
             place = [layer, name, seed] if by_layer else [name, len({row["seed"] for row in members})]
@@ -367,15 +372,18 @@ def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
     columns.append(Column("Answer ÷ noise", "number"))
     title = "Attention by layer, map and seed" if by_layer else "Attention by span, mean over layers and seeds"
     note = (
-        "Seen from the last prompt position; share is of Σ|A|, signed is the sum of the weights. "
-        "Noise is the other needles and filler."
+        "Seen from the last prompt position; share is of Σ|A|, signed is the sum of the weights, contribution the part "
+        "of the layer's output along the whole of it. Noise is the other needles and filler."
     )
     return _table(title, columns, rows, note)
 
 
 def span_mean(rows: Iterable[Row], span: str, measure: str) -> float | None:
-    """Mean over rows of the ``share`` or ``signed`` sum on a span."""
-    values = present(((row.get("spans") or {}).get(span) or {}).get(measure) for row in rows)
+    """Mean over rows of a span's ``share``, ``signed`` sum, ``contribution`` or change by ``knockout``."""
+    if measure == "knockout":
+        values = present(((row.get("knockout") or {}).get(span) or {}).get("change") for row in rows)
+    else:
+        values = present(((row.get("spans") or {}).get(span) or {}).get(measure) for row in rows)
     return statistics.fmean(values) if values else None
 
 

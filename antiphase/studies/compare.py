@@ -17,7 +17,8 @@ from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
-from antiphase.evals.allocation import allocation, attention_map
+from antiphase.evals.allocation import allocation, attention_map, batches_of
+from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
 from antiphase.evals.perplexity import perplexity
@@ -321,7 +322,8 @@ def _has_attention(run: RunSettings) -> bool:
 
 
 def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
-    return allocation(model, data.task().sample(run.evaluation.samples, keyed_generator("allocation")))
+    batch = data.task().sample(run.evaluation.samples, keyed_generator("allocation"))
+    return with_effects(allocation(model, batch), model, batches_of(batch))
 
 
 def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | None:

@@ -18,7 +18,8 @@ from antiphase.data.haystacks import Cell, Context, Haystack, prompt_batch
 from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
-from antiphase.evals.allocation import allocation, allocation_over
+from antiphase.evals.allocation import allocation, allocation_over, batches_of
+from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
@@ -248,9 +249,9 @@ class _Texts:
             system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}")
             with refused_by_model(loaded.name):
                 return text_needles(system, {cell: contexts})
-        batches = (prompt_batch(loaded.tokenizer, context) for context in contexts)
+        batches = [prompt_batch(loaded.tokenizer, context) for context in contexts]
         with refused_by_model(loaded.name):
-            found = allocation_over(loaded.model, batches)
+            found = with_effects(allocation_over(loaded.model, batches), loaded.model, batches)
         return [{**vars(cell), "samples": len(contexts), **row} for row in found]
 
     def described(self) -> dict[str, Any]:
@@ -301,7 +302,7 @@ class _Symbols:
         key = (request.seed, "allocation", *(() if depth is None else (depth,)))
         batch = task.sample(request.samples, keyed_generator(*key), depth=depth)
         with refused_by_model(loaded.name):
-            found = allocation(loaded.model, batch)
+            found = with_effects(allocation(loaded.model, batch), loaded.model, batches_of(batch))
         return [{"depth": depth, **row} for row in found]
 
     def described(self) -> dict[str, Any]:

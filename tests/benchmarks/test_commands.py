@@ -32,8 +32,8 @@ def test_attention(monkeypatch):
         names = [(row["subject"], row["baseline"]) for row in rows
                  if (row["task"], row["dtype"], row["length"], row["width"])
                  == (case.task, attention._name(case.dtype), case.length, 64)]  # fmt: skip
-        skipped = [("V1", "two calls")] if case.dtype == torch.bfloat16 else []
-        assert names == [pair for pair in compared[case.task] if pair not in skipped]
+        skipped = {torch.bfloat16: "two calls", torch.float32: "fp32 cache"}[case.dtype]
+        assert names == [pair for pair in compared[case.task] if skipped not in pair[1]]
     for row in rows:
         assert row["quartiles"][0] <= row["ratio"] <= row["quartiles"][1]
         assert 0 < row["share_of_product_rate"] < 1.5
@@ -44,6 +44,12 @@ def test_attention(monkeypatch):
     assert [row["scheme"] for row in record.values["memory"]][:2] == ["V1", "softmax"]
     time, memory = summary.main_tables(record)
     assert len(time.rows) == len(small) + 1
+    assert [column.name for column in time.columns].count("V1 / softmax") == 1
+    steps = [row for row in rows if (row["task"], row["dtype"], row["length"], row["subject"])
+             == ("decode", "bfloat16", 70, "V1") and row["baseline"].startswith("softmax")]  # fmt: skip
+    assert len(steps) == 5
+    (shown,) = [row[1] for row in time.rows if row[0] == "decode, bf16, N = 70"]
+    assert shown == f"{min(steps, key=lambda row: row['baseline_seconds'])['ratio']:.2f}"
     whole = benchmarks.timing(record)
     assert len(whole.rows) == len(rows)
     assert any("d = 8" in row[0] for row in whole.text())

@@ -1,18 +1,22 @@
 """Everything that is timed against each other computes the same, and costs what is said."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from antiphase.benchmarks import memory
-from antiphase.benchmarks.attention import correctness
+from antiphase.benchmarks.attention import _is_timed, correctness
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.schemes import (
     COMPARED,
     DECODING,
     DIFFLLAMA,
+    ONE_CALL_V2_DECODING,
     OURS,
     OURS_V2,
     SOFTMAX,
+    SOFTMAX_DECODING,
     Case,
     Scheme,
     inputs,
@@ -27,7 +31,7 @@ EVERY = [
     for task, pairs in COMPARED.items()
     for one, others in pairs
     for scheme in (one, *others)
-    if scheme is not SOFTMAX  # another function, of equal size
+    if not scheme.name.startswith("softmax")  # another function, of equal size
 ]
 
 
@@ -39,6 +43,7 @@ def test_every_way_gives_the_reference(task, scheme):
     whole = value if scheme.shares_keys else join_halves(value)
     expected = differential_attention(query, key, whole, lam, is_causal=True, impl="reference")
     found = scheme.run(query, key, value, lam)
+    assert found.dtype == torch.float64
     found = found.transpose(1, 2) if found.shape != expected.shape else found  # a layer's call has heads behind
     torch.testing.assert_close(found, expected)
     gradients = work(scheme, Case(21, 3, 4, torch.float64, "forward + backward"), 0)() if task != "decode" else ()
@@ -49,6 +54,41 @@ def test_softmax_has_as_many_maps_and_outputs():
     case = Case(9, 3, 4, torch.float32, "forward")
     query, key, value, lam = inputs(case, 0)
     assert SOFTMAX.run(query, key, value, lam).numel() == OURS.run(query, key, value, lam).numel()
+
+
+@pytest.mark.parametrize("scheme", SOFTMAX_DECODING, ids=lambda scheme: scheme.name)
+def test_every_way_to_decode_by_softmax_attention_is_softmax_attention(scheme):
+    query, key, value, lam = inputs(Case(21, 3, 4, torch.float64, "decode"), 0)
+    weights = (query @ key.transpose(-1, -2) / 2).softmax(-1)
+    torch.testing.assert_close(scheme.run(query, key, value, lam), weights @ value)
+
+
+@pytest.mark.parametrize("scheme", [*SOFTMAX_DECODING, *ONE_CALL_V2_DECODING], ids=lambda scheme: scheme.name)
+def test_ways_to_decode_in_bf16_get_bf16_and_give_it(scheme):
+    """Only a cache may be kept in something else, and it is made before the clock starts."""
+    given = []
+    spy = replace(scheme, run=lambda *tensors: given.append(tensors) or scheme.run(*tensors))
+    case = Case(21, 3, 4, torch.bfloat16, "decode")
+    run = work(spy, case, 0)
+    outs = [run(), run()]
+    exact = work(scheme if scheme.cache_dtype is None else replace(scheme, cache_dtype=torch.float64),
+                 replace(case, dtype=torch.float64), 0)()  # fmt: skip
+    assert all(out.dtype == torch.bfloat16 for out in outs)
+    torch.testing.assert_close(outs[0].double(), exact, rtol=0.05, atol=0.05)
+    query, key, value, _ = given[0]
+    assert query.dtype == torch.bfloat16
+    assert key.dtype == value.dtype == (scheme.cache_dtype or torch.bfloat16)
+    assert all(one is other for one, other in zip(given[0], given[1], strict=True))
+
+
+def test_a_cache_in_its_own_dtype_is_not_timed_twice():
+    by_dtype = {
+        dtype: [scheme.name for scheme in SOFTMAX_DECODING
+                if _is_timed(scheme, Case(21, 3, 4, dtype, "decode"), quick=True)]
+        for dtype in (torch.float32, torch.bfloat16)
+    }  # fmt: skip
+    names = ["softmax", "softmax (math)", "softmax (eager)", "softmax (products)", "softmax (fp32 cache)"]
+    assert by_dtype == {torch.float32: names[:-1], torch.bfloat16: names}
 
 
 def test_operations_are_those_of_the_formulas():

@@ -105,21 +105,24 @@ def test_equal_cells_and_seeds_give_equal_contexts_and_others_others(haystack, g
 def test_every_token_belongs_to_one_span_and_spans_read_as_their_text(haystack, text_tokenizer, size):
     for context in haystack.contexts(size, 4, seed=7):
         batch = prompt_batch(text_tokenizer, context)
-        ids = batch.input_ids[0]
+        end = len(prompt_ids(text_tokenizer, context))
+        ids, answer = batch.input_ids[0, :end], batch.input_ids[0, end:]
         assert ids.tolist() == prompt_ids(text_tokenizer, context)
-        assert sum(batch.spans[name].int() for name in SPANS).tolist() == [[1] * len(ids)]
+        assert text_tokenizer.decode(answer) == f" {context.answers[0]}"
+        assert batch.answer_positions.tolist() == [[list(range(end, end + len(answer)))]]
+        assert sum(batch.spans[name].int() for name in SPANS).tolist() == [[1] * end + [0] * len(answer)]
         assert batch.spans["first_token"][0].nonzero().flatten().tolist() == [0]
         assert batch.prompt_end.tolist() == [len(ids) - 1]
         for name in ("answer", "question", "instruction"):
             text = next(context.text[start:stop] for kind, start, stop in context.spans if kind == name)
-            assert text_tokenizer.decode(ids[batch.spans[name][0]]) == text
+            assert text_tokenizer.decode(batch.input_ids[0, batch.spans[name][0]]) == text
 
 
 def test_a_model_with_another_tokenizer_reads_the_same_text(haystack, generated_text):
     other = train_tokenizer([generated_text], 300)
     (context,) = haystack.contexts(cell(), 1, seed=8)
     batch = prompt_batch(other, context)
-    assert other.decode(batch.input_ids[0][1:]) == context.text
+    assert other.decode(batch.input_ids[0][1:]) == f"{context.text} {context.answers[0]}"
     assert other.decode(batch.input_ids[0][batch.spans["answer"][0]]).startswith(" City number: ")
 
 

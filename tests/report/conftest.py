@@ -81,11 +81,26 @@ def make_allocation(arms: list[str], seeds: list[int]) -> list[dict[str, Any]]:
                             span: {
                                 "share": round(0.1 + 0.03 * place + 0.005 * seed, 4),
                                 "signed": round((0.1 + 0.02 * place) * (-1 if index == 2 and place == 4 else 1), 4),
+                                **(
+                                    {}
+                                    if name in ("first", "second")
+                                    else {
+                                        "contribution": round(0.5 - 0.2 * place + 0.01 * seed, 4),
+                                        "contribution_norm": 0.7,
+                                    }
+                                ),
                             }
                             for place, span in enumerate(SPANS)
                         }
                         row = {"arm": arm, "seed": seed, "trained": trained, "layer": layer, "map": name}
-                        rows.append(row | {"spans": spans, "answer_to_noise": {"signed": 0.4, "share": 0.3}})
+                        row |= {"spans": spans, "answer_to_noise": {"signed": 0.4, "share": 0.3}}
+                        if name not in ("first", "second"):
+                            change = -1.5 - 0.25 * seed if layer == "all" else -0.5
+                            row["knockout"] = {
+                                "answer": {"change": change, "interval": [change - 0.5, change + 0.5]},
+                                "filler": {"change": 0.01, "interval": [-0.02, 0.04]},
+                            }
+                        rows.append(row)
     return rows
 
 

@@ -87,7 +87,7 @@ def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison
 
 def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison: Record) -> None:
     axes = drawn(plots.allocation_bars(comparison)).axes
-    for panel, measure in zip(axes, ("share", "signed"), strict=True):
+    for panel, measure in zip(axes[:3], ("share", "signed", "contribution"), strict=True):
         widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
         assert len(widths) == 2 * 2 * 6
         values = [
@@ -96,6 +96,19 @@ def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison: Reco
             if (row["arm"], row["trained"], row["layer"], row["map"]) == ("differential", False, "all", "difference")
         ]
         assert widths["_differential untrained filler"] == pytest.approx(statistics.fmean(values))
+
+
+def test_knock_outs_have_a_panel_where_the_record_has_them(comparison: Record) -> None:
+    *_, panel = drawn(plots.allocation_bars(comparison)).axes
+    widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
+    assert widths.keys() == {f"_{arm} {state} {span}" for arm in comparison.values["arms"]
+                             for state in ("trained", "untrained") for span in ("answer", "filler")}  # fmt: skip
+    assert widths["_softmax trained answer"] == pytest.approx(-1.75)  # of all layers at once, mean over seeds
+    for row in comparison.values["allocation"]:
+        row.pop("knockout", None)
+        for span in row["spans"].values():
+            span.pop("contribution", None)
+    assert len(drawn(plots.allocation_bars(comparison)).axes) == 2
 
 
 def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison: Record) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, html, plots, summary, tables, terminal
+from antiphase.report import benchmarks, html, plots, retrieval, summary, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
@@ -108,11 +108,39 @@ def test_every_table_has_as_many_cells_as_columns(comparison: Record, grid_compa
 def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
     table = tables.allocation(comparison)
     assert table is not None
-    measures = [row[-8] for row in table.rows]
-    assert measures == ["share", "signed"] * (len(measures) // 2)
+    found: dict[tuple[str, ...], list[str]] = {}
+    for row in table.rows:
+        found.setdefault(tuple(row[:3]), []).append(row[-8])
+    for (_, _, name), measures in found.items():
+        assert measures == ["share", "signed", *(["contribution"] if name in ("softmax", "difference") else [])]
     means = [row["spans"]["answer"]["share"] for row in comparison.values["allocation"]
              if (row["arm"], row["trained"], row["layer"]) == ("softmax", True, "all")]  # fmt: skip
     assert table.rows[0][-7] == f"{100 * statistics.fmean(means):.1f} %"
+
+
+def test_knock_outs_are_means_over_seeds_with_their_range(comparison: Record) -> None:
+    table = retrieval.knockouts(comparison)
+    assert table is not None
+    rows = {tuple(row[:4]): row[4:] for row in table.rows}
+    assert rows["softmax", "trained", "anywhere", "all"] == [
+        3,
+        "-1.750 [-2.000 to -1.500]",
+        "+0.010 [+0.010 to +0.010]",
+    ]
+    assert len(rows) == 2 * 2 * 3  # arms, trained or not, layers
+    for row in comparison.values["allocation"]:
+        if row["seed"] == 1 and "knockout" in row:
+            row["knockout"]["filler"] = None
+    table = retrieval.knockouts(comparison)
+    assert table is not None
+    assert all(row[-1] is None for row in table.rows)
+    comparison.values["allocation"] = [row for row in comparison.values["allocation"] if row["seed"] == 0]
+    table = retrieval.knockouts(comparison)
+    assert table is not None
+    assert table.rows[0][-2:] == ["-1.500 [-2.000 to -1.000]", "+0.010 [-0.020 to +0.040]"]
+    for row in comparison.values["allocation"]:
+        row.pop("knockout", None)
+    assert retrieval.knockouts(comparison) is None
 
 
 def test_long_curves_are_shortened_and_say_so(comparison: Record) -> None:
@@ -161,6 +189,27 @@ def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
         "assert not {'torch', 'transformers', 'matplotlib.pyplot'} & sys.modules.keys()"
     )
     run([sys.executable, "-c", script], check=True)
+
+
+def test_of_several_ways_to_a_baseline_the_fastest_counts() -> None:
+    common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "batch": 1, "subject": "V1",
+              "subject_seconds": 2.0, "quartiles": [0.1, 9.0], "rounds": 5}  # fmt: skip
+    ways = {"softmax": 8.0, "softmax (products)": 1.0, "softmax (eager)": 4.0, "DiffLlama": 0.5}
+    rows = [
+        {**common, "baseline": name, "ratio": 2.0 / seconds, "baseline_seconds": seconds}
+        for name, seconds in ways.items()
+    ]
+    record = Record(kind="benchmark-attention", values={"rows": rows}, config={"width": 64})
+    table = benchmarks.ratios(record)
+    assert table is not None
+    assert [column.name for column in table.columns] == ["What", "V1 / softmax", "V1 / DiffLlama"]
+    assert table.text() == [["decode, bf16, N = 4,096", "2.00", "4.00"]]
+    assert "it is the fastest of them" in table.note
+    whole = benchmarks.timing(record)
+    assert whole is not None
+    assert [row[2] for row in whole.rows] == list(ways)
+    seconds = {"V1": 2.0, "softmax": 1.0, "DiffLlama": 0.5}
+    assert benchmarks.relative_seconds(record) == {("decode", "bfloat16"): {4096: seconds}}
 
 
 def test_decoding_one_sequence_stands_in_a_row_of_its_own() -> None:

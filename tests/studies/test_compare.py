@@ -75,6 +75,8 @@ def test_record_holds_both_arms_trained_and_untrained(study):
     assert {(row["arm"], row["trained"]) for row in values["allocation"]} == {
         (arm, trained) for arm in values["arms"] for trained in (True, False)
     }
+    for row in values["allocation"]:
+        assert ("knockout" in row) == (row["map"] in ("softmax", "difference"))
     assert len(values["perplexity"]) == 8
     assert values["verdict"].startswith("2 seeds are no verdict")
     assert values["comparison"][0]["metric"] == "first-query accuracy"

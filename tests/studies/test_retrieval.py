@@ -130,10 +130,19 @@ def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, te
     assert {row["trained"] for row in rows} == {True, False}
     for row in rows:
         assert sum(row["spans"][name]["share"] for name in SPANS) == pytest.approx(1.0, abs=1e-5)
-    by_depth, overall = summary.main_tables(record)
+        if row["map"] in ("first", "second"):
+            assert "knockout" not in row
+            continue
+        assert sum(row["spans"][name]["contribution"] for name in SPANS) == pytest.approx(1.0, abs=1e-3)
+        assert all(row["knockout"][what]["change"] != 0 for what in ("answer", "filler"))
+    by_depth, overall, knocked = summary.main_tables(record)
+    assert [row[:4] for row in knocked.rows if row[:2] == ["ours", "trained"]] == [
+        *(["ours", "trained", "anywhere", layer] for layer in (0, 1, "all")),
+        *(["ours", "trained", depth, "all"] for depth in ("0", "1")),
+    ]  # fmt: skip
     assert [column.name for column in by_depth.columns][4:] == ["Depth 0", "Depth 1", "Anywhere"]
     assert by_depth.rows[-1] == ["the paper, differential", "trained", "", "noise", "0.01", "0.01", None]
-    assert len(by_depth.rows) == 2 * 2 * 2 * 3 + 4
+    assert len(by_depth.rows) == 2 * 2 * (2 * 3 + 2) + 4
     softmax = [row for row in rows if (row["layer"], row["map"], row["trained"]) == ("all", "softmax", True)]
     anywhere = next(row for row in softmax if row["depth"] is None)
     share = next(row for row in by_depth.rows if row[:4] == ["llama", "trained", "share", "answer"])[-1]

@@ -1,0 +1,111 @@
+"""What attention on the answer does: its share in each layer's output, and the answer's likelihood without it.
+
+Weights alone do not say: a large weight on a small value adds little, and what is added may not be used.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.data.retrieval import SPANS, RetrievalBatch
+from antiphase.evals.allocation import ALL_LAYERS
+from antiphase.evals.statistics import mean_interval
+from antiphase.probing.last_tokens import LastTokens
+from antiphase.randomness import keyed_generator
+
+LAST_MAPS = ("softmax", "difference")
+"""What multiplies the values."""
+
+
+def with_effects(
+    rows: Sequence[dict[str, Any]], model: PreTrainedModel, batches: Iterable[RetrievalBatch]
+) -> list[dict[str, Any]]:
+    """Rows of ``allocation`` over the same sequences, those of what multiplies the values with two figures more.
+
+    ``contribution`` and ``contribution_norm`` of each span: seen from the last token of the prompt, its part of the
+    layer's output (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms); layer "all" is the
+    mean over layers.
+
+    ``knockout``: the change of the log-probability of the first answer, in nats, once its needle (``answer``), or as
+    many random tokens of filler (``filler``), are hidden from the tokens that predict it, in the row's layer or for
+    "all" in all of them at once. Means over sequences, each with Student's 95 % interval; None without an answer in
+    the batch, or where a sequence has too little filler.
+
+    Raises:
+        ValueError: a model whose attention cannot be read.
+    """
+    shares: dict[int, list[Tensor]] = defaultdict(list)
+    norms: dict[int, list[Tensor]] = defaultdict(list)
+    changes: dict[tuple[int | str, str], list[float]] = defaultdict(list)
+    count = 0
+    for batch in batches:
+        last, targets = _last_tokens(model, batch)
+        spans = torch.stack([batch.spans[name] for name in SPANS], dim=1)  # (B, S, M)
+        for layer, found in enumerate(last.contributions(spans)):
+            shares[layer] += found.shares()
+            norms[layer] += found.norms()
+        whole = last.log_probabilities(targets)
+        for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
+            for layer in (None, *range(last.layers)):
+                change = last.log_probabilities(targets, hidden=hidden, layer=layer) - whole
+                known = hidden.any(1) & (targets >= 0).any(1)
+                changes[ALL_LAYERS if layer is None else layer, what] += change[known].tolist()
+        count += len(batch.input_ids)
+    by_layer: dict[int | str, dict[str, list[float]]] = {
+        layer: {
+            "contribution": torch.stack(shares[layer]).mean(0).tolist(),
+            "contribution_norm": torch.stack(norms[layer]).mean(0).tolist(),
+        }
+        for layer in shares
+    }
+    by_layer[ALL_LAYERS] = {
+        name: torch.tensor([found[name] for found in by_layer.values()], dtype=torch.float64).mean(0).tolist()
+        for name in ("contribution", "contribution_norm")
+    }
+    return [
+        row if row["map"] not in LAST_MAPS else {
+            **row,
+            "spans": {
+                span: {**row["spans"][span], **{name: values[place] for name, values in by_layer[row["layer"]].items()}}
+                for place, span in enumerate(SPANS)
+            },
+            "knockout": {what: _mean(changes[row["layer"], what], count) for what in ("answer", "filler")},
+        }
+        for row in rows
+    ]  # fmt: skip
+
+
+def _last_tokens(model: PreTrainedModel, batch: RetrievalBatch) -> tuple[LastTokens, Tensor]:
+    """The tokens that predict the first answer, the prompt's last one first, and the answer (B, P), -1 beyond it."""
+    answer = batch.answer_positions[:, 0]  # (B, A)
+    targets = batch.input_ids.gather(1, answer.clamp(min=0)).where(answer >= 0, -1)
+    end = batch.prompt_end[:, None]
+    positions = (answer - 1).where(answer >= 0, end)  # where there is none, the last token of the prompt once more
+    return LastTokens(model, batch.input_ids, positions), targets
+
+
+def random_filler(batch: RetrievalBatch, first: int) -> Tensor:
+    """As many random tokens of filler as the answer's needle has, (B, M) bool; none where there are not so many.
+
+    ``first``: number of the first sequence. Each has random numbers of its own, so that batches change nothing.
+    """
+    chosen = torch.zeros_like(batch.spans["filler"])
+    for row, (filler, answer) in enumerate(zip(batch.spans["filler"], batch.spans["answer"], strict=True)):
+        places, wanted = filler.nonzero().flatten(), int(answer.sum())
+        if len(places) >= wanted:
+            order = torch.randperm(len(places), generator=keyed_generator("filler", first + row))
+            chosen[row, places[order[:wanted]]] = True
+    return chosen
+
+
+def _mean(changes: Sequence[float], sequences: int) -> dict[str, Any] | None:
+    if len(changes) < sequences:
+        return None
+    interval = mean_interval(changes)
+    return {"change": sum(changes) / len(changes), "interval": None if interval is None else list(interval)}

@@ -1,0 +1,287 @@
+"""The last tokens of a text once more: with keys hidden from them, or with what each part of the text gives them apart.
+
+One pass over the whole text keeps the keys and values of every layer; each further one runs a few tokens over them.
+Legend: B sequences, P last tokens, M keys, S spans of keys.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from antiphase.attention_kinds import is_differential
+from antiphase.interface import AttentionFunction, heads_of_value, swapped
+from antiphase.ops.shapes import statistics_dtype
+from antiphase.probing.rows import LayerRows, rows_at, rows_of
+
+CLOSENESS = 1e-3
+"""Of what is read from a layer to what it computes, relative; 16 roundings where that is more."""
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What spans of keys add to the output of one attention layer at one token, B sequences, in fp64."""
+
+    spans: Tensor
+    """(B, S, hidden)."""
+    whole: Tensor
+    """(B, hidden): the layer's output without its biases."""
+
+    def shares(self) -> Tensor:
+        """(B, S): ⟨span, whole⟩ / ⟨whole, whole⟩, the span's part along the whole, as a share of the whole's length.
+
+        Shares of spans that make up the text add up to 1, and are below 0 where a span works against the rest (as in
+        Mickus et al., 2206.03529; ALTI, 2203.04212, has distances to the whole instead, which have no sign).
+        """
+        along = torch.einsum("bsc,bc->bs", self.spans, self.whole)
+        return along / self.whole.square().sum(-1, keepdim=True).clamp(min=1e-300)
+
+    def norms(self) -> Tensor:
+        """(B, S): ‖span‖ / ‖whole‖, which adds up to more than 1 where spans cancel."""
+        size = self.whole.norm(dim=-1, keepdim=True)
+        return self.spans.norm(dim=-1) / size.clamp(min=1e-300)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the attention function in the pass over the whole text."""
+
+    module: nn.Module
+    layer: int
+    query: Tensor
+    """(B, maps, P, d), of the last tokens."""
+    key: Tensor
+    """(B, key maps, M, d)."""
+    value: Tensor
+    visible: Tensor | None
+    """(B, 1|maps, P, M): what the last tokens see."""
+
+
+class LastTokens:
+    """The tokens at ``positions`` of sequences, to be run again behind the keys and values of all others."""
+
+    @torch.no_grad()
+    def __init__(self, model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> None:
+        """One pass over the whole text, and one over the last tokens to see that they can be run alone.
+
+        Args:
+            input_ids: (B, N) without padding.
+            positions: (B, P), 0-based; a token may be named more than once.
+
+        Raises:
+            ValueError: a model whose attention does not go through transformers' interface, or is not what its
+                queries, keys and values give, or that cannot run tokens alone by their positions.
+        """
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{type(model).__name__} takes no position_ids, so that it cannot run a text's end alone")
+        self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
+        self.calls: list[_Call] = []
+        with swapped(model, self._keeping):
+            model.base_model(input_ids=self.ids, use_cache=False)
+        self._run(_Replay(self))
+
+    @property
+    def layers(self) -> int:
+        """How many attention layers the model has."""
+        return self.calls[-1].layer + 1
+
+    @torch.no_grad()
+    def log_probabilities(self, targets: Tensor, *, hidden: Tensor | None = None, layer: int | None = None) -> Tensor:
+        """Log-probability in nats of what follows the last tokens, summed over each sequence's: (B,) on the CPU.
+
+        Args:
+            targets: token ids (B, P); below 0 means none.
+            hidden: (B, M) bool, keys that the last tokens do not see: attention knock-out (Geva et al., 2304.14767).
+                The weight goes to the keys that are left, in differential heads that of both maps.
+            layer: the one layer in which they are hidden, in the order of calls; None: in all.
+        """
+        hidden = None if hidden is None else hidden.to(self.model.device)
+        logits = self._run(_Replay(self, hidden=hidden, layer=layer))
+        logs = logits.to(statistics_dtype(logits.dtype)).log_softmax(-1)
+        targets = targets.to(logs.device)
+        found = logs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        return found.where(targets >= 0, 0.0).sum(-1).cpu()
+
+    @torch.no_grad()
+    def contributions(self, spans: Tensor) -> list[Contributions]:
+        """What spans of keys, bool (B, S, M), add to each layer's output at the first of the last tokens; on the CPU.
+
+        A head's output is the sum of its weights times the values, signed in differential heads. What follows in the
+        layer (subtraction, gate, output projection) is linear in it but for a norm of heads, and that is frozen: every
+        part is divided by the root mean square of the actual output, so that parts add up to it. Value-weighted
+        attention is Kobayashi et al.'s (2004.10102), the frozen norm too (2109.07152).
+
+        Raises:
+            ValueError: a layer does more to its heads' outputs than that, so that parts do not add up.
+        """
+        split = _Split(self, spans.to(self.model.device))
+        with ExitStack() as stack:
+            for module in dict.fromkeys(call.module for call in self.calls):
+                stack.enter_context(split.watching(module))
+            self._run(split)
+        if len(split.found) != self.layers:
+            raise ValueError(f"{type(self.model).__name__} does not call its attention layers as modules")
+        return split.found
+
+    def _keeping(self, function: AttentionFunction) -> AttentionFunction:
+        """The model's own attention; what the last tokens need of it is kept."""
+        last: list[Tensor] = []  # query of the last call: DiffLlama calls twice with one, once a half of the values
+
+        def keep(
+            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            out, weights = function(module, query, key, value, attention_mask, **kwargs)
+            rows, chosen, visible = rows_at(self.positions, module, query, key, attention_mask, kwargs)
+            actual = out.gather(1, self.positions[:, :, None, None].expand(-1, -1, *out.shape[2:]))  # (B, P, heads, dv)
+            read = _output(module, rows, value)
+            if read.shape != actual.shape or not _is_close(read, actual, _output(module, rows, value, absolute=True)):
+                raise ValueError(
+                    f"{type(module).__name__} of {type(self.model).__name__} gives something else than softmax "
+                    "attention, or a difference of two maps, to its queries, keys and values, so that what a token "
+                    "contributes cannot be read"
+                )
+            layer = 0 if not last else self.calls[-1].layer + (query is not last[0])
+            last[:] = [query]
+            self.calls.append(_Call(module, layer, chosen, key, value, visible))
+            return out, weights
+
+        return keep
+
+    def _run(self, replay: _Replay) -> Tensor:
+        """The last tokens' logits (B, P, vocabulary)."""
+        ids = self.ids.gather(1, self.positions)
+        with swapped(self.model, lambda function: replay.attend):
+            logits: Tensor = self.model(input_ids=ids, position_ids=self.positions, use_cache=False).logits
+        return logits
+
+
+class _Replay:
+    """The attention function of the last tokens, which finds all other keys and values among those kept."""
+
+    def __init__(self, tokens: LastTokens, *, hidden: Tensor | None = None, layer: int | None = None) -> None:
+        self.tokens, self.hidden, self.layer = tokens, hidden, layer
+        self.calls = iter(tokens.calls)
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        rows, values = self._rows(module, query, key, value, kwargs)
+        return _output(module, rows, values), None
+
+    def _rows(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
+    ) -> tuple[LayerRows, Tensor]:
+        """Rows of the last tokens over all keys, and all values."""
+        call = next(self.calls)
+        if self.hidden is None and not _is_close(query, call.query, call.query):
+            raise ValueError(
+                f"{type(self.tokens.model).__name__} gives a text's last tokens something else alone than behind the "
+                "others, so that they cannot be run again"
+            )
+        places = self.tokens.positions[:, None, :, None]
+        keys, values = (
+            kept.scatter(2, places.expand(-1, kept.shape[1], -1, kept.shape[-1]), new)
+            for kept, new in ((call.key, key), (call.value, value))
+        )
+        visible = call.visible
+        if self.hidden is not None and self.layer in (None, call.layer):
+            left = ~self.hidden[:, None, None]  # (B, 1, 1, M)
+            visible = left if visible is None else visible & left
+        return rows_of(module, query, keys, visible, kwargs), values
+
+
+class _Split(_Replay):
+    """Runs every attention layer again with each part of its heads' outputs alone."""
+
+    def __init__(self, tokens: LastTokens, spans: Tensor) -> None:
+        super().__init__(tokens)
+        rest = ~spans.any(1, keepdim=True)
+        self.spans = torch.cat([spans, rest, torch.zeros_like(rest)], dim=1)  # (B, S + 2, M); the last holds nothing
+        self.found: list[Contributions] = []
+        self._whole: list[Tensor] = []  # parts (S + 2, B, P, heads, dv) of the calls of a layer that is at work
+        self._given: Iterator[Tensor] | None = None  # what its calls return when it runs again
+        self._scales: dict[nn.Module, Tensor] = {}
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        if self._given is not None:
+            return next(self._given), None
+        rows, value = self._rows(module, query, key, value, kwargs)
+        first = LayerRows(rows.maps[:, :, :, :1], None if rows.lam is None else rows.lam[..., :1])
+        parts = torch.stack([_output(module, first, value, only=span) for span in self.spans.unbind(1)])
+        self._whole.append(parts.expand(-1, -1, query.shape[2], -1, -1))  # of the first token; others are not read
+        return _output(module, rows, value), None
+
+    @contextmanager
+    def watching(self, module: nn.Module) -> Iterator[None]:
+        """Look at an attention layer, and freeze the norms in it while it runs again."""
+        handles = [module.register_forward_hook(self._run_parts, with_kwargs=True)]
+        handles += [
+            part.register_forward_hook(self._freeze) for part in module.modules() if isinstance(part, nn.RMSNorm)
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _run_parts(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        outputs = []
+        for index in range(self.spans.shape[1]):
+            self._given = iter([parts[index] for parts in self._whole])
+            outputs.append(_first_token(module.forward(*args, **kwargs)))
+        self._given, self._whole = None, []
+        *parts, nothing = outputs  # a bias is in each of them
+        whole = _first_token(output) - nothing
+        spans = torch.stack(parts, dim=1) - nothing.unsqueeze(1)  # (B, S + 1, hidden)
+        if not _is_close(spans.sum(1), whole, spans.abs().sum(1)):
+            raise ValueError(
+                f"{type(module).__name__} of {type(self.tokens.model).__name__} does something to its heads' outputs "
+                "that parts of them do not add up in, so that what a token contributes cannot be read"
+            )
+        self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
+
+    def _freeze(self, norm: nn.RMSNorm, args: tuple[Tensor], output: Tensor) -> Tensor | None:
+        """A norm's scale is that of the actual output; ``eps`` as in ``torch.nn.RMSNorm``."""
+        (given,) = args
+        if self._given is None:
+            eps = torch.finfo(given.dtype).eps if norm.eps is None else norm.eps
+            self._scales[norm] = torch.rsqrt(given.square().mean(-1, keepdim=True) + eps)
+            return None
+        scaled = given * self._scales[norm]
+        return scaled * norm.weight if norm.elementwise_affine else scaled
+
+
+def _output(
+    module: nn.Module, rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absolute: bool = False
+) -> Tensor:
+    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` the keys (B, M), or sums of sizes."""
+    value = heads_of_value(module, value) if is_differential(module) else value  # (B, value heads, M, dv)
+    weights = rows.weights()  # (B, heads, P, M)
+    if absolute:
+        value = value.abs()
+        weights = rows.maps[:, :, 0] if rows.lam is None else 2 * rows.maps[:, :, 0] - weights  # A1 + λ A2
+    if only is not None:
+        weights = weights * only[:, None, None]
+    values = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
+    return (weights.to(values.dtype) @ values).transpose(1, 2)
+
+
+def _is_close(found: Tensor, true: Tensor, scale: Tensor) -> bool:
+    """Whether the distance is small against a scale, by their norms."""
+    allowed = max(CLOSENESS, 16 * torch.finfo(true.dtype).eps)
+    return bool((found - true).double().norm() <= allowed * scale.double().norm())
+
+
+def _first_token(output: Any) -> Tensor:
+    """(B, hidden) of what a layer returns."""
+    whole: Tensor = output[0] if isinstance(output, tuple) else output
+    return whole[:, 0]

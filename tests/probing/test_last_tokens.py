@@ -1,0 +1,248 @@
+"""What spans add to a layer's output, and what is likely without them, against whole eager passes in fp64."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
+
+from antiphase.models.differential_configs import differential_config
+from antiphase.probing.last_tokens import LastTokens
+
+LENGTH, SPANS = 13, 3
+POSITIONS = torch.tensor([[10, 11], [9, 10]])
+OWN: dict[str, dict[str, Any]] = {
+    "softmax": {"attention_type": "softmax"},
+    "softmax with head norm": {"attention_type": "softmax", "head_norm": True},
+    "gate": {"attention_type": "softmax", "output_gate": True},
+    "sink logits": {"attention_type": "softmax", "sink_logits": True},
+    "dex": {"attention_type": "softmax", "dex_heads": [[0, 3], [1], []]},
+    "V1": {},
+    "V1 without head norm": {"head_norm": False},
+    "V1 with a window": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 5},
+    "V1 with shared noise": {"num_key_value_heads": 4, "num_noise_heads": 2},
+    "V1 and gate": {"output_gate": True},
+    "V2": {"attention_type": "differential_v2"},
+    "V2 across": {"attention_type": "differential_v2_across"},
+}
+SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}  # fmt: skip
+FOREIGN: dict[str, Any] = {
+    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, attn_implementation=how)),
+    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: GPT2LMHeadModel(
+        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    ),
+}
+EVERY = [*OWN, *FOREIGN]
+
+
+@pytest.fixture
+def build(tiny_model):
+    def make(name: str, implementation: str | None = None) -> Any:
+        if name in OWN:
+            fields = {"attention_type": "differential", **OWN[name]}
+            kind = fields.pop("attention_type")
+            return tiny_model(kind, **fields, attn_implementation=implementation or "antiphase").double()
+        torch.manual_seed(1)
+        model = FOREIGN[name](implementation or "sdpa").eval().double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.2 * torch.randn_like(parameter)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(3, 61, (2, LENGTH))
+
+
+@pytest.fixture
+def spans() -> Tensor:
+    """Three spans that make up the text, in pieces."""
+    kinds = torch.randint(0, SPANS, (2, LENGTH))
+    return torch.stack([kinds == index for index in range(SPANS)], dim=1)
+
+
+def attention_of(model: Any) -> list[Any]:
+    layers = model.transformer.h if hasattr(model, "transformer") else model.model.layers
+    return [layer.attn if hasattr(layer, "attn") else layer.self_attn for layer in layers]
+
+
+@contextmanager
+def hooked(handles: list[Any]):
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def norms_of(attention: Any) -> list[Any]:
+    return [getattr(attention, name) for name in ("head_norm", "groupnorm") if hasattr(attention, name)]
+
+
+def scales_of(model: Any, ids: Tensor) -> dict[Any, Tensor]:
+    """What each norm of heads multiplies its input by, everywhere."""
+    scales: dict[Any, Tensor] = {}
+    handles = [
+        norm.register_forward_hook(lambda norm, args, out: scales.update({norm: out / args[0]}))
+        for attention in attention_of(model)
+        for norm in norms_of(attention)
+    ]
+    with hooked(handles), torch.no_grad():
+        model(ids)
+    return scales
+
+
+def output_with_values_of(model: Any, ids: Tensor, index: int, kept: Tensor, scales: dict[Any, Tensor]) -> Tensor:
+    """Output (B, N, hidden) of attention layer ``index`` with its values cleared outside the keys ``kept`` (B, N)."""
+    attention = attention_of(model)[index]
+    seen = {}
+
+    def clear(module: Any, args: Any, out: Tensor) -> Tensor:
+        if module is getattr(attention, "v_proj", None):
+            return out * kept[..., None]
+        query_and_key, value = out.split([2 * out.shape[-1] // 3, out.shape[-1] // 3], dim=-1)  # GPT-2
+        return torch.cat([query_and_key, value * kept[..., None]], dim=-1)
+
+    handles = [getattr(attention, "v_proj", getattr(attention, "c_attn", None)).register_forward_hook(clear)]
+    handles += [norm.register_forward_hook(lambda norm, args, out: args[0] * scales[norm]) for norm in
+                norms_of(attention)]  # fmt: skip
+    handles.append(attention.register_forward_hook(lambda module, args, out: seen.update(out=out[0])))
+    with hooked(handles), torch.no_grad():
+        model(ids)
+    return seen["out"]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_contributions_are_those_of_the_values_alone_with_the_norm_of_the_whole(build, name, ids, spans):
+    model, eager = build(name), build(name, "eager")
+    found = LastTokens(model, ids, POSITIONS).contributions(spans)
+    scales = scales_of(eager, ids)
+    rows, first = torch.arange(2), POSITIONS[:, 0]
+    assert len(found) == len(attention_of(model))
+    for index, layer in enumerate(found):
+        nothing, whole, *parts = (
+            output_with_values_of(eager, ids, index, kept, scales)[rows, first]
+            for kept in (torch.zeros(2, LENGTH), torch.ones(2, LENGTH), *spans.unbind(1))
+        )
+        expected = torch.stack([part - nothing for part in parts], dim=1)
+        torch.testing.assert_close(layer.whole, whole - nothing, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.spans, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.shares().sum(1), torch.ones(2, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+        along = (expected * layer.whole[:, None]).sum(-1) / layer.whole.square().sum(-1, keepdim=True)
+        torch.testing.assert_close(layer.shares(), along, rtol=1e-5, atol=1e-6)
+        size = expected.norm(dim=-1) / (whole - nothing).norm(dim=-1, keepdim=True)
+        torch.testing.assert_close(layer.norms(), size, rtol=1e-5, atol=1e-6)
+
+
+def hidden_mask(hide: Tensor, window: int) -> Tensor:
+    """Causal within a window, and the last tokens do not see the keys (B, N): bool (B, 1, N, N)."""
+    mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(1 - window).repeat(2, 1, 1)
+    for row in range(2):
+        mask[row, POSITIONS[row]] &= ~hide[row]
+    return mask[:, None]
+
+
+@pytest.mark.parametrize("layer", [None, 0, 1])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_knocked_out_span_is_a_mask_of_the_whole_pass(build, name, layer, ids, spans):
+    model, eager = build(name), build(name, "eager")
+    hide = spans[:, 1] & (torch.arange(LENGTH) < 9)
+    targets = torch.tensor([[4, 7], [9, -1]])
+
+    def mask_of(attention: Any, args: Any, kwargs: Any) -> Any:
+        mask = hidden_mask(hide, {"V1 with a window": 5, "mistral": 4}.get(name, LENGTH))
+        if name in FOREIGN:
+            mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+        return args, {**kwargs, "attention_mask": mask}
+
+    chosen = attention_of(eager) if layer is None else [attention_of(eager)[layer]]
+    for hooks in ([], chosen):
+        handles = [attention.register_forward_pre_hook(mask_of, with_kwargs=True) for attention in hooks]
+        with hooked(handles), torch.no_grad():
+            logs = eager(ids).logits.log_softmax(-1)
+        expected = torch.stack([
+            sum(logs[row, place, word] for place, word in zip(POSITIONS[row], targets[row], strict=True) if word >= 0)
+            for row in range(2)
+        ])  # fmt: skip
+        last = LastTokens(model, ids, POSITIONS)
+        found = last.log_probabilities(targets, hidden=hide if hooks else None, layer=layer)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["softmax", "V1", "V2", "llama", "diffllama"])
+def test_models_of_lower_precision_are_read(build, name, dtype, ids, spans):
+    exact = LastTokens(build(name), ids, POSITIONS).contributions(spans)
+    found = LastTokens(build(name).to(dtype), ids, POSITIONS).contributions(spans)
+    for near, true in zip(found[:1], exact[:1], strict=True):  # later layers get what earlier ones have rounded
+        torch.testing.assert_close(near.shares(), true.shares(), rtol=0, atol=1e-4 if dtype == torch.float32 else 0.1)
+
+
+def test_a_model_is_the_same_afterwards(build, ids, spans):
+    model = build("V1")
+    before = model(ids).logits
+    hooks = sum(len(module._forward_hooks) for module in model.modules())
+    last = LastTokens(model, ids, POSITIONS)
+    last.contributions(spans)
+    last.log_probabilities(torch.tensor([[4, 7], [9, 9]]), hidden=spans[:, 0])
+    assert torch.equal(model(ids).logits, before)
+    assert model.config._attn_implementation == "antiphase"
+    assert sum(len(module._forward_hooks) for module in model.modules()) == hooks
+
+
+def test_attention_that_is_not_read_is_refused_by_name(build, ids):
+    """A soft cap on the scores is not what queries and keys give; nor is a norm within the attention function."""
+    gemma = Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.05, attn_implementation="eager")
+    capped = Gemma2ForCausalLM(gemma).eval()
+    differential = AutoModelForCausalLM.from_config(differential_config(LlamaConfig(**SIZES))).eval()
+    with torch.no_grad():
+        for model in (capped, differential):
+            for parameter in model.parameters():
+                parameter += torch.randn_like(parameter)
+    for model, name in ((capped, "Gemma2Attention of Gemma2ForCausalLM"), (differential, "DifferentialLlama")):
+        with pytest.raises(ValueError, match=name):
+            LastTokens(model, ids, POSITIONS)
+
+
+def test_a_layer_that_is_not_linear_after_its_heads_is_refused_by_name(build, ids, spans):
+    model = build("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = torch.nn.Sequential(attention.o_proj, torch.nn.Tanh())
+    last = LastTokens(model, ids, POSITIONS)
+    with pytest.raises(ValueError, match="LlamaAttention of LlamaForCausalLM does something to its heads' outputs"):
+        last.contributions(spans)
+
+
+def test_positions_that_a_model_does_not_take_are_refused_by_name(build, ids, monkeypatch):
+    model = build("llama")
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda input_ids, use_cache=None: forward(input_ids))
+    with pytest.raises(ValueError, match="LlamaForCausalLM takes no position_ids"):
+        LastTokens(model, ids, POSITIONS)
+    monkeypatch.setattr(
+        model, "forward", lambda input_ids, position_ids=None, use_cache=None: forward(input_ids, use_cache=False)
+    )
+    with pytest.raises(ValueError, match="LlamaForCausalLM gives a text's last tokens something else alone"):
+        LastTokens(model, ids, POSITIONS)
