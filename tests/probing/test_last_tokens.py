@@ -221,7 +221,7 @@ def test_attention_that_is_not_read_is_refused_by_name(build, ids):
         for model in (capped, differential):
             for parameter in model.parameters():
                 parameter += torch.randn_like(parameter)
-    for model, name in ((capped, "Gemma2Attention of Gemma2ForCausalLM"), (differential, "DifferentialLlama")):
+    for model, name in ((capped, "softcap"), (differential, "attention of a differential_llama model")):
         with pytest.raises(ValueError, match=name):
             LastTokens(model, ids, POSITIONS)
 
