@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.attention_kinds import (
+    has_two_keys,
+    is_differential,
+    lambda_afterwards,
+    layer_number,
+    subtracts_afterwards,
+)
 from antiphase.interface import (
     AttentionFunction,
     boolean_mask,
@@ -30,6 +36,8 @@ class LayerRows:
     """(B, heads, S, P, M): S = 2 maps of a differential head, 1 of a softmax head; each row sums to one."""
     lam: Tensor | None
     """(1|B, 1|heads, 1|P), None for softmax attention."""
+    layer: int
+    """The model's number of the layer, 0-based: there may be layers without attention between."""
 
     def weights(self) -> Tensor:
         """What multiplies the values: (B, heads, P, M), signed for differential attention."""
@@ -60,7 +68,8 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
             if not (queries and query is queries[0]):  # DiffLlama calls twice with the same queries, once a half of V
-                found.append(_rows(module, query, key, attention_mask, positions, kwargs))
+                number = layer_number(module, len(found))
+                found.append(LayerRows(*_rows(module, query, key, attention_mask, positions, kwargs), number))
             queries[:] = [query]
             return function(module, query, key, value, attention_mask, **kwargs)
 
@@ -78,8 +87,8 @@ def _rows(
     attention_mask: Tensor | None,
     positions: Tensor,
     kwargs: dict[str, Any],
-) -> LayerRows:
-    """Softmax maps of the chosen queries (B, P) against all keys, from one call of the attention function."""
+) -> tuple[Tensor, Tensor | None]:
+    """Softmax maps of the chosen queries (B, P) against all keys, and λ, from one call of the attention function."""
     known = ("lam", "scaling", "sliding_window", "dropout", *(() if is_differential(module) else ("s_aux",)))
     refuse_unknown({name: given for name, given in kwargs.items() if name not in known})
     batch, maps, length, width = query.shape
@@ -92,10 +101,8 @@ def _rows(
             chosen, key, visible, is_causal=False, sliding_window=None, scale=scale, s_aux=kwargs.get("s_aux")
         )
         if subtracts_afterwards(module):  # map i + H is subtracted from map i
-            return LayerRows(
-                weights.unflatten(1, (2, -1)).transpose(1, 2).cpu(), lambda_afterwards(module).view(1, 1, 1).cpu()
-            )
-        return LayerRows(weights.unsqueeze(2).cpu(), None)
+            return weights.unflatten(1, (2, -1)).transpose(1, 2).cpu(), lambda_afterwards(module).view(1, 1, 1).cpu()
+        return weights.unsqueeze(2).cpu(), None
     key_maps = 2 if has_two_keys(module) else 1
     shapes = Shapes(
         batch=batch, heads=maps // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
@@ -108,7 +115,7 @@ def _rows(
     lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
     if lam.shape[-1] > 1:
         lam = lam.expand(batch, -1, -1).gather(2, positions[:, None].expand(-1, lam.shape[1], -1))
-    return LayerRows(both.cpu(), lam.cpu())
+    return both.cpu(), lam.cpu()
 
 
 def _visible(
