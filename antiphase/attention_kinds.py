@@ -43,6 +43,12 @@ def lambda_afterwards(module: nn.Module) -> Tensor:
     return first - second + float(module.lambda_init)  # type: ignore[arg-type]  # a number in DiffLlama
 
 
+def layer_number(module: nn.Module, calls: int) -> int:
+    """The model's number of a layer, 0-based; how many were called before it, where it does not say."""
+    number = getattr(module, "layer_idx", None)
+    return calls if number is None else int(number)
+
+
 def refuse_unread(model: PreTrainedModel) -> None:
     """Refuse models whose calls of the attention function do not say enough to measure or change attention.
 

@@ -20,6 +20,7 @@ from transformers import (
     BertConfig,
     DiffLlamaConfig,
     GPT2Config,
+    Lfm2Config,
     LlamaConfig,
     T5Config,
     T5ForConditionalGeneration,
@@ -295,6 +296,29 @@ def test_what_is_to_change_nothing_changes_nothing(name, identity):
             return
         with IDENTITIES[identity](model):
             torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan():
+    fields = {**SIZES, "num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "full_attention"]}
+    model = sharp(AutoModelForCausalLM.from_config(Lfm2Config(**fields)))
+    ids = batch().input_ids
+    plain = model(input_ids=ids).logits
+    assert attention_statistics(model, input_ids=ids).layers == [1, 2]
+    assert [one.layer for one in attention_rows(model, ids, batch().prompt_end[:, None])] == [1, 2]
+    assert [one.layer for one in attention_maps(model, ids[:1])] == [1, 2]
+    assert [row["layer"] for row in allocation(model, batch())] == [1, 2, "all"]
+    found = cancellation(model, batch())
+    assert [row["layer"] for row in found["layers"]] == [1, 2, "all"]
+    assert {row["layer"] for row in found["heads"]} == {1, 2}
+    assert all(row["maps"]["softmax"]["noise"] is not None for row in found["layers"])
+    with quantized_logits(model, 3):
+        assert (model(input_ids=ids).logits - plain).abs().max() > 1e-2
+    with antiphase.calibrated(model, CalibrationPlan({1: [0]}, alpha=1e30)):
+        torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+    missing = pytest.raises(InputError, match="layer 0 of Lfm2Model has no attention that could be calibrated")
+    with missing, antiphase.calibrated(model, CalibrationPlan({0: [0], 1: [0]})):
+        model(input_ids=ids)
 
 
 # ------------------------------------------------------------------------------------------ outputs

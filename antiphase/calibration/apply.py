@@ -26,6 +26,7 @@ from antiphase.calibration.attention import (
 )
 from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.errors import InputError
 from antiphase.interface import (
     AttentionFunction,
     boolean_mask,
@@ -89,8 +90,8 @@ class _Forward:
     """Of the last call: DiffLlama's layers call twice with the same queries, once for each half of the values."""
     mass: Tensor | None = None
     """What keys had received before the last call."""
-    attended: bool = False
-    """Whether the attention function was called."""
+    attended: set[int] = field(default_factory=set)
+    """Layers that called the attention function."""
     simple: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Masks by query, and by key alone where that says the same: layers share their masks."""
 
@@ -136,6 +137,9 @@ def installed(model: PreTrainedModel, calibration: Calibration) -> Iterator[None
 class Calibration:
     """One ``with`` block: the hooks that see caches and padding, and the attention function."""
 
+    needs_every_layer = True
+    """Whether all layers of the plan must have attention."""
+
     def __init__(self, plan: CalibrationPlan) -> None:
         self.plan = plan
         self.number = next(_NUMBERS)
@@ -176,6 +180,12 @@ class Calibration:
         """After the forward pass: a cache that it has made keeps what calibration knows."""
         if self.forward is not None and not self.forward.attended:
             raise ValueError(f"{type(module).__name__} never called the attention function of the interface")
+        silent = [] if self.forward is None else sorted(set(self.plan.heads) - self.forward.attended)
+        if silent and self.needs_every_layer:
+            raise InputError(
+                f"layer {silent[0]} of {type(module).__name__} has no attention that could be calibrated; leave it out "
+                "of the plan (--layers of a search or study)"
+            )
         cache = getattr(output, "past_key_values", None)
         if isinstance(cache, Cache) and self.forward is not None:
             self._keep(cache, self.forward.state)
@@ -197,7 +207,7 @@ class Calibration:
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
             if self.forward is not None:
-                self.forward.attended = True
+                self.forward.attended.add(layer_of(module))
             heads = self.plan.heads.get(layer_of(module), ())
             if not heads:
                 return function(module, query, key, value, attention_mask, **kwargs)

@@ -33,7 +33,7 @@ class _Screen(Calibration):
         ) -> tuple[Tensor, Tensor | None]:
             out, _ = function(module, query, key, value, attention_mask, **kwargs)
             if self.forward is not None:
-                self.forward.attended = True
+                self.forward.attended.add(layer_of(module))
             layer = layer_of(module)
             if layer not in self.gates:
                 return out, None

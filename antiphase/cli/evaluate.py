@@ -17,6 +17,7 @@ from antiphase.cli.options import (
     OutputOption,
     ResumeOption,
     SeedOption,
+    TaskCodeOption,
     numbers,
 )
 
@@ -142,6 +143,7 @@ def harness(
         str | None,
         typer.Option("--include-path", "--include_path", help="Folder with tasks of your own.", show_default=False),
     ] = None,
+    trust_task_code: TaskCodeOption = False,
     seed: SeedOption = 1234,
     resume: ResumeOption = False,
     device: DeviceOption = "auto",
@@ -156,7 +158,7 @@ def harness(
     request = HarnessRequest(
         names=models, tasks=PAPER_TASKS if tasks is None else tasks.split(","),
         num_fewshot=numbers("--num-fewshot", num_fewshot, int), limit=limit, batch_size=batch_size,
-        include_path=include_path, seed=seed, device=device,
+        include_path=include_path, trust_task_code=trust_task_code, seed=seed, device=device,
     )  # fmt: skip
     with share_progress(console, "tasks") as report:
         record = evaluate_harness(request, output, resume=resume, say=sayer(console), report=report)

@@ -33,6 +33,9 @@ SetOption = Annotated[
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run that --output holds.")]
 SeedsOption = Annotated[str | None, typer.Option("--seeds", help="Comma-separated, e.g. 0,1,2.", show_default=False)]
 DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
+TaskCodeOption = Annotated[
+    bool, typer.Option("--trust-task-code", help="Run the Python that tasks bring: functions, metrics, open templates.")
+]
 CausalModel = Annotated[
     str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")
 ]

@@ -8,7 +8,15 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.console import job_progress, make_console, sayer
-from antiphase.cli.options import DataOption, DeviceOption, OutputOption, ResumeOption, SetOption, ValidationOption
+from antiphase.cli.options import (
+    DataOption,
+    DeviceOption,
+    OutputOption,
+    ResumeOption,
+    SetOption,
+    TaskCodeOption,
+    ValidationOption,
+)
 
 
 def reproduce(
@@ -23,6 +31,7 @@ def reproduce(
         str | None, typer.Option("--tasks", help="Downstream tasks by lm-eval's names, comma-separated.")
     ] = None,
     include_path: Annotated[str | None, typer.Option("--include-path", help="Folder with tasks of your own.")] = None,
+    trust_task_code: TaskCodeOption = False,
     judge: Annotated[str | None, typer.Option("--judge", help="Model that judges summaries and answers.")] = None,
     judge_data: Annotated[
         list[str] | None, typer.Option("--judge-data", help="What is summarised or asked. Repeatable.")
@@ -57,8 +66,8 @@ def reproduce(
         parts = [part.strip() for part in only.split(",")] if only else PARTS
         request = ReproduceRequest(
             scale=scale, data=data or [], validation=validation or [], parts=parts, settings=changes,
-            tasks=tasks.split(",") if tasks else [], include_path=include_path, judge=judge,
-            judge_data=judge_data or [],
+            tasks=tasks.split(",") if tasks else [], include_path=include_path,
+            trust_task_code=trust_task_code, judge=judge, judge_data=judge_data or [],
         )  # fmt: skip
         preset = scale_preset(request)
         told = estimate(scale, parts, preset, os.cpu_count() or 1)

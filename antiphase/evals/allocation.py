@@ -49,10 +49,10 @@ def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -
         count += len(batch.input_ids)
         spans = torch.stack([batch.spans[name] for name in SPANS], dim=1).double()  # (B, spans, M)
         layers = attention_rows(model, batch.input_ids, batch.prompt_end[:, None])
-        for layer, found in enumerate(layers):
+        for found in layers:
             for name, weights in _maps(found).items():
                 figures = _figures(weights, spans).sum(0)  # (2, spans), summed over sequences
-                key = (layer, name)
+                key = (found.layer, name)
                 sums[key] = sums.get(key, torch.zeros_like(figures)) + figures
     means: dict[tuple[int | str, str], Tensor] = {key: value / count for key, value in sums.items()}
     names = dict.fromkeys(name for _, name in means)

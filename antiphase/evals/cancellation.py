@@ -62,22 +62,23 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
         outputs = _output_sizes(model, ids)
         for index, found in enumerate(attention_rows(model, ids, positions)):
             if index == len(layers):
-                layers.append(_Layer())
+                layers.append(_Layer(found.layer))
             layers[index].add(*_pairs(found, model), positions, *outputs[index])
     noise = {(row["layer"], row["map"]): row["spans"] for row in allocation(model, batch)}
     heads = [
-        {"layer": number, "head": head, **figures}
-        for number, layer in enumerate(layers)
+        {"layer": layer.number, "head": head, **figures}
+        for layer in layers
         for head, figures in enumerate(layer.heads())
     ]
-    by_layer = [_layer_row(number, layer, noise) for number, layer in enumerate(layers)]
+    by_layer = [_layer_row(layer, noise) for layer in layers]
     return {"heads": heads, "layers": [*by_layer, _mean_row(by_layer)]}
 
 
 class _Layer:
     """Sums over the sequences of one layer: (heads,) each, and how many went in."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
 
@@ -134,17 +135,17 @@ class _Layer:
 _BY_HEAD = ("correlation", "cancelled", "negative_share", "output_rms", "output_to_value")
 
 
-def _layer_row(number: int, layer: _Layer, noise: dict[tuple[Any, str], dict[str, Any]]) -> dict[str, Any]:
+def _layer_row(layer: _Layer, noise: dict[tuple[Any, str], dict[str, Any]]) -> dict[str, Any]:
     maps = {}
     for name in MAPS:
-        spans = noise.get((number, name))
+        spans = noise.get((layer.number, name))
         own = {figure: _average(layer.mean(f"{name} {figure}")) for figure in ("effective_keys", "near_zero")}
         if own["effective_keys"] is None:
             continue
         own["noise"] = None if spans is None else sum(spans[part]["share"] for part in NOISE)
         own["answer"] = None if spans is None else spans["answer"]["share"]
         maps[name] = own
-    return {"layer": number, **{name: _average(layer.mean(name)) for name in _BY_HEAD}, "maps": maps}
+    return {"layer": layer.number, **{name: _average(layer.mean(name)) for name in _BY_HEAD}, "maps": maps}
 
 
 def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -47,15 +47,15 @@ def with_effects(
     for batch in batches:
         last, targets = _last_tokens(model, batch)
         spans = torch.stack([batch.spans[name] for name in SPANS], dim=1)  # (B, S, M)
-        for layer, found in enumerate(last.contributions(spans)):
+        for layer, found in zip(last.numbers, last.contributions(spans), strict=True):
             shares[layer] += found.shares()
             norms[layer] += found.norms()
         whole = last.log_probabilities(targets)
         for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
-            for layer in (None, *range(last.layers)):
-                change = last.log_probabilities(targets, hidden=hidden, layer=layer) - whole
+            for place, layer in ((None, ALL_LAYERS), *enumerate(last.numbers)):
+                change = last.log_probabilities(targets, hidden=hidden, layer=place) - whole
                 known = hidden.any(1) & (targets >= 0).any(1)
-                changes[ALL_LAYERS if layer is None else layer, what] += change[known].tolist()
+                changes[layer, what] += change[known].tolist()
         count += len(batch.input_ids)
     by_layer: dict[int | str, dict[str, list[float]]] = {
         layer: {

@@ -26,6 +26,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evals.scoring import check_logits
 from antiphase.evals.statistics import wilson_interval
+from antiphase.evals.task_code import identity, task_code
 
 VERSION: str = lm_eval.__version__
 MAIN_METRICS = ("acc", "exact_match", "f1")
@@ -41,17 +42,22 @@ PLACES = ("dataset_path", "dataset_name", "dataset_kwargs")
 class TaskLibrary:
     """The tasks that lm-eval knows, and those in a folder of the user's own."""
 
-    def __init__(self, include_path: str | None = None, *, defaults: bool = True) -> None:
+    def __init__(
+        self, include_path: str | None = None, *, defaults: bool = True, trust_task_code: bool = False
+    ) -> None:
         """
         Args:
             include_path: folder with YAML files of tasks; they go before lm-eval's own.
             defaults: whether lm-eval's own are wanted; to read their thousands of files takes seconds.
+            trust_task_code: whether Python that tasks bring along may run (``task_code``).
 
         Raises:
             InputError: a file in the folder is not YAML.
         """
+        self.trust_task_code = trust_task_code
         try:
-            self.manager = TaskManager(include_path=include_path, include_defaults=defaults)
+            with task_code(trusted=trust_task_code):
+                self.manager = TaskManager(include_path=include_path, include_defaults=defaults)
         except (yaml.YAMLError, OSError, ValueError) as error:
             raise InputError(f"--include-path {include_path}: {_line(error)}") from None
 
@@ -59,13 +65,15 @@ class TaskLibrary:
         """A task, or the tasks of a group, with their data.
 
         Raises:
-            InputError: there is none of this name, or its data cannot be had.
+            InputError: there is none of this name, its data cannot be had, or it brings Python that is not trusted.
         """
         if name not in self.manager.all_tasks and not Path(name).is_file():
             raise InputError(f"--tasks: lm-eval knows no task '{name}'{nearest(name, self.manager.all_tasks)[:200]}")
         try:
-            with _quiet():
+            with _quiet(), task_code(trusted=self.trust_task_code):
                 return dict(self.manager.load([name]))
+        except InputError as error:
+            raise InputError(f"--tasks {name}: {error}") from None
         except (OSError, DatasetsError) as error:  # OSError: also what the Hub's client raises without a network
             raise InputError(
                 f"--tasks {name}: its data cannot be loaded ({_line(error)}); connect to the network, or name tasks of "
@@ -127,7 +135,13 @@ class ProjectLM(HFLM):
 
 
 def measure(
-    model: ProjectLM, tasks: dict[str, Any], *, shots: int, limit: float | None = None, seed: int = 1234
+    model: ProjectLM,
+    tasks: dict[str, Any],
+    *,
+    shots: int,
+    limit: float | None = None,
+    seed: int = 1234,
+    trust_task_code: bool = False,
 ) -> list[dict[str, Any]]:
     """Scores on one task, or on each task of a group.
 
@@ -136,6 +150,7 @@ def measure(
         shots: examples before each prompt; a task that fixes none at 0 keeps 0, as with lm-eval's own command.
         limit: rows of each task; below 1, a share of them.
         seed: of the examples; 1234 is lm-eval's own.
+        trust_task_code: as ``TaskLibrary``'s.
 
     Returns:
         one row a task: ``task``, ``version``, ``shots``, ``samples``; ``metrics`` {name: ``value``, ``stderr``
@@ -157,7 +172,8 @@ def measure(
     model.is_called = False
     with _quiet():
         try:
-            found = lm_eval.evaluate(lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True)
+            with task_code(trusted=trust_task_code):
+                found = lm_eval.evaluate(lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True)
         except (TemplateError, ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
             if model.is_called:
                 raise
@@ -182,17 +198,12 @@ def digest(tasks: Mapping[str, Any]) -> str:
     hashed = hashlib.sha256()
     for name, task in sorted(tasks["tasks"].items()):
         settings = {key: value for key, value in task.dump_config().items() if key not in PLACES}
-        hashed.update(f"{name} {task.VERSION} {json.dumps(settings, sort_keys=True, default=_named)}".encode())
+        hashed.update(f"{name} {task.VERSION} {json.dumps(settings, sort_keys=True, default=identity)}".encode())
         for documents in (task.eval_docs, task.fewshot_docs() or ()):
             hashed.update(b"rows")
             for document in documents:
                 hashed.update(json.dumps(document, sort_keys=True, default=str).encode())
     return hashed.hexdigest()
-
-
-def _named(value: Any) -> str:
-    """Values that JSON lacks; of a function its name, because an address is another one in every process."""
-    return str(getattr(value, "__qualname__", value))
 
 
 def _scores(name: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

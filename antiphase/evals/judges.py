@@ -99,7 +99,9 @@ class EndpointJudge:
         self.identity = f"{self.url} {model} {longest}"
         self.timeout, self.attempts, self.pause, self.sleep = timeout, attempts, pause, sleep
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._opener = urllib.request.build_opener(_NoRedirect)
+        # a proxy cannot reach this machine's own addresses, and would get the key in clear
+        proxies = urllib.request.ProxyHandler({} if _is_this_machine(host) else None)
+        self._opener = urllib.request.build_opener(proxies, _NoRedirect)
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
         """As ``Judge``'s. After some questions in a row without an answer the others are not asked any more.

@@ -48,6 +48,8 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granular
 class _Quantized(Calibration):
     """Every map formed from rounded scores; nothing is calibrated."""
 
+    needs_every_layer = False
+
     def __init__(self, plan: CalibrationPlan, bits: int, granularity: Granularity) -> None:
         super().__init__(plan)
         self.bits, self.granularity = bits, granularity

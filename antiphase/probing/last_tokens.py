@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import is_differential
+from antiphase.attention_kinds import is_differential, layer_number
 from antiphase.interface import AttentionFunction, heads_of_value, swapped
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.probing.rows import LayerRows, rows_at, rows_of
@@ -91,6 +91,12 @@ class LastTokens:
     def layers(self) -> int:
         """How many attention layers the model has."""
         return self.calls[-1].layer + 1
+
+    @property
+    def numbers(self) -> list[int]:
+        """The model's number of each attention layer, in the order of calls: other layers may stand between."""
+        first = {call.layer: call.module for call in reversed(self.calls)}
+        return [layer_number(first[index], index) for index in range(self.layers)]
 
     @torch.no_grad()
     def log_probabilities(self, targets: Tensor, *, hidden: Tensor | None = None, layer: int | None = None) -> Tensor:
@@ -215,7 +221,7 @@ class _Split(_Replay):
         if self._given is not None:
             return next(self._given), None
         rows, value = self._rows(module, query, key, value, kwargs)
-        first = LayerRows(rows.maps[:, :, :, :1], None if rows.lam is None else rows.lam[..., :1])
+        first = replace(rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1])
         parts = torch.stack([_output(module, first, value, only=span) for span in self.spans.unbind(1)])
         self._whole.append(parts.expand(-1, -1, query.shape[2], -1, -1))  # of the first token; others are not read
         return _output(module, rows, value), None

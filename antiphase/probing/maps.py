@@ -16,6 +16,7 @@ from antiphase.attention_kinds import (
     has_two_keys,
     is_differential,
     lambda_afterwards,
+    layer_number,
     subtracts_afterwards,
     subtracts_inside,
 )
@@ -161,9 +162,7 @@ class _Watch:
         visible = visible.cpu()
         if bool(maps[:, :, ~visible].any()):
             raise ValueError(f"{type(module).__name__} has weight on keys that its mask hides, which is not understood")
-        number = getattr(module, "layer_idx", None)
-        part = self._part(module, visible)
-        return AttentionMaps(len(self.found) if number is None else int(number), maps, lam, visible, part)
+        return AttentionMaps(layer_number(module, len(self.found)), maps, lam, visible, self._part(module, visible))
 
     def _part(self, module: nn.Module, visible: Tensor) -> str | None:
         """A decoder's layers look back at its own text, and at all of the encoder's; some do not say so (NLLB's)."""

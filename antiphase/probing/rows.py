@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.attention_kinds import (
+    has_two_keys,
+    is_differential,
+    lambda_afterwards,
+    layer_number,
+    subtracts_afterwards,
+)
 from antiphase.errors import NonFiniteError
 from antiphase.interface import (
     AttentionFunction,
@@ -31,6 +37,8 @@ class LayerRows:
     """(B, heads, S, P, M): S = 2 maps of a differential head, 1 of a softmax head; each row sums to one."""
     lam: Tensor | None
     """(1|B, 1|heads, 1|P), None for softmax attention."""
+    layer: int
+    """The model's number of the layer, 0-based: there may be layers without attention between."""
 
     def weights(self) -> Tensor:
         """What multiplies the values: (B, heads, P, M), signed for differential attention."""
@@ -63,10 +71,12 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         ) -> tuple[Tensor, Tensor | None]:
             if not (queries and query is queries[0]):  # DiffLlama calls twice with the same queries, once a half of V
                 rows, _, _ = rows_at(positions, module, query, key, attention_mask, kwargs)
+                maps, lam = rows.maps, rows.lam
                 if subtracts_afterwards(module):  # map i + H is subtracted from map i
-                    maps = rows.maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2)
-                    rows = LayerRows(maps, lambda_afterwards(module).view(1, 1, 1))
-                found.append(LayerRows(rows.maps.cpu(), None if rows.lam is None else rows.lam.cpu()))
+                    maps = maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2)
+                    lam = lambda_afterwards(module).view(1, 1, 1)
+                number = layer_number(module, len(found))
+                found.append(LayerRows(maps.cpu(), None if lam is None else lam.cpu(), number))
             queries[:] = [query]
             return function(module, query, key, value, attention_mask, **kwargs)
 
@@ -117,7 +127,7 @@ def rows_of(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor | Non
         weights = softmax_weights(
             query, key, visible, is_causal=False, sliding_window=None, scale=scale, s_aux=kwargs.get("s_aux")
         )
-        return LayerRows(weights.unsqueeze(2), None)
+        return LayerRows(weights.unsqueeze(2), None, layer_number(module, 0))
     assert lam is not None
     key_maps = 2 if has_two_keys(module) else 1
     shapes = Shapes(
@@ -128,7 +138,7 @@ def rows_of(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor | Non
         query, key, visible, is_causal=False, sliding_window=None, scale=scale or width**-0.5, shapes=shapes
     )
     lam = lam.detach().to(statistics_dtype(lam.dtype))
-    return LayerRows(both, lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)))
+    return LayerRows(both, lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)), layer_number(module, 0))
 
 
 def _visible(

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import has_two_keys, is_differential, lambda_afterwards, subtracts_afterwards
+from antiphase.attention_kinds import (
+    has_two_keys,
+    is_differential,
+    lambda_afterwards,
+    layer_number,
+    subtracts_afterwards,
+)
 from antiphase.errors import NonFiniteError
 from antiphase.interface import AttentionFunction, carries_positions, refuse_unknown, swapped, visible_keys
 from antiphase.ops.statistics import (
@@ -199,8 +205,7 @@ class _Probe:
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
         last = keys_of_last_query(real, keys, visible)
-        number = getattr(module, "layer_idx", None)
-        return _Seen(len(self.seen) if number is None else int(number), found, last, real, order)
+        return _Seen(layer_number(module, len(self.seen)), found, last, real, order)
 
 
 class _Order(Enum):

@@ -38,6 +38,8 @@ class HarnessRequest:
     batch_size: str = "8"
     include_path: str | None = None
     """Folder with tasks of the user's own."""
+    trust_task_code: bool = False
+    """Whether Python that tasks bring along may run."""
     seed: int = 1234
     device: str = "auto"
 
@@ -113,10 +115,10 @@ def _library(request: HarnessRequest) -> TaskLibrary:
     from antiphase.evals.harness import TaskLibrary
 
     if request.include_path is not None:
-        own = TaskLibrary(request.include_path, defaults=False)
+        own = TaskLibrary(request.include_path, defaults=False, trust_task_code=request.trust_task_code)
         if set(request.tasks) <= set(own.manager.all_subtasks):
             return own
-    return TaskLibrary(request.include_path)
+    return TaskLibrary(request.include_path, trust_task_code=request.trust_task_code)
 
 
 def _rows(
@@ -144,7 +146,12 @@ def _rows(
                     say(f"{name}: {task}, {shots} examples")
                     try:
                         known[key] = measure(
-                            model, library.load(task), shots=shots, limit=request.limit, seed=request.seed
+                            model,
+                            library.load(task),
+                            shots=shots,
+                            limit=request.limit,
+                            seed=request.seed,
+                            trust_task_code=request.trust_task_code,
                         )
                     except NonFiniteError as error:
                         raise InputError(f"MODEL {name}, {task}: {error}") from error

@@ -68,7 +68,7 @@ PAIRED = ("needles", "allocation", "harness")
 """Parts that measure both arms of a seed together."""
 NEEDS = {"harness": "--tasks", "hallucination": "--judge"}
 """Parts that run only where the request has what they need, and the flag that gives it."""
-OWN = ("tasks", "include_path", "judge", "judge_data")
+OWN = ("tasks", "include_path", "trust_task_code", "judge", "judge_data")
 """What of a request concerns one part alone, which may be asked for later, or again with other values."""
 
 
@@ -86,6 +86,8 @@ class ReproduceRequest:
     tasks: Sequence[str] = ()
     """Downstream tasks, by lm-eval's names."""
     include_path: str | None = None
+    trust_task_code: bool = False
+    """Whether Python that these tasks bring along may run."""
     """Folder with tasks of the user's own, of lm-eval's form."""
     judge: str | None = None
     """Model that judges summaries and answers; a local folder or Hub name."""
@@ -136,7 +138,10 @@ class ReproduceRequest:
         return []
 
     def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessRequest:
-        return HarnessRequest(names=names, tasks=list(self.tasks), include_path=self.include_path, **more)
+        return HarnessRequest(
+            names=names, tasks=list(self.tasks), include_path=self.include_path, trust_task_code=self.trust_task_code,
+            **more,
+        )  # fmt: skip
 
     def hallucination(self, name: str = "MODEL", **more: Any) -> HallucinationRequest:
         assert self.judge is not None

@@ -34,7 +34,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, layers: list[LayerRows]) -> None:
         assert positions.shape == (len(input_ids), 1)
         part = slice(start[0], start[0] + len(input_ids))
         start[0] += len(input_ids)
-        return [LayerRows(layer.maps[part], layer.lam) for layer in layers]
+        return [LayerRows(layer.maps[part], layer.lam, layer.layer) for layer in layers]
 
     monkeypatch.setattr(module, "attention_rows", attention_rows)
 
@@ -51,7 +51,7 @@ def test_sums_and_shares_of_weights_made_by_hand(monkeypatch, one_row):
     first = torch.tensor([[0.10, 0.05, 0.05, 0.40, 0.20, 0.10, 0.10], [0.10, 0.05, 0.05, 0.20, 0.40, 0.10, 0.10]])
     second = torch.tensor([[0.20, 0.10, 0.30, 0.10, 0.10, 0.10, 0.10], [0.20, 0.10, 0.30, 0.10, 0.10, 0.10, 0.10]])
     maps = torch.stack([first, second], dim=1)[None, :, :, None]  # (1, 2 heads, 2 maps, 1, 7)
-    stub(monkeypatch, [LayerRows(maps, torch.full((1, 1, 1), 0.5))])
+    stub(monkeypatch, [LayerRows(maps, torch.full((1, 1, 1), 0.5), 0)])
     found = rows(allocation(None, one_row))
     assert found.keys() == {(layer, name) for layer in (0, "all") for name in ("difference", "first", "second")}
     spans = found[0, "difference"]["spans"]
@@ -71,7 +71,7 @@ def test_sums_and_shares_of_weights_made_by_hand(monkeypatch, one_row):
 
 def test_all_is_the_mean_over_layers_and_its_ratio_that_of_the_means(monkeypatch, one_row):
     layers = [torch.tensor([0.1, 0.1, 0.1, 0.4, 0.1, 0.1, 0.1]), torch.tensor([0.0, 0.0, 0.5, 0.1, 0.1, 0.2, 0.1])]
-    stub(monkeypatch, [LayerRows(layer.view(1, 1, 1, 1, 7), None) for layer in layers])
+    stub(monkeypatch, [LayerRows(layer.view(1, 1, 1, 1, 7), None, number) for number, layer in enumerate(layers)])
     found = rows(allocation(None, one_row))
     assert found.keys() == {(0, "softmax"), (1, "softmax"), ("all", "softmax")}
     assert found["all", "softmax"]["spans"]["answer"] == pytest.approx({"signed": 0.25, "share": 0.25})
@@ -81,10 +81,10 @@ def test_all_is_the_mean_over_layers_and_its_ratio_that_of_the_means(monkeypatch
 
 def test_a_row_without_noise_has_no_ratio_and_one_without_attention_no_share(monkeypatch, one_row):
     on_answer = torch.tensor([0.0, 0, 0, 1, 0, 0, 0]).view(1, 1, 1, 1, 7)
-    stub(monkeypatch, [LayerRows(on_answer, None)])
+    stub(monkeypatch, [LayerRows(on_answer, None, 0)])
     assert rows(allocation(None, one_row))[0, "softmax"]["answer_to_noise"] == {"signed": None, "share": None}
     equal = torch.full((1, 1, 2, 1, 7), 1 / 7)
-    stub(monkeypatch, [LayerRows(equal, torch.ones(1, 1, 1))])
+    stub(monkeypatch, [LayerRows(equal, torch.ones(1, 1, 1), 0)])
     found = rows(allocation(None, one_row))[0, "difference"]
     assert total(found, "share") == 0.0
     assert total(found, "signed") == 0.0

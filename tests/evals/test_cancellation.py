@@ -69,7 +69,7 @@ def test_maps_that_look_at_different_keys_have_nothing_in_common(tiny_model, mon
 
 
 def test_small_weights_are_counted_among_the_keys_that_a_query_sees():
-    layer = module._Layer()
+    layer = module._Layer(0)
     maps = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 1, 4)  # the query at position 1 sees two keys
     layer.add(maps, None, torch.tensor([[1]]), torch.ones(1, 1), torch.ones(1, 1))
     assert float(layer.mean("softmax near_zero")) == 0.5

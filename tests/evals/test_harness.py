@@ -218,7 +218,7 @@ def test_an_error_after_the_model_has_run_is_the_tasks(build, tokenizer, written
     (folder / "tasks" / "own.py").write_text("def scored(row, answers):\n    return {'acc': row['nothing']}\n")
     with (folder / "tasks" / f"{name}.yaml").open("a") as file:
         file.write("process_results: !function own.scored\n")
-    library = TaskLibrary(str(folder / "tasks"), defaults=False)
+    library = TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True)
     with pytest.raises(InputError, match=f"--tasks {name}, 0 examples: 'nothing'"):
         measure(ProjectLM(build(), tokenizer), library.load(name), shots=0, limit=3)
 

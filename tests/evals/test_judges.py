@@ -154,6 +154,30 @@ def test_the_key_is_not_sent_to_another_address(ask, serve, status):
     assert not other.requests
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"])
+def test_an_endpoint_of_this_machine_is_asked_without_the_proxy(serve, monkeypatch, variable, host):
+    endpoint, proxy = serve(OK), serve((200, completion("No.")))
+    monkeypatch.setenv(variable, proxy.url.removesuffix("/v1"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    judge = EndpointJudge(endpoint.url.replace("127.0.0.1", host), "wise", key=KEY)
+    assert list(judge.answers(["Is it so?"])) == [Answer("Yes.")]
+    assert not proxy.requests
+    assert endpoint.requests[0][1]["Authorization"] == f"Bearer {KEY}"
+
+
+def test_an_endpoint_elsewhere_is_asked_by_way_of_the_proxy_without_a_key(serve, monkeypatch):
+    proxy = serve((200, completion("No.")))
+    monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    assert list(EndpointJudge("http://judge.invalid/v1", "wise").answers(["Is it so?"])) == [Answer("No.")]
+    ((path, headers, _),) = proxy.requests
+    assert path == "http://judge.invalid/v1/chat/completions"
+    assert "Authorization" not in headers
+
+
 def test_an_endpoint_that_only_fails_is_given_up(ask):
     found, endpoint, _ = ask((500, b""), questions=[str(i) for i in range(FAILURES_IN_A_ROW + 3)], attempts=1)
     assert len(endpoint.requests) == FAILURES_IN_A_ROW

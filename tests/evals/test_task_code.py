@@ -1,0 +1,157 @@
+"""Python that a folder of tasks brings along leaves its mark if it is trusted, and only then."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from antiphase.errors import InputError
+
+pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
+import lm_eval
+from lm_eval import utils
+from lm_eval.api import task as task_module
+from lm_eval.tasks import _yaml_loader
+
+from antiphase.evals import harness
+from antiphase.evals.harness import TaskLibrary
+
+OWN = Path(lm_eval.__file__).parent
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Rows, and Python that leaves a mark as soon as it is read."""
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"q": f"{n}?", "answer": "yes"}) + "\n" for n in range(3)))
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    mark = f"open({str(tmp_path / 'mark')!r}, 'w').close()\n"
+    (tasks / "code.py").write_text(
+        f"{mark}\nclass Task:\n    task_name = 'plain'\n\ndef same(rows):\n    return rows\n"
+    )
+    (tasks / "measure").mkdir()
+    (tasks / "measure" / "measure.py").write_text(mark)
+    return tmp_path
+
+
+def write(folder: Path, lines: str = "", name: str = "plain.yaml", **fields: Any) -> Path:
+    """A task of the folder; ``lines`` are appended as they stand, since plain YAML knows no functions."""
+    settings = {
+        "task": "plain", "dataset_path": "json", "test_split": "test",
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
+        "output_type": "generate_until", "doc_to_text": "{{q}}", "doc_to_target": "answer",
+        "metric_list": [{"metric": "exact_match"}], **fields,
+    }  # fmt: skip
+    path = folder / "tasks" / name
+    path.write_text(yaml.safe_dump(settings) + lines)
+    return path
+
+
+def function(folder: Path) -> str:
+    write(folder, "process_docs: !function code.same\n")
+    return "plain"
+
+
+def whole_task(folder: Path) -> str:
+    (folder / "tasks" / "plain.yaml").write_text("task: plain\nclass: !function code.Task\n")
+    return "plain"
+
+
+def included(folder: Path) -> str:
+    (folder / "tasks" / "base.txt").write_text("process_docs: !function code.same\n")
+    write(folder, include="base.txt")
+    return "plain"
+
+
+def outside_the_folder(folder: Path) -> str:
+    (folder / "code.py").write_text((folder / "tasks" / "code.py").read_text())
+    (folder / "base.yaml").write_text("process_docs: !function code.same\n")
+    write(folder, include="../base.yaml")
+    return "plain"
+
+
+def file_by_its_path(folder: Path) -> str:
+    path = write(folder, "process_docs: !function code.same\n")
+    return str(path.rename(folder / "tasks" / "alone.yml"))
+
+
+def group(folder: Path) -> str:
+    write(folder)
+    text = "group: several\ntask:\n- task: plain\n  process_docs: !function code.same\n"
+    (folder / "tasks" / "several.yaml").write_text(text)
+    return "several"
+
+
+def metric(folder: Path) -> str:
+    write(folder, metric_list=[{"metric": str(folder / "tasks" / "measure"), "aggregation": "mean"}])
+    return "plain"
+
+
+def metric_by_evaluate(folder: Path) -> str:
+    path = str(folder / "tasks" / "measure")
+    write(folder, metric_list=[{"metric": path, "hf_evaluate": True, "aggregation": "mean"}])
+    return "plain"
+
+
+def template(folder: Path) -> str:
+    write(folder, doc_to_text=f"{{{{ cycler.__init__.__globals__.os.mknod('{folder / 'mark'}') }}}}")
+    return "plain"
+
+
+def parts_of_lm_eval() -> list[Any]:
+    """What is another within the block."""
+    return [utils.env, task_module.get_metric, _yaml_loader._import_func_in_yml]
+
+
+@pytest.mark.parametrize(
+    ("bring", "said"),
+    [
+        (function, "the function code.same that a YAML file in .*tasks names is Python; .* --trust-task-code"),
+        (whole_task, "the function code.Task "), (included, "the function code.same "),
+        (outside_the_folder, "the function code.same "), (file_by_its_path, "the function code.same "),
+        (group, "the function code.same "), (metric, "the metric .*measure is none of lm-eval's own"),
+        (metric_by_evaluate, "the metric .*measure is none of lm-eval's own"),
+        (template, r"a template reaches for Python .*unsafe.*; read it, then add --trust-task-code"),
+    ],
+)  # fmt: skip
+def test_python_of_a_folder_runs_only_if_it_is_trusted(folder, bring, said):
+    name = bring(folder)
+    before = parts_of_lm_eval()
+    tasks = str(folder / "tasks")
+    with pytest.raises(InputError, match=f"--tasks {name}: {said}"):
+        TaskLibrary(tasks, defaults=False).load(name)
+    assert not (folder / "mark").exists()
+    assert parts_of_lm_eval() == before
+    with suppress(InputError):  # some are no whole task; that they ran is what counts
+        TaskLibrary(tasks, defaults=False, trust_task_code=True).load(name)
+    assert (folder / "mark").exists()
+
+
+def test_functions_and_metrics_of_lm_eval_itself_need_no_trust(folder):
+    row = {"ind": 1, "activity_label": "Cooking", "ctx_a": "A man.", "ctx_b": "he", "endings": ["a", "b"], "label": "1"}
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    files = {"data_files": {"validation": str(folder / "rows.jsonl")}}
+    settings = {"include": str(OWN / "tasks" / "hellaswag" / "hellaswag.yaml"), "task": "mine", "dataset_path": "json",
+                "dataset_kwargs": files, "training_split": None, "tag": None}  # fmt: skip
+    (folder / "tasks" / "mine.yaml").write_text(yaml.safe_dump(settings))
+    loaded = TaskLibrary(str(folder / "tasks"), defaults=False).load("mine")["tasks"]["mine"]
+    assert loaded.eval_docs[0]["query"] == "Cooking: A man. He"  # what hellaswag's own function makes of the row
+
+
+def test_a_task_is_known_by_the_code_of_its_functions(folder):
+    write(folder, "process_docs: !function code.same\n")
+
+    def digest() -> str:
+        library = TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True)
+        return harness.digest(library.load("plain"))
+
+    first = digest()
+    assert digest() == first
+    path = folder / "tasks" / "code.py"
+    path.write_text(path.read_text().replace("return rows", "return rows.select(range(3))"))
+    assert digest() != first
