@@ -363,7 +363,9 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             found[f"{name}_difference"] = None if entry is None else entry["differences"][arm]
     if ablation.claim is not None and other:
         found["claim"] = ablation.claim
+        difference = found["loss_difference"] or {"values": [], "interval": None}
         found["verdict"] = verdict(
-            found["loss_difference"]["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0
-        )
+            difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
+            interval=difference["interval"],
+        )  # fmt: skip
     return found
