@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from typing import Any
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import reproduction, translation
+from antiphase.report import compared, reproduction, tables, translation
 from antiphase.report.benchmarks import fastest_baseline, kind_of, ratio_text
 from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
+from antiphase.report.tuning import end_of
+from antiphase.studies.classify import summaries
+from antiphase.studies.dependency import summarized
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md")
@@ -297,7 +301,13 @@ def classifiers() -> list[list[str]]:
     """Test accuracy of every classifier on every set."""
     names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
-    rows = {name: {row["model"]: row for row in found.values["models"]} for name, found in records.items()}
+    rows = {
+        name: {
+            row["model"]: row
+            for row in summaries(found.values["runs"], one_test_part=found.values["data"]["split"] != "held-out tenth")
+        }
+        for name, found in records.items()
+    }  # anew from the counts of runs, so that intervals of older records cover the test rows too
     found = [["test accuracy, %", *records]]
     found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
     for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
@@ -350,7 +360,10 @@ def pairs_by_seed() -> list[list[str]]:
 
 
 def learning_rates(name: str) -> list[list[str]]:
-    """Every arm at every rate of a grid: first-query accuracy, its range over several seeds, held-out loss."""
+    """Every arm at every rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
+
+    Medians, or how many learned where some seeds did and others did not.
+    """
     values = record(name).values
     chosen = values["chosen"]
     found = [["learning rate", *chosen]]
@@ -358,10 +371,11 @@ def learning_rates(name: str) -> list[list[str]]:
         cells = [f"{rate:.0e}".replace("e-0", "e-")]
         for arm, best in chosen.items():
             (row,) = [row for row in values["rates"] if (row["arm"], row["learning_rate"]) == (arm, rate)]
-            accuracy = f"{100 * row['accuracy']:.1f} %"
+            accuracy, loss = end_of(record(name), row)
+            accuracy = accuracy if isinstance(accuracy, str) else f"{100 * accuracy:.1f} %"
             if row["seeds"] > 1:
                 accuracy += " [{:.1f}, {:.1f}]".format(*(100 * end for end in row["accuracy_range"]))
-            text = f"{accuracy}; {row['loss']:.3f}"
+            text = f"{accuracy}; {loss if isinstance(loss, str) else f'{loss:.3f}'}"
             cells.append(f"**{text}**" if rate == best else text)
         found.append(cells)
     return found
@@ -381,6 +395,38 @@ def loops() -> list[list[str]]:
         ["speed ratio, above 1 is faster; quartiles in brackets", *models],
         *([what, *(cells.get(model, "–") for model in models)] for what, cells in found.items()),
     ]
+
+
+def demo() -> list[list[str]]:
+    """The headline of the demo, and where its models look; each row says what its number is."""
+    found = record("demo")
+    head, *rows = of_report("demo", compared.headline)
+    chosen = tables.allocation_of(found)
+    for state in (True, False):
+        for words, value in (
+            ("attention on the answer, share of Σ|A|", lambda row: row["spans"]["answer"]["share"]),
+            ("answer ÷ noise, by share", lambda row: row["answer_to_noise"]["share"]),
+        ):
+            cells = []
+            for arm in tables.arms_of(found):
+                values = [
+                    value(row) for row in chosen
+                    if (row["arm"], row["trained"], row["layer"]) == (arm, state, "all")
+                    and row["map"] in ("softmax", "difference")
+                ]  # fmt: skip
+                mean = statistics.fmean(values)
+                cells.append(f"{mean:.2f}" if "noise" in words else percent(mean))
+            rows.append([f"{words}{'' if state else ', untrained'}, mean over layers and seeds", *cells])
+    return [["", *head[1:]], *rows]
+
+
+def dependency() -> list[list[str]]:
+    """Accuracy by dependency length, summed up anew from the runs, so that split models are counted."""
+    found = record("dependency")
+    summary = summarized(found.values["rows"], found.values["trained_distances"])
+    made = accuracies(replace(found, values={**found.values, "summary": summary}))
+    assert made is not None
+    return [[column.name for column in made.columns], *made.text()]
 
 
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
@@ -419,10 +465,11 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "translation": lambda: of_report("translate", translation.models),
     "kernels": kernels,
     "loops": loops,
-    "dependency": lambda: of_report("dependency", accuracies),
+    "dependency": dependency,
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
+    "demo": demo,
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates": lambda: learning_rates("reproduce-learning-rate"),
     "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),

@@ -52,10 +52,11 @@ def with_effects(
             norms[layer] += found.norms()
         whole = last.log_probabilities(targets)
         for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
-            for place, layer in ((None, ALL_LAYERS), *enumerate(last.numbers)):
+            names: dict[int | None, int | str] = {None: ALL_LAYERS, **dict(enumerate(last.numbers))}
+            for place, name in names.items():
                 change = last.log_probabilities(targets, hidden=hidden, layer=place) - whole
                 known = hidden.any(1) & (targets >= 0).any(1)
-                changes[layer, what] += change[known].tolist()
+                changes[name, what] += change[known].tolist()
         count += len(batch.input_ids)
     by_layer: dict[int | str, dict[str, list[float]]] = {
         layer: {

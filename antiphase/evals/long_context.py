@@ -18,7 +18,7 @@ from antiphase.evals.statistics import mean_interval
 CHUNK = 1024
 """Tokens of one forward pass behind the cache: logits of more would not fit."""
 TAIL = 8
-"""The control scores the last eighth of each window."""
+"""The controls score the last eighth of each window, with little context behind as much of the text before it."""
 
 
 @torch.no_grad()
@@ -51,8 +51,10 @@ def long_context(
 ) -> dict[str, Any]:
     """Cumulative loss at growing positions, and what the window's own context is worth at its end.
 
-    The control scores the last eighth of each window behind another window's beginning: what a model gains from length
-    alone, without the text's own past, shows there too.
+    Two controls score the last eighth of each window again. Behind as many tokens of its own text and no more: by how
+    much more context lowers its loss is the gain from context, on the same tokens. Behind another window's beginning:
+    what length alone gives, without the text's own past, shows there too; a model that foreign text confuses has a
+    large difference there, which is no gain.
 
     Args:
         input_ids: (B, N) windows of full length.
@@ -61,14 +63,14 @@ def long_context(
 
     Returns:
         ``curve``: rows with ``position`` t, ``loss`` (mean of -log p over positions up to t), ``interval`` over
-        windows, ``bits_per_byte``; ``tail``: the last eighth's loss with its own and with a foreign context, and the
-        paired difference.
+        windows, ``bits_per_byte``; ``tail``: the last eighth's loss with its own, with little and with a foreign
+        context, and the paired differences; ``context_gains`` holds that of each window.
     """
     count, length = input_ids.shape
     losses = []
     for index in range(count):
         losses.append(losses_by_position(model, input_ids[index : index + 1]))
-        report(index + 1, 2 * count)
+        report(index + 1, 3 * count)
     own = torch.cat(losses).double()  # (B, N - 1)
     cumulative = own.cumsum(1) / torch.arange(1, length, dtype=torch.float64)
     rows = []
@@ -86,7 +88,7 @@ def long_context(
         rows.append(row)
     found: dict[str, Any] = {"windows": count, "length": length, "curve": rows}
     if count > 1:
-        found["tail"] = _tail(model, input_ids, own, lambda done: report(count + done, 2 * count))
+        found["tail"] = _tail(model, input_ids, own, lambda done: report(count + done, 3 * count))
     return found
 
 
@@ -102,17 +104,25 @@ def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callab
     count, length = input_ids.shape
     tail = max(1, length // TAIL)
     before = torch.cat([input_ids[1:], input_ids[:1]])  # each window's next one lends its beginning
-    foreign = []
+    foreign, little = [], []
     for index in range(count):
         mixed = torch.cat([before[index, : length - tail], input_ids[index, length - tail :]])
         foreign.append(losses_by_position(model, mixed[None])[0, -tail:].double().mean())
-        report(index + 1)
+        report(2 * index + 1)
+        short = losses_by_position(model, input_ids[index : index + 1, -2 * tail :])
+        little.append(short[0, -tail:].double().mean())
+        report(2 * index + 2)
     here = own[:, -tail:].mean(1)
     gain = (torch.stack(foreign) - here).tolist()
+    context_gains = (torch.stack(little) - here).tolist()
     return {
         "tokens": tail,
         "loss": float(here.mean()),
         "foreign_loss": float(torch.stack(foreign).mean()),
         "gain": sum(gain) / count,
         "gain_interval": mean_interval(gain),
+        "little_loss": float(torch.stack(little).mean()),
+        "context_gain": sum(context_gains) / count,
+        "context_gain_interval": mean_interval(context_gains),
+        "context_gains": context_gains,
     }

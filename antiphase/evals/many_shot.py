@@ -43,8 +43,8 @@ def many_shot(
     Returns:
         ``rows``: accuracy by number of examples; ``orders``: for ``random`` and ``alternating`` the accuracies, the
         margin (best minus worst), the share of rows whose answer is not the same in every order (a constant predictor
-        has margin and share 0); ``left_out``: numbers of examples that are longer than the model reads; beside them
-        ``guess_rate`` and ``majority_rate``.
+        has margin and share 0), and ``pair_flips``, for ``flips_against_chance``; ``left_out``: numbers of examples
+        that are longer than the model reads; beside them ``guess_rate`` and ``majority_rate``.
 
     Raises:
         InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
@@ -106,8 +106,29 @@ def many_shot(
             "mean_accuracy": sum(accuracies) / orders,
             "margin": max(accuracies) - min(accuracies),
             "flip_share": flips / samples,
+            "pair_flips": pair_flips(answers_by_order, targets),
         }
     return found
+
+
+def pair_flips(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int]) -> float:
+    """Share of rows that one of two different orders gets right and the other wrong, mean over pairs of orders."""
+    orders = len(answers_by_order)
+    right = [
+        sum(answer == target for answer in of_row)
+        for *of_row, target in zip(*answers_by_order, targets, strict=True)
+    ]  # fmt: skip
+    return sum(2 * count * (orders - count) for count in right) / (orders * (orders - 1)) / len(targets)
+
+
+def flips_against_chance(flips: float, accuracy: float) -> float | None:
+    """``pair_flips`` over 2p(1 - p), which answers that are right with probability p, drawn anew for each order, have.
+
+    So spreads are compared at equal accuracy: 0 is the same answers in every order, 1 is a new draw for each. None
+    where all answers are right, or all wrong.
+    """
+    expected = 2 * accuracy * (1 - accuracy)
+    return flips / expected if expected > 0 else None
 
 
 def _answers(model: PreTrainedModel, samples: Sequence[Sample]) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from antiphase.data.streams import Batch
@@ -20,3 +21,18 @@ def perplexity(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     losses = negative_log_likelihoods(model, batch.input_ids, batch.labels)
     loss = losses.double().mean().item()
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": losses.numel()}
+
+
+def losses_by_sequence(model: PreTrainedModel, batch: Batch) -> list[float]:
+    """One number for each sequence, whose mean is the loss in nats per predicted token, for intervals over sequences.
+
+    Where sequences predict different numbers of tokens the loss is a ratio of sums; a sequence's number is then the
+    loss plus its share in what another draw of sequences would change (the linear part of a ratio estimator, Cochran
+    1977, section 6.4).
+    """
+    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels).double()
+    tokens = (batch.labels[:, 1:] >= 0).sum(1)
+    sums = torch.stack([part.sum() for part in losses.split(tokens.tolist())])
+    loss = losses.mean()
+    found: list[float] = (loss + (sums - loss * tokens) / tokens.double().mean()).tolist()
+    return found

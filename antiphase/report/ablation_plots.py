@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from antiphase.records import Record
-from antiphase.report.ablations import SLICES, rows_of
+from antiphase.report.ablations import rows_of, shown_slices
 from antiphase.report.plots import COLOURS, LINES, MARKERS, STYLE
 
 ALIGNED = ("softmax", "softmax-half-heads-norm", "differential", "no-norm", "no-factor", "no-norm-no-factor")
@@ -21,7 +21,8 @@ ALIGNED = ("softmax", "softmax-half-heads-norm", "differential", "no-norm", "no-
 def differences(record: Record) -> Figure | None:
     """A panel for each slice of the loss: each row minus the one it departs from, and the paper's difference."""
     rows = [row for row in rows_of(record) if row.get("loss_difference")]
-    panels = [name for name in SLICES if any(row.get(f"{name}_difference") for row in rows)]
+    titles = shown_slices(record)
+    panels = [name for name in titles if any(row.get(f"{name}_difference") for row in rows)]
     if not rows or not panels:
         return None
     paper = {row["arm"]: row["paper"] for row in rows_of(record) if row["paper"]}
@@ -40,7 +41,7 @@ def differences(record: Record) -> Figure | None:
                 there = row["paper"][name] - paper[row["against"]][name]
                 axes.plot(there, place, "D", color=COLOURS[1], fillstyle="none")
         axes.axvline(0, color="#333333", linewidth=1.0)
-        axes.set(title=SLICES[name], xlabel="nats per token")
+        axes.set(title=titles[name], xlabel="nats per token")
         axes.set_yticks(list(places), [f"{row['arm']} – {row['against']}" for row in rows])
     figure.axes[0].invert_yaxis()
     handles = [

@@ -7,6 +7,9 @@ from typing import Any
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table
 
+FEWEST_HITS = 200
+"""AR-hits below which their loss is not shown: the losses of single tokens spread by about 3 nats, so that a mean of
+fewer is uncertain by ±0.4 and more, twenty times the differences that the paper finds there."""
 SLICES = {"loss": "Loss", "ar_hit": "AR-hit", "others": "Others"}
 
 
@@ -25,14 +28,14 @@ def losses(record: Record) -> Table | None:
         paper = row["paper"] or {}
         difference = row.get("loss_difference") or {}
         cells.append([
-            row["arm"], _about(row, len(record.seeds)), row["parameters"], *(row[name] for name in SLICES),
-            row["against"],
+            row["arm"], _about(row, len(record.seeds)), row["parameters"],
+            *(row[name] for name in shown_slices(record)), row["against"],
             difference.get("mean"), interval_words(difference.get("interval")), row.get("verdict"),
             *(paper.get(name) for name in SLICES),
         ])  # fmt: skip
     columns = [Column("Row"), Column("What"), Column("Parameters", "integer"),
-               *(Column(words, "loss") for words in SLICES.values()), Column("Against"), Column("Difference", "signed"),
-               Column("95 %"), Column("Claim"),
+               *(Column(words, "loss") for words in shown_slices(record).values()), Column("Against"),
+               Column("Difference", "signed"), Column("95 %"), Column("Claim"),
                *(Column(f"Paper: {words}", "loss") for words in SLICES.values())]  # fmt: skip
     slices = record.values["slices"]
     left = (
@@ -46,23 +49,29 @@ def losses(record: Record) -> Table | None:
         f"whose pair with the token before stood earlier in the sequence; {left}. The paper's models have 1.4B "
         "parameters (2410.05258, table 6)."
     )
+    if "ar_hit" not in shown_slices(record):
+        note += f" Of fewer than {FEWEST_HITS} AR-hits no loss is shown."
     return Table(title="Ablations and rivals", columns=columns, rows=cells, note=note)
 
 
 def slices(record: Record) -> Table | None:
     """Where each difference lies: in what can be looked up, or in the rest."""
+    titles = {name: words for name, words in shown_slices(record).items() if name != "loss"}
     cells = []
     for row in rows_of(record):
-        parts = [row.get(f"{name}_difference") or {} for name in ("ar_hit", "others")]
+        parts = [row.get(f"{name}_difference") or {} for name in titles]
         if row["against"] and any(parts):
             cells.append([row["arm"], row["against"]] + [
                 cell for part in parts for cell in (part.get("mean"), interval_words(part.get("interval")))
             ])  # fmt: skip
     if not cells:
         return None
-    columns = [Column("Row"), Column("Against"), Column("AR-hit", "signed"), Column("95 %"), Column("Others", "signed"),
-               Column("95 %")]  # fmt: skip
+    columns = [Column("Row"), Column("Against")]
+    for words in titles.values():
+        columns += [Column(words, "signed"), Column("95 %")]
     note = "Paired differences in nats per token, the row minus the one it departs from."
+    if "ar_hit" not in titles:
+        note += f" {_hits(record)} AR-hits: of fewer than {FEWEST_HITS} no difference is shown."
     return Table(title="Differences by slice", columns=columns, rows=cells, note=note)
 
 
@@ -88,6 +97,17 @@ def left_out(record: Record) -> Table | None:
     return Table(
         title="Rows left out", columns=[Column("Row"), Column("Why")], rows=[list(row) for row in found.items()]
     )
+
+
+def _hits(record: Record) -> int:
+    return int((record.values.get("slices") or {}).get("hits", 0))
+
+
+def shown_slices(record: Record) -> dict[str, str]:
+    """Names and titles of the slices that rest on enough tokens, AR-hits with their number beside them."""
+    hits = _hits(record)
+    titles = SLICES | {"ar_hit": f"AR-hit (n = {hits:,})"}
+    return {name: words for name, words in titles.items() if name != "ar_hit" or hits >= FEWEST_HITS}
 
 
 def interval_words(interval: list[float] | None) -> str | None:

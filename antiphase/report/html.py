@@ -19,6 +19,7 @@ from antiphase.report import (
     cancellation_plots,
     classification,
     classification_plots,
+    compared,
     figures,
     hallucination_plots,
     harness,
@@ -124,7 +125,7 @@ def _section(record: Record, anchor: str) -> Section:
         colours={arm: plots.arm_colour(arms, arm) for arm in arms},
         paragraphs=_paragraphs(record),
         main_tables=main_tables,
-        sentences=tables.sentences(record),
+        sentences=compared.sentences(record),
         verdict=str(record.values.get("verdict") or "") if record.kind == "compare" else "",
         figures=drawn,
         provenance=tables.provenance(record),
@@ -152,7 +153,7 @@ BEHIND: dict[str, TableMaker] = {
 }
 """The tables behind each figure."""
 DETAILS: tuple[Callable[[Record], Table | None], ...] = (
-    tables.comparison,
+    compared.comparison,
     tables.runs_table,
     tables.curve_table,
     tables.needle_summary,
@@ -233,9 +234,9 @@ def _paragraphs(record: Record) -> list[str]:
     known = {
         "reproduce": "The experiments of the Differential Transformer paper at a small scale: pairs of models that "
         "differ in their attention alone, equal in parameters, data and order of data. Each claim has the paper's "
-        "numbers and a verdict by rule: reproduced or contradicted where the paired 95 % interval over seeds excludes "
-        "0, not testable where the models cannot do what would show it. Sections of single models show the first seed. "
-        "Models this small prove nothing of large ones.",
+        "numbers and a verdict by rule: reproduced or not seen where the paired 95 % interval excludes 0, contradicted "
+        "only at the paper's own scale, not testable where the models cannot do what would show it. Sections of single "
+        "models show the first seed. Models this small prove nothing of large ones.",
         "budget": "What a training run takes, from its settings alone; the model was built on the meta device.",
         "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
         "model answered right.",
@@ -256,8 +257,8 @@ def _paragraphs(record: Record) -> list[str]:
         "evaluate-cancellation": "The two maps of every head beside each other and beside their difference. Two maps "
         "have something in common before anything is learned: read every figure beside the untrained model.",
         "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
-        "The second table scores the windows' ends behind another window's beginning: what length alone gives, shows "
-        "there too.",
+        "The second table scores the windows' ends again, behind little of their own text and behind another window's "
+        "beginning: what length alone gives, shows there too.",
         "evaluate-many-shot": "Labelled examples before each question: accuracy over their number, and the same "
         "examples in other orders. Read every margin beside the accuracy and the share of answers that flip.",
         "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "

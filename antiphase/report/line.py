@@ -18,9 +18,9 @@ def accuracies(record: Record) -> Table | None:
         return None
     distances = sorted({row["distance"] for row in rows})
     held_out = {row["distance"] for row in rows if row["held_out"]}
-    known = {(row["model"], row["trained"], row["distance"]): row["accuracy"] for row in rows}
+    known = {(row["model"], row["distance"]): row for row in rows if row["trained"]}
     cells = [
-        [model, *(_percent(known.get((model, True, distance))) for distance in distances)]
+        [model, *(_mean_or_counts(known.get((model, distance))) for distance in distances)]
         for model in record.values["models"]
     ]
     untrained = [row["accuracy"] for row in rows if not row["trained"]]
@@ -34,6 +34,8 @@ def accuracies(record: Record) -> Table | None:
         f"{100 * record.values['guess_rate']:g} %, untrained models {100 * min(untrained):.0f} to "
         f"{100 * max(untrained):.0f} %."
     )
+    if any(row.get("learned") for row in rows):
+        note += " Where some seeds learned and others did not, a cell says how many did, in the place of a mean."
     return Table(title="Accuracy by dependency length", columns=columns, rows=cells, note=note, is_matrix=True)
 
 
@@ -42,8 +44,7 @@ def accuracy_details(record: Record) -> Table | None:
     rows = [
         [
             row["model"], "trained" if row["trained"] else "untrained", row["distance"],
-            "no" if row["held_out"] else "yes", row["accuracy"], _interval(row["interval"]),
-            row["misled"]["accuracy"], _interval(row["misled"]["interval"]),
+            "no" if row["held_out"] else "yes", *_with_interval(row), *_with_interval(row["misled"]),
         ]
         for row in summary_of(record)
     ]  # fmt: skip
@@ -194,6 +195,20 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 def summary_of(record: Record) -> list[dict[str, Any]]:
     """Means over seeds of a study of dependency lengths; empty for other records."""
     return list(record.values["summary"]) if record.kind == "study-dependency" else []
+
+
+def _mean_or_counts(row: dict[str, Any] | None) -> str | None:
+    """Per cent, or ``2 of 3`` where some seeds learned and others did not."""
+    if row is None or not row.get("learned"):
+        return _percent(None if row is None else row["accuracy"])
+    return "{} of {}".format(*row["learned"])
+
+
+def _with_interval(row: dict[str, Any]) -> list[Any]:
+    """Mean and interval; counts, where some seeds learned and others did not."""
+    if row.get("learned"):
+        return ["learned: {} of {}".format(*row["learned"]), None]
+    return [row["accuracy"], _interval(row["interval"])]
 
 
 def _percent(share: float | None) -> str | None:

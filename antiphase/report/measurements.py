@@ -29,9 +29,16 @@ def context_worth(record: Record) -> Table | None:
     rows = [
         ["the window's own", tail["loss"], ""],
         ["another window's", tail["foreign_loss"], ""],
-        ["difference", tail["gain"], interval_text(tail["gain_interval"])],
+        ["another's minus own", tail["gain"], interval_text(tail["gain_interval"])],
     ]
-    return Table(title=f"The last {tail['tokens']:,} tokens of each window", columns=columns, rows=rows)
+    note = "An older record: it has no loss with little context, so the gain from context is not known."
+    if "context_gain" in tail:
+        rows[1:1] = [
+            [f"the {tail['tokens']:,} tokens before", tail["little_loss"], ""],
+            ["gain from context", tail["context_gain"], interval_text(tail["context_gain_interval"])],
+        ]
+        note = "The gain from context is what the rest of the window's own text takes off the loss with little of it."
+    return Table(title=f"The last {tail['tokens']:,} tokens of each window", columns=columns, rows=rows, note=note)
 
 
 def largest(record: Record) -> Table | None:
@@ -134,6 +141,7 @@ def orders(record: Record) -> Table | None:
     rows = [
         [
             name, kind, row["shots"], len(row["accuracies"]), row["mean_accuracy"], row["margin"], row["flip_share"],
+            row.get("pair_flips"), 2 * row["mean_accuracy"] * (1 - row["mean_accuracy"]), found["samples"],
             found["majority_rate"],
         ]
         for name, found in (tasks or {}).items()
@@ -143,8 +151,16 @@ def orders(record: Record) -> Table | None:
         return None
     columns = [Column("Task"), Column("Order"), Column("Examples", "integer"), Column("Orders", "integer"),
                Column("Mean accuracy", "percent"), Column("Best - worst", "percent"),
-               Column("Answers that flip", "percent"), Column("Commonest label", "percent")]  # fmt: skip
-    note = "A model that always gives one answer has margin 0: read it beside accuracy, flips and the commonest label."
+               Column("Answers that flip", "percent"), Column("Between two orders", "percent"),
+               Column("Expected by chance", "percent"), Column("Asked", "integer"),
+               Column("Commonest label", "percent")]  # fmt: skip
+    note = (
+        "A model that always gives one answer has margin 0: read it beside accuracy, flips and the commonest label. "
+        "Expected by chance: 2p(1-p), what answers drawn anew for each order, right as often, would flip from right to "
+        "wrong or back between two orders. Fewer than 200 asked decide nothing about orders."
+    )
+    if any("pair_flips" not in row for found in (tasks or {}).values() for row in found["orders"].values()):
+        note += " An older record: it has no flips between two orders."
     return Table(title="The same examples in other orders", columns=columns, rows=rows, note=note)
 
 

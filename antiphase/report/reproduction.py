@@ -5,39 +5,61 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.records import Record
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, format_value
 
-COLOURS = {"reproduced": "#1a7f37", "contradicted": "#b3261e", "inconclusive": "#6e7781", "not testable": "#afb8c1"}
+NOT_SEEN = "not seen at this scale"
+COLOURS = {
+    "reproduced": "#1a7f37", "contradicted": "#b3261e", NOT_SEEN: "#b3261e", "inconclusive": "#6e7781",
+    "not testable": "#afb8c1", "no verdict": "#afb8c1",
+}  # fmt: skip
 
 
 def claims(record: Record) -> Table | None:
-    """Each claim with both arms' means, the paired difference and the verdict."""
-    listed = _claims(record)
-    rows = [
-        [row["claim"], f"{spoken(row, row.get('softmax'))} → {spoken(row, row.get('differential'))}", _difference(row),
-         row["verdict"]]
-        if row.get("difference") is not None
-        else [row["claim"], "–", "–", row["verdict"]]
-        for row in listed
-    ]  # fmt: skip
+    """Each claim with both arms' means or counts, the paired difference, the verdict, and that by Holm's correction."""
+    listed = claims_of(record)
+    rows = [[row["claim"], *_numbers(row), row["verdict"]] for row in listed]
     columns = [Column("Claim"), Column("Softmax → differential"), Column("Difference, 95 %"), Column("Verdict")]
+    if any("p_holm" in row for row in listed):  # older records keep no p
+        for cells, row in zip(rows, listed, strict=True):
+            corrected = None if row["p_holm"] is None else row["verdict_holm"]
+            cells += [*(format_value(row.get(name)) for name in ("p", "p_holm")), corrected]
+        columns += [Column("p", "number"), Column("p by Holm", "number"), Column("Verdict under Holm")]
     seeds = f"{len(record.seeds)} paired seed{'s' * (len(record.seeds) != 1)}"
-    given = sum(row["verdict"] != "not testable" for row in listed)
+    given = sum(row["verdict"] not in ("not testable", "no verdict") for row in listed)
     note = (
-        f"Means over {seeds}. A verdict takes five, and an interval that excludes 0. "
-        f"{given} claims were tested: of twenty without any difference, chance would give about one a verdict."
+        f"Means over {seeds}, or over those of them that learned alike; where models either learned or did not, the "
+        "seeds that learned. A verdict takes five seeds, and an interval that excludes 0. A claim can be contradicted "
+        f"only at the paper's scale. {given} claims were tested: of twenty without any difference, chance would give "
+        "about one a verdict; Holm's correction allows for that."
     )
+    if any("values" not in row and row.get("difference") is not None for row in listed):
+        note += (
+            " An older record: intervals cover seeds alone, p is not kept, and of accuracies it is not told whether "
+            "models either learned or did not, so the differences of seeds stand in the place of an interval."
+        )
+    if (record.config.get("registered") or {}).get("sha256") is None:
+        note += " What is claimed was not written down before the run."
     return Table(title="The paper's claims", columns=columns, rows=rows, note=note) if rows else None
+
+
+def _numbers(row: dict[str, Any]) -> list[str]:
+    """Both arms, and their difference."""
+    if learned := row.get("learned"):
+        counts = [f"{count} of {seeds}" for count, seeds in (learned[arm] for arm in ("softmax", "differential"))]
+        return [f"learned: {' → '.join(counts)} seeds", "–"]
+    if row.get("difference") is None:
+        return ["–", "–"]
+    return [f"{spoken(row, row.get('softmax'))} → {spoken(row, row.get('differential'))}", _difference(row)]
 
 
 def published(record: Record) -> Table | None:
     """What each claim rests on here and in the paper, with its numbers, and why there is no verdict."""
     rows = [
         [row["claim"], row.get("measured") or "–", f"{row['source']}: {row['paper']}", row.get("reason") or "–"]
-        for row in _claims(record)
+        for row in claims_of(record)
     ]
     columns = [Column("Claim"), Column("Measured here"), Column("In the paper, softmax → differential"),
-               Column("Why no verdict, or who failed")]  # fmt: skip
+               Column("Why no verdict, and what was left out")]  # fmt: skip
     note = "Ye et al., 2410.05258: models of 0.8B to 13B parameters, most of them of 3B. "
     if models := record.values.get("models"):
         counts = [f"{models['parameters'][arm]:,}" for arm in ("softmax", "differential")]
@@ -50,8 +72,12 @@ def published(record: Record) -> Table | None:
     return Table(title="Beside the paper", columns=columns, rows=rows, note=note) if rows else None
 
 
-def _claims(record: Record) -> list[dict[str, Any]]:
-    return record.values.get("claims") or [] if record.kind == "reproduce" else []
+def claims_of(record: Record) -> list[dict[str, Any]]:
+    """Rows of claims; of an older record in today's words."""
+    listed = record.values.get("claims") or [] if record.kind == "reproduce" else []
+    if record.values.get("own_scale"):
+        return list(listed)
+    return [row | {"verdict": NOT_SEEN} if row["verdict"] == "contradicted" else row for row in listed]
 
 
 def equal_loss(record: Record) -> Table | None:
@@ -104,6 +130,9 @@ def _difference(row: dict[str, Any]) -> str:
     if row.get("difference") is None:
         return "–"
     shown = spoken(row, row["difference"], signed=True)
+    if row.get("floor") is not None and "values" not in row:  # an older record, of an accuracy
+        seeds = ", ".join(spoken(row, value, signed=True) for value in row.get("differences") or [])
+        return f"{shown} {row['unit']}; by seed {seeds}"
     if row.get("interval") is None:
         return f"{shown} {row['unit']}".strip()
     low, high = (spoken(row, value, signed=True) for value in row["interval"])

@@ -7,11 +7,9 @@ from matplotlib.figure import Figure
 
 from antiphase.records import Record
 from antiphase.report.plots import STYLE
-from antiphase.report.reproduction import COLOURS
+from antiphase.report.reproduction import COLOURS, claims_of
 
-XLABEL = (
-    "better than softmax by, in per cent of its mean\n(logarithmic beyond 10 %; bars: 95 % over seeds, dots: seeds)"
-)
+XLABEL = "better than softmax by, in per cent of its mean\n(logarithmic beyond 10 %; bars: 95 %, dots: seeds)"
 
 
 @matplotlib.rc_context(STYLE)
@@ -20,9 +18,8 @@ def claims(record: Record) -> Figure | None:
 
     Only what was put to the test; small dots are seeds.
     """
-    listed = record.values.get("claims") if record.kind == "reproduce" else None
     rows = [
-        row for row in listed or []
+        row for row in claims_of(record)
         if row.get("difference") is not None and row.get("softmax") and row["verdict"] != "not testable"
     ]  # fmt: skip
     if not rows:
@@ -32,7 +29,7 @@ def claims(record: Record) -> Figure | None:
     for place, row in enumerate(rows):
         scale = (-100 if row["lower_is_better"] else 100) / abs(row["softmax"])
         colour = COLOURS[row["verdict"]]
-        if row["interval"] is not None:
+        if row["interval"] is not None and (row.get("floor") is None or "values" in row):
             axes.plot([scale * end for end in row["interval"]], [place, place], color=colour, linewidth=2.5)
         axes.plot(scale * row["difference"], place, "o", color=colour)
         seeds = [scale * value for value in row.get("differences") or []]

@@ -11,6 +11,7 @@ from antiphase.report import (
     calibration,
     cancellation,
     classification,
+    compared,
     hallucination,
     harness,
     line,
@@ -32,8 +33,8 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         reproduction.equal_loss(record),
     ],
     "budget": lambda record: [reproduction.budgets(record)],
-    "compare": lambda record: [tables.headline(record)],
-    "train": lambda record: [tables.headline(record)],
+    "compare": lambda record: [compared.headline(record)],
+    "train": lambda record: [compared.headline(record)],
     "evaluate-needles": lambda record: [
         retrieval.accuracies(record),
         retrieval.differences(record),

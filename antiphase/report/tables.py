@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,116 +146,6 @@ def point_words(point: GridPoint) -> str:
     return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted)
 
 
-def median_and_range(values: Sequence[float | None], style: str, seeds: str = "seeds") -> str:
-    """``81.2 % [79.0 %–83.1 %]``: median, smallest and largest; missing seeds are counted aloud."""
-    numbers = present(values)
-    if not numbers:
-        return "–"
-    missing = f" ({len(numbers)} of {len(values)} {seeds})" if len(numbers) < len(values) else ""
-    if len(numbers) == 1:
-        return f"{format_value(numbers[0], style)}{missing or ' (one seed)'}"
-    middle = format_value(statistics.median(numbers), style)
-    return f"{middle} {_brackets(min(numbers), max(numbers), style)}{missing}"
-
-
-def _brackets(low: float, high: float, style: str) -> str:
-    """``[79.0–83.1]``; the sign of per cent stands once, before the bracket."""
-    return f"[{format_value(low, style)}–{format_value(high, style)}]".replace(" %", "")
-
-
-def steps_to_threshold(passes: Sequence[int | None]) -> str:
-    """Median step with its range, where a seed that never passes counts as later than every step."""
-    if not passes:
-        return "–"
-    steps = sorted(math.inf if step is None else step for step in passes)
-    middle, first, last = (
-        "never" if math.isinf(step) else f"{step:,.0f}" for step in (statistics.median(steps), steps[0], steps[-1])
-    )
-    if len(steps) == 1:
-        return f"{middle} (one seed)"
-    spread = "" if first == last else f" [{first}–{last}]"
-    return f"{middle}{spread}, {len(present(passes))} of {len(passes)} seeds"
-
-
-def headline(record: Record) -> Table | None:
-    """What the runs came to: one column for each arm, beside the guess rate and the untrained model."""
-    runs, arms = runs_of(record), arms_of(record)
-    if not runs:
-        return None
-
-    def row(name: str, cell: Callable[[list[dict[str, Any]]], str]) -> list[str]:
-        return [name, *(cell([run for run in runs if run["arm"] == arm]) for arm in arms)]
-
-    def final(name: str, style: str) -> Callable[[list[dict[str, Any]]], str]:
-        return lambda group: median_and_range([(run.get("final") or {}).get(name) for run in group], style)
-
-    guess_rate = record.values.get("guess_rate")
-    rows = [
-        ["Parameters", *(_parameters(record, arm, "total") for arm in arms)],
-        ["Parameters of attention alone", *(_parameters(record, arm, "attention_only") for arm in arms)],
-        row("First-query accuracy at the end (higher is better)", final("accuracy", "percent")),
-        *_needle_rows(record, arms),
-        ["Guess rate", *(format_value(guess_rate, "percent") for _ in arms)],
-        row(
-            f"Steps to {threshold_text(record)} accuracy (lower is better)",
-            lambda group: steps_to_threshold([run.get("passes") for run in group]),
-        ),
-        row("Held-out loss at the end, nats per token (lower is better)", final("loss", "loss")),
-        row("Diverged", _diverged),
-        row(
-            "Training speed, tokens per second",
-            lambda group: median_and_range([run.get("tokens_per_second") for run in group], "integer"),
-        ),
-    ]
-    measured = [row for row in rows if any(cell != "–" for cell in row[1:])]
-    return Table(
-        title="Headline",
-        columns=[Column("Measure"), *(Column(arm, "number") for arm in arms)],
-        rows=measured,
-        note="Median over the seeds, in brackets the smallest and the largest seed; for needle accuracy "
-        "with one seed the Wilson 95 % interval over its samples. A dash means not measured.",
-    )
-
-
-def _diverged(runs: Sequence[Row]) -> str:
-    """``1 of 3, at step 12``; a dash where none did."""
-    steps = [f"{run['diverged']['step']:,}" for run in runs if run.get("diverged")]
-    return f"{len(steps)} of {len(runs)}, at step {', '.join(steps)}" if steps else "–"
-
-
-def comparison(record: Record) -> Table | None:
-    """Every compared number with its spread, and the paired difference from the baseline."""
-    entries = record.values.get("comparison") or [] if record.kind == "compare" else []
-    rows = []
-    for entry in entries:
-        unit = entry.get("unit") or ""
-        style = "percent" if unit in ("share", "fraction") else "number"
-        for arm, summary in entry.get("arms", {}).items():
-            difference = (entry.get("differences") or {}).get(arm) or {}
-            interval = [format_value(bound, style) for bound in difference.get("interval") or []]
-            spread = [format_value(summary.get(key), style) for key in ("median", "mean", "minimum", "maximum")]
-            change = format_value(difference.get("mean"), style) if difference else None
-            paired = f"[{interval[0]}, {interval[1]}]" if len(interval) == 2 else None
-            better = "lower" if entry.get("lower_is_better") else "higher"
-            values = ", ".join(format_value(value, style) for value in summary.get("values") or [])
-            rows.append([entry["metric"], unit, better, arm, *spread, change, paired, difference.get("seeds"), values])
-    columns = _columns(
-        *(
-            "Metric",
-            "Unit",
-            "Better is",
-            "Arm",
-            "Median|number",
-            "Mean|number",
-            "Smallest|number",
-            "Largest|number",
-        ),
-        *("Mean paired difference|number", "95 % interval|number", "Pairs|number", "By seed|number"),
-    )
-    note = f"Differences are arm minus {record.values.get('baseline') or 'baseline'}, paired by seed."
-    return _table("Comparison in numbers", columns, rows, note)
-
-
 def runs_table(record: Record) -> Table | None:
     """One row for each training run."""
     rows = []
@@ -264,7 +154,7 @@ def runs_table(record: Record) -> Table | None:
         numbers = [run.get("learning_rate"), final.get("loss"), final.get("accuracy"), best.get("accuracy")]
         speed = [best.get("step"), run.get("passes"), run.get("tokens_per_second"), run.get("seconds")]
         rows.append([run["arm"], run.get("seed"), *numbers, *speed, run.get("folder")])
-    columns = _columns(
+    columns = columns_of(
         *("Arm", "Seed|integer", "Learning rate|number", "Final loss|loss", "Final accuracy|percent"),
         *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(record)} at step|integer"),
         *("Tokens per second|integer", "Seconds|number", "Folder"),
@@ -285,7 +175,7 @@ def curve_table(record: Record) -> Table | None:
         stride = math.ceil(len(rows) / LARGEST_CURVE)
         rows = rows[::stride]
         note = "Shortened: the record holds every step."
-    columns = _columns(
+    columns = columns_of(
         *("Arm", "Seed|integer", "Step|integer", "Training loss|loss", "Held-out loss|loss"),
         "First-query accuracy|percent",
     )
@@ -300,7 +190,7 @@ def needle_summary(record: Record) -> Table | None:
         place = [*(row.get(key) for key in ("needles", "queries", "length")), depth_text(row.get("depth"))]
         numbers = [row.get("accuracy"), low, high, row.get("interval_is"), row.get("guess_rate"), row.get("samples")]
         rows.append([row["arm"], state(row), *place, *numbers])
-    columns = _columns(
+    columns = columns_of(
         *("Arm", "Model", "Needles|integer", "Questions|integer", "Tokens|integer", "Depth"),
         *(
             "First-query accuracy|percent",
@@ -328,7 +218,7 @@ def needle_cells(record: Record) -> Table | None:
         setting = [cell.get(key) for key in ("needles", "queries", "length")]
         counts = [depth_text(cell.get("depth")), correct, samples, accuracy, places]
         rows.append([cell["arm"], cell.get("seed"), state(cell), *setting, *counts])
-    columns = _columns(
+    columns = columns_of(
         *("Arm", "Seed|integer", "Model", "Needles|integer", "Questions|integer", "Tokens|integer", "Depth"),
         *("Right|integer", "Samples|integer", "Accuracy|percent", "Accuracy by place of the question"),
     )
@@ -367,7 +257,7 @@ def allocation(record: Record, *, by_layer: bool = False) -> Table | None:
             ratio = format_value(statistics.fmean(ratios)) if ratios else None
             place = [layer, name, seed] if by_layer else [name, len({row["seed"] for row in members})]
             rows.append([arm, model, *place, title, *cells, ratio])
-    columns = _columns("Arm", "Model", *(("Layer", "Map", "Seed") if by_layer else ("Map", "Seeds")), "Measure")
+    columns = columns_of("Arm", "Model", *(("Layer", "Map", "Seed") if by_layer else ("Map", "Seeds")), "Measure")
     columns += [Column(readable(span).capitalize(), "number") for span in spans]
     columns.append(Column("Answer ÷ noise", "number"))
     title = "Attention by layer, map and seed" if by_layer else "Attention by span, mean over layers and seeds"
@@ -393,14 +283,14 @@ def by_layer(record: Record, key: str, title: str) -> Table | None:
     width = max((len(run[key]) for run in runs), default=0)
     # Arms may differ in depth.
     rows = [[run["arm"], run.get("seed"), *run[key], *[None] * (width - len(run[key]))] for run in runs]
-    columns = _columns("Arm", "Seed|integer", *(f"Layer {layer}|number" for layer in range(width)))
+    columns = columns_of("Arm", "Seed|integer", *(f"Layer {layer}|number" for layer in range(width)))
     return _table(title, columns, rows)
 
 
 def scalars(record: Record) -> Table | None:
     """The single numbers and words of any record, by dotted name."""
     rows = [[name, value] for name, value in flatten(record.values) if not isinstance(value, (list, dict))]
-    return _table("Values", _columns("Name", "Value|number"), rows)
+    return _table("Values", columns_of("Name", "Value|number"), rows)
 
 
 def lists(record: Record) -> list[Table | None]:
@@ -421,25 +311,18 @@ def provenance(record: Record) -> Table:
     seeds = ", ".join(map(str, record.seeds)) or None
     rows: list[list[Any]] = [["Command", record.command], ["Created (UTC)", record.created], ["Seeds", seeds]]
     rows.append(["Wall-clock seconds", format_value(record.seconds)])
-    return Table(title="How this record was made", columns=_columns("What", "Value"), rows=rows)
+    return Table(title="How this record was made", columns=columns_of("What", "Value"), rows=rows)
 
 
 def settings(record: Record) -> Table | None:
     """The resolved settings, by dotted name."""
-    return _table("Settings", _columns("Setting", "Value"), [list(item) for item in flatten(record.config)])
+    return _table("Settings", columns_of("Setting", "Value"), [list(item) for item in flatten(record.config)])
 
 
 def environment(record: Record) -> Table | None:
     """Versions and hardware."""
     rows = [list(item) for item in flatten(record.environment)]
-    return _table("Environment", _columns("What", "Value"), rows)
-
-
-def sentences(record: Record) -> list[str]:
-    """The ready prose of a comparison."""
-    parts = ("comparison", "further_comparison") if record.kind == "compare" else ()
-    entries = [entry for part in parts for entry in record.values.get(part) or []]
-    return [entry["sentence"] for entry in entries if entry.get("sentence")]
+    return _table("Environment", columns_of("What", "Value"), rows)
 
 
 def state(row: Row) -> str:
@@ -466,42 +349,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _columns(*names: str) -> list[Column]:
+def columns_of(*names: str) -> list[Column]:
     """Columns from ``name`` (text) or ``name|style``."""
     return [Column(name, style or "text") for name, _, style in (text.partition("|") for text in names)]
 
 
 def _table(title: str, columns: Sequence[Column], rows: list[list[Any]], note: str = "") -> Table | None:
     return Table(title=title, columns=columns, rows=rows, note=note) if rows else None
-
-
-def _parameters(record: Record, arm: str, part: str) -> str:
-    """Parameter count of an arm: from the comparison, else from its first run."""
-    listed = record.values.get("parameters")
-    counts = listed.get(arm) if record.kind == "compare" and isinstance(listed, dict) else None
-    if counts is None:
-        counts = next((run.get("parameters") for run in runs_of(record) if run["arm"] == arm), None)
-    if isinstance(counts, dict):
-        return format_value(counts.get(part), "integer")
-    return format_value(counts if part == "total" else None, "integer")
-
-
-def _needle_rows(record: Record, arms: Sequence[str]) -> Iterator[list[str]]:
-    """Trained and untrained accuracy with the needle anywhere, at the training number of needles if it is there."""
-    summary = [row for row in needles_of(record, "summary") if row.get("depth") is None]
-    guess_rate = record.values.get("guess_rate")
-    like_training = [row for row in summary if guess_rate and math.isclose(row.get("guess_rate") or 0, guess_rate)]
-    summary = like_training or summary
-    for point in grid_points(summary):
-        for model in ("trained", "untrained"):
-            cells = []
-            for arm in arms:
-                found = [row for row in summary if (row["arm"], state(row), grid_point(row)) == (arm, model, point)]
-                cells.append(_with_interval(found[0]) if found else "–")
-            yield [f"Needle accuracy, {model} ({point_words(point)})", *cells]
-
-
-def _with_interval(row: Row) -> str:
-    low, high = row.get("interval") or (None, None)
-    interval = f" {_brackets(low, high, 'percent')}" if low is not None and high is not None else ""
-    return f"{format_value(row.get('accuracy'), 'percent')}{interval}"

@@ -13,8 +13,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from antiphase.records import Record
+from antiphase.report.compared import sentences
 from antiphase.report.summary import main_tables
-from antiphase.report.tables import Table, sentences
+from antiphase.report.tables import Table
 
 NARROWEST = 72
 """Characters that a long title may make of a narrow table."""

@@ -376,8 +376,11 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found["claim"] = ablation.claim
         difference = found["loss_difference"] or {"seeds": 0}
         found["verdict"] = (
-            verdict(difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0)
+            verdict(
+                difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
+                interval=difference["interval"],
+            )
             if difference["seeds"] == len(own)
             else "inconclusive"  # seeds of which none diverged are no fair sample
-        )
+        )  # fmt: skip
     return found

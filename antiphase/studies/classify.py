@@ -28,7 +28,8 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.data.vocabularies import TOKENIZERS, train_words
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.classification import class_probabilities, classification_scores, confusion_matrix
-from antiphase.evals.statistics import mean_interval, wilson_interval
+from antiphase.evals.seeds import Sample, seeds_interval
+from antiphase.evals.statistics import wilson_interval
 from antiphase.models.word_vectors import set_word_vectors
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
@@ -323,7 +324,7 @@ class _Study:
     ) -> None:
         record = Record(
             kind=KIND,
-            values=finite({"labels": self.labels, "runs": [run], "models": summaries([run])}),
+            values=finite({"labels": self.labels, "runs": [run], "models": summaries([run], one_test_part=True)}),
             config=finite({**asdict(self.request), "classifier": classifier.settings()}),
             seeds=[run["seed"]],
             seconds=run["seconds"],
@@ -340,41 +341,52 @@ def _sentence(run: Mapping[str, Any]) -> str:
     )
 
 
-def summaries(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
     """One row for each model: means over its runs, with an interval.
 
-    The folds of a seed count as one test of all rows. With several seeds the interval is Student's over them; with one,
-    Wilson's over the samples. ``difference`` is paired by seed with the first model.
+    The folds of a seed count as one test of all rows. With several seeds the interval covers seeds and test rows
+    (``evals/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is paired by seed with the first model.
+
+    Args:
+        one_test_part: whether all seeds are tested on the same rows; otherwise each holds out its own.
     """
     found: list[dict[str, Any]] = []
-    first: dict[int, float] = {}
+    first: tuple[dict[int, float], Sample] | None = None
     for name in dict.fromkeys(run["model"] for run in runs):
         own = [run for run in runs if run["model"] == name]
         seeds = list(dict.fromkeys(run["seed"] for run in own))
         by_seed = {seed: _pooled([run for run in own if run["seed"] == seed]) for seed in seeds}
         accuracies = {seed: row["accuracy"] for seed, row in by_seed.items()}
-        first = first or accuracies
-        several = len(seeds) > 1
         only = by_seed[seeds[0]]
-        interval = mean_interval(list(accuracies.values())) if several else wilson_interval(
-            only["correct"], only["samples"]
-        )  # fmt: skip
-        differences = [accuracies[seed] - first[seed] for seed in seeds]
-        found.append({
+        size = min(row["samples"] for row in by_seed.values())
+        sample = Sample.of_counts(list(accuracies.values()), size, shared=one_test_part)
+        several = seeds_interval(list(accuracies.values()), sample)
+        row: dict[str, Any] = {
             "model": name,
             "seeds": len(seeds),
             "folds": len(own) // len(seeds),
             "accuracy": _mean(accuracies.values()),
-            "interval": interval,
-            "interval_is": "Student over seeds" if several else "Wilson over samples",
+            "interval": [max(0.0, several.low), min(1.0, several.high)] if several is not None else wilson_interval(
+                only["correct"], only["samples"]
+            ),
+            "interval_is": "Wilson over samples" if several is None else several.words,
+            "interval_of": None if several is None else several.describe(),
             "macro_f1": _mean(row["macro_f1"] for row in by_seed.values()),
             "unseen_accuracy": _mean(row["unseen"] for row in by_seed.values()),
             "development_accuracy": _mean(run["development"]["accuracy"] for run in own),
-            "difference": None if accuracies is first else _mean(differences),
-            "difference_interval": None if accuracies is first or not several else mean_interval(differences),
+            "difference": None,
+            "difference_interval": None,
             "parameters": round(_mean(run["parameters"] for run in own) or 0),
             "seconds": _mean(run["seconds"] for run in own),
-        })  # fmt: skip
+        }  # fmt: skip
+        if first is None:
+            first = accuracies, sample
+        else:
+            differences = [accuracies[seed] - first[0][seed] for seed in seeds]
+            paired = seeds_interval(differences, sample.minus(first[1]))
+            row["difference"] = _mean(differences)
+            row["difference_interval"] = None if paired is None else [paired.low, paired.high]
+        found.append(row)
     return found
 
 
@@ -401,6 +413,7 @@ def _record(
     runs: list[dict[str, Any]],
 ) -> Record:
     trained = {same_text(example.text) for example in examples}
+    models = summaries(runs, one_test_part=bool(test or request.folds))
     split = "official test part" if test else f"{request.folds} folds" if request.folds else "held-out tenth"
     data = {
         "split": split,
@@ -411,7 +424,7 @@ def _record(
     }
     return Record(
         kind=KIND,
-        values=finite({"labels": labels, "data": data, "models": summaries(runs), "runs": runs}),
+        values=finite({"labels": labels, "data": data, "models": models, "runs": runs}),
         config=finite({**asdict(request), "classifiers": {name: c.settings() for name, c in classifiers.items()}}),
         seeds=list(request.seeds),
         seconds=sum(run["seconds"] for run in runs),

@@ -21,11 +21,12 @@ from antiphase.evals.allocation import allocation, attention_map, batches_of
 from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
-from antiphase.evals.perplexity import perplexity
+from antiphase.evals.perplexity import losses_by_sequence, perplexity
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.comparison import claims_of, compared
 from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
-from antiphase.studies.verdicts import SEEDS_FOR_A_VERDICT, Metric, compare_metric, verdict
+from antiphase.studies.registration import Registration, register, registered
 from antiphase.training.loop import LanguageModel, build_model, check_settings
 from antiphase.training.run_folder import (
     WITHOUT_EFFECT,
@@ -105,7 +106,11 @@ def compare(
     check_study(output, settings, resume=resume)
     with only_one(output):
         started = time.perf_counter()
+        is_new = not (output / SETTINGS).is_file()
         with setting_up(output, settings):
+            if is_new:
+                claims = claims_of(preset)
+                register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
             begin()
             data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
             check_sizes(preset, jobs, data)
@@ -115,15 +120,19 @@ def compare(
         showing = _showing(study, jobs, data, report, watch)
         run_jobs(jobs, output, processes=at_once, cores=cores, report=showing)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
-        values, arrays = measure(study, jobs, data)
+        registration = registered(output)
+        values, arrays = measure(study, jobs, data, registration)
         record = Record(
             kind="compare",
             values=values,
             arrays=arrays,
-            config=finite({"preset": preset.name, "run": preset.run, "compare": preset.compare}),
+            config=finite({
+                "preset": preset.name, "run": preset.run, "compare": preset.compare,
+                "registered": None if registration is None else registration.describe(),
+            }),
             seeds=list(preset.compare.seeds),
             seconds=time.perf_counter() - started,
-        )
+        )  # fmt: skip
         record.save(output)
     return record
 
@@ -231,7 +240,9 @@ def _settings_text(settings: dict[str, Any]) -> str:
     return yaml.safe_dump(settings, sort_keys=False)
 
 
-def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure(
+    study: Study, jobs: Sequence[Job], data: PreparedData, registration: Registration | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
     settings, run = study.preset.compare, study.preset.run
     cells: list[dict[str, Any]] = []
@@ -257,20 +268,18 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
             maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
             arrays[f"attention_map.{job.arm}"] = maps.numpy()
-        runs.append({"arm": job.arm, **values, "passes": first_passing(values["curve"], settings.threshold)})
+        by_sequence = None
+        if trained is not None:
+            held_out = data.validation(run.evaluation.validation_sequences)
+            by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
+        passes = first_passing(values["curve"], settings.threshold)
+        runs.append({"arm": job.arm, **values, "passes": passes, "by_sequence": by_sequence})
     arms = list(settings.arms)
     summary = [
         {"arm": arm, "trained": trained, **row}
         for arm in arms
         for trained in (True, False)
         for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
-    ]
-    comparison, verdicts = _comparison(settings, runs, guess_rate=data.task().guess_rate)
-    further = [
-        entry
-        for metric, series in _metrics(settings, runs)
-        for arm, other in settings.also.items()
-        if (entry := compare_metric(metric, {name: series[name] for name in (arm, other)}, other)) is not None
     ]
     values = {
         "source": run.data.source,
@@ -291,9 +300,13 @@ def measure(study: Study, jobs: Sequence[Job], data: PreparedData) -> tuple[dict
         "attention_map": pictured.describe(
             [arm for arm in arms if f"attention_map.{arm}" in arrays], layers=run.model.num_hidden_layers
         ),
-        "comparison": comparison,
-        "further_comparison": further,
-        **verdicts,
+        **compared(
+            settings,
+            runs,
+            guess_rate=data.task().guess_rate,
+            curve_samples=run.evaluation.curve_samples,
+            registered=registration,
+        ),
     }
     return finite(values), arrays
 
@@ -332,77 +345,6 @@ def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | No
         if point.get("accuracy") is not None and point["accuracy"] > threshold:
             return int(point["step"])
     return None
-
-
-def _comparison(
-    settings: CompareSettings,
-    runs: list[dict[str, Any]],
-    *,
-    guess_rate: float,
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Paired comparison of every metric, and the verdict on the paper's claim."""
-    arms, seeds = list(settings.arms), settings.seeds
-    found, verdicts = [], {}
-    for metric, series in _metrics(settings, runs):
-        entry = compare_metric(metric, series, arms[0])
-        if entry is None:
-            continue
-        found.append(entry)
-        floor = guess_rate if metric.is_share else None
-        verdicts[metric.name] = {
-            arm: verdict(
-                difference["values"],
-                lower_is_better=metric.lower_is_better,
-                baseline_mean=entry["arms"][arms[0]]["mean"] or 0.0,
-                floor=floor,
-            )
-            if difference["seeds"] == len(seeds)
-            else "inconclusive"  # a seed that never passed is no seed to leave out: it may have been the slowest
-            for arm, difference in entry["differences"].items()
-        }
-    return found, {"verdicts": verdicts, "verdict": _verdict_words(len(seeds), verdicts)}
-
-
-def _metrics(
-    settings: CompareSettings, runs: list[dict[str, Any]]
-) -> list[tuple[Metric, dict[str, list[float | None]]]]:
-    """What is compared: arm → one value for each seed. A threshold that every run began above tells nothing apart."""
-    arms, seeds = list(settings.arms), settings.seeds
-
-    def of_runs(read: Callable[[dict[str, Any]], float | None]) -> dict[str, list[float | None]]:
-        by_key = {(entry["arm"], entry["seed"]): read(entry) for entry in runs}
-        return {arm: [by_key[arm, seed] for seed in seeds] for arm in arms}
-
-    percent = f"{settings.threshold * 100:g} %"
-    metrics = [
-        (
-            Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True),
-            of_runs(lambda entry: entry["final"]["accuracy"]),
-        ),
-        (
-            Metric("held-out loss", "nats a token", lower_is_better=True, digits=4),
-            of_runs(lambda entry: entry["final"]["loss"]),
-        ),
-        (
-            Metric(f"steps to {percent} accuracy", "steps", lower_is_better=True, digits=0),
-            of_runs(lambda entry: entry["passes"]),
-        ),
-    ]
-    return [
-        (metric, series)
-        for metric, series in metrics
-        if not (metric.unit == "steps" and all(value == 0 for values in series.values() for value in values))
-    ]
-
-
-def _verdict_words(seeds: int, verdicts: dict[str, dict[str, str]]) -> str:
-    if seeds < SEEDS_FOR_A_VERDICT:
-        return (
-            f"{'One seed is' if seeds == 1 else f'{seeds} seeds are'} no verdict: a claim rests on at least "
-            f"{SEEDS_FOR_A_VERDICT} paired seeds. Read this as an observation about these runs."
-        )
-    parts = [f"{metric}, {arm}: {word}" for metric, arms in verdicts.items() for arm, word in arms.items()]
-    return "Verdicts on the claim that the arm beats the baseline. " + "; ".join(parts) + "."
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ from antiphase.data.vocabularies import train_words
 from antiphase.errors import InputError
 from antiphase.evals.agreement import GUESS_RATE, agreement_scores
 from antiphase.evals.classification import class_probabilities
-from antiphase.evals.statistics import mean_interval, wilson_interval
+from antiphase.evals.seeds import Sample, seeds_interval
+from antiphase.evals.statistics import wilson_interval
 from antiphase.models.classic_configs import VanillaConfig
+from antiphase.outcomes import Line
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
@@ -259,7 +261,8 @@ def _sentence(run: dict[str, Any], rows: Sequence[dict[str, Any]], trained: Sequ
 def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[dict[str, Any]]:
     """A row for each model, before and after training, and distance: means over seeds.
 
-    Intervals are Student's over seeds; with one seed Wilson's over the sentences.
+    Intervals cover seeds and sentences, which are the same for all seeds; with one seed they are Wilson's. Where some
+    seeds learned and others did not, ``learned`` counts them and there is no interval.
     """
     groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
     for row in rows:
@@ -274,7 +277,7 @@ def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[d
             "held_out": distance not in trained,
             "seeds": len(members),
             **_mean(members),
-            "interval_is": "Student over seeds" if len(members) > 1 else "Wilson over sentences",
+            "interval_is": "over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
             "misled": _mean(misled),
         })  # fmt: skip
     return found
@@ -282,6 +285,16 @@ def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[d
 
 def _mean(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
     accuracies = [score["accuracy"] for score in scores if score["accuracy"] is not None]
-    alone = len(scores) == 1
-    interval = wilson_interval(scores[0]["correct"], scores[0]["samples"]) if alone else mean_interval(accuracies)
-    return {"accuracy": sum(accuracies) / len(accuracies) if accuracies else None, "interval": interval}
+    mean = sum(accuracies) / len(accuracies) if accuracies else None
+    if len(scores) == 1:
+        return {"accuracy": mean, "interval": wilson_interval(scores[0]["correct"], scores[0]["samples"])}
+    sizes = [score["samples"] for score in scores if score["accuracy"] is not None]
+    counts = Line.of(GUESS_RATE).counts({"": accuracies})
+    found = None
+    if accuracies and counts is None:
+        found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))
+    return {
+        "accuracy": mean,
+        "interval": None if found is None else [max(0.0, found.low), min(1.0, found.high)],
+        "learned": None if counts is None else counts[""],
+    }

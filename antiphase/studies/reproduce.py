@@ -26,13 +26,16 @@ from antiphase.errors import InputError, naming, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
-from antiphase.studies.claims import ARM, BASELINE, CLAIMS, UNJUDGED, judge
+from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
 from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
 from antiphase.studies.journal import hash_of, model_content
+from antiphase.studies.judging import judge_all
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
+from antiphase.studies.readings import ARM, BASELINE
+from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
@@ -180,6 +183,7 @@ def reproduce(
     _open(request, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
+        registration = _registration(output)
         work = _Work(request, preset, output, say, report)
         found: dict[str, list[Record]] = {}
         missing = request.missing()
@@ -195,13 +199,23 @@ def reproduce(
                 {
                     "scale": request.scale,
                     "parts": {part: sorted(str(folder) for folder in work.folders[part]) for part in found},
-                    "claims": [judge(claim, found, missing, diverged=work.diverged) for claim in CLAIMS],
+                    "own_scale": work.scale.is_the_papers,
+                    "claims": judge_all(
+                        found, missing, registration, diverged=work.diverged, own_scale=work.scale.is_the_papers
+                    ),
                     "equal_loss": _equal_loss(found.get("scaling", [])),
                     "models": _trained(found["compare"][0]),
                     "unjudged": UNJUDGED,
                 }
             ),
-            config=finite({**asdict(request), "sizes": asdict(SCALES[request.scale]), "run": preset.run}),
+            config=finite(
+                {
+                    **asdict(request),
+                    "sizes": asdict(SCALES[request.scale]),
+                    "run": preset.run,
+                    "registered": None if registration is None else registration.describe(),
+                }
+            ),
             seeds=list(preset.compare.seeds),
             seconds=time.perf_counter() - started,
         )
@@ -220,6 +234,7 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
             raise InputError(f"--output {output} holds a reproduction already; add --resume to go on with it")
         before = json.loads(path.read_text("utf-8"))
         kept = before.pop("content", {})
+        before.pop("claims", None)
         if differing := [name for name in {**before, **tree} if before.get(name) != tree.get(name)]:
             raise InputError(
                 f"--output {output} holds a reproduction with other settings, or of another version "
@@ -234,7 +249,26 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
         raise InputError(f"--output {output} exists and is not empty; choose another folder")
     else:
         output.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps({**tree, "content": content}, indent=1) + "\n").encode())
+        register(output, primary=PRIMARY, seeds=preset.compare.seeds, claims=[claim.registration() for claim in CLAIMS])
+        written = registered(output)
+        assert written is not None
+        whole = {**tree, "content": content, "claims": written.sha256}
+        write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
+
+
+def _registration(output: Path) -> Registration | None:
+    """What was claimed when the reproduction began; None: it began before claims were written down.
+
+    Raises:
+        InputError: the file is not what it was then.
+    """
+    known = json.loads((output / REQUEST).read_text("utf-8")).get("claims")
+    found = registered(output) if known else None
+    if known and (found is None or found.sha256 != known):
+        raise InputError(
+            f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; bring it back"
+        )
+    return found
 
 
 def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
@@ -480,9 +514,8 @@ class _Work:
         """Words whose colours can only be learned from the examples, in several pairings, the same for every model."""
         tasks = self.output / "tasks"
         tasks.mkdir(exist_ok=True)
-        paths = [
-            tasks / f"word-colours-{number}.yaml" for number in range(max(1, self.scale.samples // self.scale.words))
-        ]
+        pairings = max(1, max(self.scale.samples, self.scale.order_samples) // self.scale.words)
+        paths = [tasks / f"word-colours-{number}.yaml" for number in range(pairings)]
         for number, path in enumerate(paths):
             if path.is_file():
                 continue

@@ -35,6 +35,11 @@ class Scale:
     orders: int
     ablations: Sequence[str] = TABLE_6
     """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
+    order_samples: int = 200
+    """Rows asked in every order of the examples, of a model; fewer say nothing of orders."""
+    is_the_papers: bool = False
+    """Whether its models are as large and as long trained as those that the paper's claims were made of: 3B parameters
+    and 350B tokens. Only there a claim can be contradicted; below, it is not seen."""
     for_gpu: bool = False
     reads_documents: bool = True
     """Whether its contexts hold a text and a summary of it."""

@@ -18,7 +18,8 @@ from antiphase.data.text_batches import EncodedTexts, encode
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.data.vocabularies import TOKENIZERS, train_words
 from antiphase.errors import InputError, Interrupted, naming
-from antiphase.evals.statistics import mean_interval, wilson_interval
+from antiphase.evals.seeds import Sample, seeds_interval
+from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.translation import alignment_accuracy, commonest_token, sentence_scores, teacher_forced, written
 from antiphase.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.records import Record, finite
@@ -219,7 +220,7 @@ class _Study:
         }
         record = Record(
             kind=KIND,
-            values=finite({"runs": [run], "models": summaries([run])}),
+            values=finite({"runs": [run], "models": summaries([run], one_test_part=True)}),
             config=finite({**asdict(self.request), "translator": translator.settings()}),
             seeds=[parts.seed],
             seconds=run["seconds"],
@@ -330,7 +331,7 @@ class _Study:
                     "test_samples": len(parts.test),
                     "test_sources_in_train": sum(same_text(pair.source) in trained for pair in parts.test),
                 },
-                "models": summaries(runs),
+                "models": summaries(runs, one_test_part=bool(self.request.test or not self.request.train)),
                 "baselines": self._baselines(tokenizer, parts, sources, targets),
                 "example": example,
                 "runs": runs,
@@ -413,26 +414,30 @@ def _sentence(run: Mapping[str, Any]) -> str:
     )
 
 
-def summaries(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
     """One row for each model, before and after training: means over its seeds.
 
-    The interval of ``exact_match`` is Student's over seeds; with one seed Wilson's over the sentences.
+    The interval of ``exact_match`` covers seeds and sentences (``evals/seeds.py``); with one seed it is Wilson's.
+
+    Args:
+        one_test_part: whether all seeds are tested on the same pairs; otherwise each holds out its own.
     """
     found = []
     for name in dict.fromkeys(run["model"] for run in runs):
         own = [run for run in runs if run["model"] == name]
         for trained in (False, True):
             scores = [run if trained else run["untrained"] for run in own]
-            alone = len(scores) == 1
             exact = [score["exact_match"] for score in scores]
-            only = wilson_interval(scores[0]["exact"], scores[0]["samples"]) if alone else None
+            sample = Sample.of_counts(exact, min(score["samples"] for score in scores), shared=one_test_part)
+            several = seeds_interval(exact, sample)
             found.append({
                 "model": name,
                 "trained": trained,
                 "seeds": len(own),
                 **{key: _mean(score[key] for score in scores) for key in MEANS},
-                "interval": only or mean_interval(exact),
-                "interval_is": "Wilson over sentences" if alone else "Student over seeds",
+                "interval": wilson_interval(scores[0]["exact"], scores[0]["samples"]) if several is None
+                else [max(0.0, several.low), min(1.0, several.high)],
+                "interval_is": "Wilson over sentences" if several is None else several.words,
                 **{key: _mean((score["alignment"] or {}).get(key) for score in scores) for key in ALIGNMENT},
                 "parameters": own[0]["parameters"],
                 "seconds": _mean(run["seconds"] for run in own),

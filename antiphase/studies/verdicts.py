@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.evals.statistics import mean_interval
+from scipy import stats
+
+from antiphase.evals.seeds import Sample, SeedInterval, holm, seeds_interval
+from antiphase.outcomes import Counts, Line, following_sentence, follows, split_sentence
 
 SEEDS_FOR_A_VERDICT = 5
+ALPHA = 0.05
+NOT_SEEN = "not seen at this scale"
+"""Where the baseline is ahead at another scale than the claim's own: that contradicts nothing."""
 FLOOR_MARGIN, CEILING = 0.02, 0.99
 
 
@@ -24,18 +30,39 @@ class Metric:
     is_share: bool = False
     """A share from 0 to 1, spoken of in points of a hundred; it has a floor and a ceiling."""
 
+    def within(self, found: SeedInterval) -> list[float]:
+        """The ends of an interval of differences, cut at what a difference of shares can be."""
+        ends = [found.low, found.high]
+        return [min(1.0, max(-1.0, end)) for end in ends] if self.is_share else ends
+
     def spoken(self, value: float) -> str:
         """The value as it stands in a sentence, without its unit."""
         text = f"{value * (100 if self.is_share else 1):,.{self.digits}f}"
         return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text  # never -0.0
 
 
+Values = Mapping[str, Sequence[float | None]]
+"""Arm to one value for each seed."""
+
+
 def compare_metric(
-    metric: Metric, values: Mapping[str, Sequence[float | None]], baseline: str
+    metric: Metric,
+    values: Values,
+    baseline: str,
+    *,
+    samples: Mapping[str, Sample] | None = None,
+    line: Line | None = None,
+    accuracies: Values | None = None,
 ) -> dict[str, Any] | None:
     """The entry of a record's ``comparison`` for paired values (arm → one for each seed); None where nothing is known.
 
-    A seed without a value in either arm (a threshold never passed) counts in neither, and the sentence says so.
+    A seed without a value in either arm (a threshold never passed) counts in neither, and the sentence says so. Where
+    an arm's models either learned or did not, there are counts and neither a mean difference nor an interval.
+
+    Args:
+        samples: of each arm's values, for intervals that cover the test sample too.
+        line: above which a model has learned.
+        accuracies: by which it is told who learned, where the values themselves are no accuracy.
     """
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
         return None
@@ -50,28 +77,67 @@ def compare_metric(
             "values": list(series),
         }
     reached = {arm: sum(value is not None for value in series) for arm, series in values.items()}
+    counts: Counts = {}
     differences, sentences = {}, []
     for arm, series in values.items():
         if arm == baseline:
             continue
-        pairs = [(a, b) for a, b in zip(series, values[baseline], strict=True) if a is not None and b is not None]
-        paired = [a - b for a, b in pairs]
-        interval = mean_interval(paired)
+        both = zip(series, values[baseline], strict=True)
+        pairs = [(place, a - b) for place, (a, b) in enumerate(both) if a is not None and b is not None]
+        paired = [difference for _, difference in pairs]
+        pair = {name: values[name] for name in (baseline, arm)}
+        learned = None if line is None else _learned(pair, line, accuracies)
+        whole = len(pairs) == len(series)  # else the seeds that have a value are no fair sample
+        found = None
+        if learned is None and whole:
+            found = paired_interval(paired, samples, arm, baseline, [place for place, _ in pairs])
         differences[arm] = {
-            "mean": statistics.fmean(paired) if paired else None,
-            "interval": None if interval is None else list(interval),
+            "mean": statistics.fmean(paired) if paired and whole and learned is None else None,
+            "interval": None if found is None else metric.within(found),
             "seeds": len(paired),
             "values": paired,
-        }
-        sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
+        } | ({} if found is None else {"interval_is": found.describe()})
+        if learned is None or line is None:
+            sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
+            continue
+        counts.update(learned)
+        sentences.append(
+            split_sentence(metric.name, learned, line) if accuracies is None
+            else following_sentence(metric.name, tuple(learned))
+        )  # fmt: skip
     return {
         "metric": metric.name,
         "unit": metric.unit,
         "lower_is_better": metric.lower_is_better,
         "arms": arms,
         "differences": differences,
+        "learned": counts or None,
+        "line": line.at if counts and line is not None else None,
         "sentence": " ".join(sentences),
     }
+
+
+def _learned(pair: Values, line: Line, accuracies: Values | None) -> Counts | None:
+    """How many seeds of two arms learned, where that tells more than a mean of the pair's values."""
+    if accuracies is None:
+        return line.counts(pair)
+    if not any(follows(values, accuracies[arm], line) for arm, values in pair.items()):
+        return None
+    return line.counts({arm: accuracies[arm] for arm in pair})
+
+
+def paired_interval(
+    paired: Sequence[float], samples: Mapping[str, Sample] | None, arm: str, baseline: str, places: Sequence[int]
+) -> SeedInterval | None:
+    """Of paired differences; with the sample's part where both arms' samples are known.
+
+    Args:
+        places: of the seeds behind ``paired``, in the order of ``samples``.
+    """
+    sample = None
+    if samples is not None and arm in samples and baseline in samples:
+        sample = samples[arm].minus(samples[baseline]).of_seeds(places)
+    return seeds_interval(paired, sample)
 
 
 def _sentence(
@@ -96,25 +162,77 @@ def _sentence(
     low, high = (metric.spoken(value) for value in interval)
     includes = interval[0] <= 0 <= interval[1]
     meaning = "which includes 0" if includes else "which excludes 0"
-    return f"{text} (paired difference {arm} minus {baseline}: 95 % interval {low} to {high}, {meaning})."
+    covered = difference["interval_is"]["covers"].replace("sample", "test sample")
+    return (
+        f"{text} (paired difference {arm} minus {baseline}: 95 % interval over {covered} {low} to {high}, {meaning})."
+    )
 
 
 def verdict(
-    differences: Sequence[float], *, lower_is_better: bool, baseline_mean: float, floor: float | None = None
+    differences: Sequence[float],
+    *,
+    lower_is_better: bool,
+    baseline_mean: float,
+    floor: float | None = None,
+    interval: Sequence[float] | None = None,
+    own_scale: bool = False,
 ) -> str:
-    """ "reproduced", "contradicted", "inconclusive" or "not testable" for a claim that the arm beats the baseline.
+    """One of "reproduced", "contradicted", "not seen at this scale", "inconclusive", "not testable".
+
+    The claim is that the arm beats the baseline.
 
     Args:
         differences: arm minus baseline, one for each seed.
         baseline_mean: of the measured share, where there is a floor; a baseline on its floor or ceiling cannot show
             a difference.
         floor: the guess rate of an accuracy; None for a loss.
+        interval: of the mean difference; None: Student's over seeds.
+        own_scale: whether the models are as large and as long trained as those that the claim was made of.
     """
     if len(differences) < SEEDS_FOR_A_VERDICT:
         return "inconclusive"
     if floor is not None and not floor + FLOOR_MARGIN < baseline_mean < CEILING:
         return "not testable"
-    interval = mean_interval(differences)
-    assert interval is not None
+    if interval is None:
+        found = seeds_interval(differences)
+        assert found is not None
+        interval = (found.low, found.high)
     low, high = (-interval[1], -interval[0]) if lower_is_better else interval
-    return "reproduced" if low > 0 else "contradicted" if high < 0 else "inconclusive"
+    return _word(better=low > 0, worse=high < 0, own_scale=own_scale)
+
+
+def learned_verdict(
+    values: Values, arm: str, baseline: str, line: Line, *, own_scale: bool = False
+) -> tuple[str, float]:
+    """The verdict on models that either learned or did not, and its p: McNemar's exact test over seeds.
+
+    Fewer than six seeds in which one arm alone learned can never show a difference by it.
+    """
+    pairs = [(one or 0.0, two or 0.0) for one, two in zip(values[arm], values[baseline], strict=True)]
+    better = sum(one > line.at >= two for one, two in pairs)
+    worse = sum(two > line.at >= one for one, two in pairs)
+    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    clear = len(pairs) >= SEEDS_FOR_A_VERDICT and p < ALPHA
+    return _word(better=clear and better > worse, worse=clear and worse > better, own_scale=own_scale), p
+
+
+def _word(*, better: bool, worse: bool, own_scale: bool) -> str:
+    return "reproduced" if better else "inconclusive" if not worse else "contradicted" if own_scale else NOT_SEEN
+
+
+def in_family(tests: Sequence[tuple[str, float | None]]) -> list[dict[str, Any]]:
+    """Words and p of the verdicts of one report → p, p adjusted by Holm, and the verdict that would hold under it.
+
+    A verdict without p was no test and does not count in the family.
+    """
+    places = [place for place, (_, p) in enumerate(tests) if p is not None]
+    adjusted = dict(zip(places, holm([p for _, p in tests if p is not None]), strict=True))
+    decided = ("reproduced", "contradicted", NOT_SEEN)
+    return [
+        {
+            "p": p,
+            "p_holm": adjusted.get(place),
+            "verdict_holm": "inconclusive" if word in decided and adjusted.get(place, 0.0) >= ALPHA else word,
+        }
+        for place, (word, p) in enumerate(tests)
+    ]

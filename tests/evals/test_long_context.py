@@ -85,9 +85,37 @@ def test_context_is_worth_what_it_is_worth(monkeypatch):
     knowing = long_context(Copier(True), windows)["tail"]
     assert knowing["loss"] == pytest.approx(0, abs=1e-6)
     assert knowing["gain"] == pytest.approx(50, rel=0.01)  # behind another window it is sure of the wrong word
+    assert knowing["context_gain"] == pytest.approx(0, abs=1e-6)  # little of its own text tells it as much
     blind = long_context(Copier(False), windows)["tail"]
-    assert blind["gain"] == 0
+    assert blind["gain"] == blind["context_gain"] == 0
     assert blind["loss"] == pytest.approx(math.log(61))
+
+
+class FirstToken(Copier):
+    """A model that is sure of the window's first token, if it is an even one: what is far back is what helps."""
+
+    def forward(self, input_ids, past_key_values, use_cache):
+        found = super().forward(input_ids, past_key_values, use_cache)
+        first = past_key_values.ids[0]
+        if first % 2:
+            found.logits.zero_()
+        return found
+
+
+def test_the_gain_from_context_is_what_more_of_the_same_text_is_worth(monkeypatch):
+    """Windows begin with the even token that they end in; little context begins with an odd one."""
+    from antiphase.evals import long_context as module
+
+    monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
+    windows = torch.full((4, 32), 7)
+    windows[:, 0] = torch.tensor([2, 4, 6, 8])
+    windows[:, -4:] = windows[:, :1]
+    found = long_context(FirstToken(True), windows)["tail"]
+    assert found["loss"] == pytest.approx(0, abs=1e-6)
+    assert found["little_loss"] == pytest.approx(math.log(61))
+    assert found["context_gain"] == pytest.approx(math.log(61))
+    assert found["context_gains"] == pytest.approx([math.log(61)] * 4)
+    assert found["gain"] == pytest.approx(50, rel=0.01)  # confused by another's beginning: no gain from context
 
 
 def test_one_window_has_no_control(tiny_model):

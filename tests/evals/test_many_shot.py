@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 
+import numpy
 import pytest
 import torch
 import yaml
@@ -14,7 +15,7 @@ import yaml
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals import many_shot as module
-from antiphase.evals.many_shot import many_shot
+from antiphase.evals.many_shot import flips_against_chance, many_shot, pair_flips
 from antiphase.evals.tasks import load_labelled_task
 
 WORDS = ["cat", "dog", "hen", "fox", "cow", "pig"]
@@ -179,3 +180,25 @@ def test_a_model(task, tiny_model, tokenizer):
         model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="sample 0"):
         many_shot(model, task(400), shots=[1], samples=3, orders=0, seed=0)
+
+
+# ------------------------------------------------------------------------------------------ flips between orders
+
+
+def test_answers_drawn_anew_flip_as_often_as_expected_and_the_same_answers_never():
+    generator = numpy.random.default_rng(0)
+    targets = [1] * 2000
+    for accuracy in (0.3, 0.5, 0.9):
+        drawn = (generator.random((8, 2000)) < accuracy).astype(int)
+        share = flips_against_chance(pair_flips(drawn.tolist(), targets), float(drawn.mean()))
+        assert share == pytest.approx(1, abs=0.05)
+        same = drawn[:1].repeat(8, 0)
+        assert flips_against_chance(pair_flips(same.tolist(), targets), float(same.mean())) == 0
+    assert flips_against_chance(0.0, 1.0) is None
+    assert flips_against_chance(0.0, 0.0) is None
+
+
+def test_flips_are_counted_over_pairs_of_orders():
+    """Three orders, two rows: the first is right in one of three orders, so in two of three pairs one is right."""
+    assert pair_flips([[1, 1], [0, 1], [2, 1]], [1, 1]) == pytest.approx((2 / 3 + 0) / 2)
+    assert pair_flips([[2, 1], [0, 1]], [1, 1]) == 0  # wrong in two ways is wrong alike

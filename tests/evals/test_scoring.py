@@ -12,7 +12,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHead
 
 from antiphase.data.streams import Batch
 from antiphase.evals import scoring
-from antiphase.evals.perplexity import perplexity
+from antiphase.evals.perplexity import losses_by_sequence, perplexity
 from antiphase.evals.scoring import greedy_predictions, negative_log_likelihoods
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -116,3 +116,22 @@ def test_a_hopeless_model_has_a_finite_perplexity(tiny_model):
     found = perplexity(model, Batch(ids, ids))
     assert found["loss"] > 700
     assert math.isfinite(found["perplexity"])
+
+
+def test_the_losses_of_sequences_have_the_loss_as_their_mean_and_its_standard_error(tiny_model):
+    """Sequences predict different numbers of tokens, so the loss is a ratio; its error is known from many draws."""
+    model = tiny_model("softmax")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 61, (60, 12), generator=generator)
+    labels = ids.clone()
+    for row, hidden in enumerate(torch.randint(0, 9, (60,), generator=generator).tolist()):
+        labels[row, 1 : 1 + hidden] = -100
+    found = torch.tensor(losses_by_sequence(model, Batch(ids, labels)))
+    assert found.mean().item() == pytest.approx(perplexity(model, Batch(ids, labels))["loss"], rel=1e-6)
+
+    losses = negative_log_likelihoods(model, ids, labels).double()
+    tokens = (labels[:, 1:] >= 0).sum(1)
+    sums = torch.stack([part.sum() for part in losses.split(tokens.tolist())])
+    drawn = torch.randint(0, 60, (4000, 60), generator=generator)
+    spread = (sums[drawn].sum(1) / tokens[drawn].sum(1)).std().item()
+    assert found.std().item() / 60**0.5 == pytest.approx(spread, rel=0.06)

@@ -13,7 +13,7 @@ import pytest
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import summary, tables, write_report
+from antiphase.report import compared, summary, tables, write_report
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -68,7 +68,7 @@ def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, st
     page, _ = both
     found: list[tables.Table | None] = [
         *summary.main_tables(comparison),
-        *(tables.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
+        *(compared.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
         *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
         *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),

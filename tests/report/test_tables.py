@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, html, plots, retrieval, summary, tables, terminal
+from antiphase.report import benchmarks, compared, html, plots, retrieval, summary, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
-    table = tables.headline(record)
+    table = compared.headline(record)
     assert table is not None
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
@@ -58,7 +58,7 @@ def test_headline_holds_the_records_numbers(comparison: Record) -> None:
 
 
 def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison: Record) -> None:
-    table = tables.headline(grid_comparison)
+    table = compared.headline(grid_comparison)
     assert table is not None
     rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
     assert len(rows) == 2
@@ -79,20 +79,20 @@ def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparis
     ],
 )
 def test_a_seed_that_never_passes_is_later_than_all(passes: list[int | None], expected: str) -> None:
-    assert tables.steps_to_threshold(passes) == expected
+    assert compared.steps_to_threshold(passes) == expected
 
 
 def test_missing_seeds_are_counted_aloud() -> None:
-    assert tables.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
-    assert tables.median_and_range([None], "loss") == "–"
+    assert compared.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
+    assert compared.median_and_range([None], "loss") == "–"
 
 
 def test_every_table_has_as_many_cells_as_columns(comparison: Record, grid_comparison: Record, awkward: Record) -> None:
     for record in (comparison, grid_comparison, awkward):
         makers = (
             *(
-                tables.headline,
-                tables.comparison,
+                compared.headline,
+                compared.comparison,
                 tables.runs_table,
                 tables.curve_table,
                 tables.needle_summary,
@@ -158,7 +158,7 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
         text = output.getvalue()
         for table in summary.main_tables(record):
             assert all(cell in text for row in table.text() for cell in row)
-        assert all(sentence in text for sentence in tables.sentences(record))
+        assert all(sentence in text for sentence in compared.sentences(record))
 
 
 @pytest.mark.parametrize(

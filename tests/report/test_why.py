@@ -35,7 +35,7 @@ def ablation_record(*, seeds: int = 2, tokens: int = 5000) -> Record:
     rows[1] |= {"claim": "lower", "verdict": "inconclusive"}
     values = {
         "rows": rows, "arms": [row["arm"] for row in rows], "left_out": {"gated": "no room <here>"},
-        "slices": {"frequent": 5, "repeated": 90, "left_out": 20, "training_tokens": tokens, "hits": 70},
+        "slices": {"frequent": 5, "repeated": 90, "left_out": 20, "training_tokens": tokens, "hits": 700},
     }  # fmt: skip
     return Record(kind="ablations", values=values, seeds=list(range(seeds)))
 

@@ -131,7 +131,8 @@ def test_rows_from_the_command_line(tiny_preset, generated_text, tmp_path, monke
 
     titles = [table.title for table in summary.main_tables(record)]
     assert titles == ["Ablations and rivals", "Differences by slice", "Gradient norm by layer"]
-    assert len(figures.FIGURES["ablations"](record).axes) == 3
+    assert 0 < values["slices"]["hits"] < 200  # too few for a panel
+    assert len(figures.FIGURES["ablations"](record).axes) == 2
     assert len(figures.FIGURES["gradient-norms"](record).axes) == 1
     assert run() == 2
     assert "add --resume" in capsys.readouterr().err

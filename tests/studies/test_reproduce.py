@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,14 @@ from antiphase.report.html import write_report
 from antiphase.studies import reproduce as module
 from antiphase.studies import scales
 from antiphase.studies.budget import Fleet, run_budget
-from antiphase.studies.claims import CLAIMS, judge
+from antiphase.studies.claims import CLAIMS, PRIMARY
+from antiphase.studies.judging import judge, judge_all
+from antiphase.studies.registration import CLAIMS_FILE, Registration
 from antiphase.studies.reproduce import PARTS, ReproduceRequest, reproduce, scale_preset
 from antiphase.studies.scales import SCALES, Scale, estimate
 
 SMALLEST = Scale(
-    "reproduce-tiny", 12_000, (16, 32, 48, 64), 8, 4, 3, (2,), (1, 4), 4, 2, ("softmax", "differential", "no-norm")
+    "reproduce-tiny", 12_000, (16, 32, 48, 64), 8, 4, 3, (2,), (1, 4), 4, 2, ("softmax", "differential", "no-norm"), 8
 )
 SETTINGS = [
     "model.hidden_size=32", "model.num_hidden_layers=1", "model.intermediate_size=32", "model.num_attention_heads=4",
@@ -82,11 +86,19 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     assert list(called["ablations"][0].compare.arms) == ["softmax", "differential", "no-norm"]
     assert called.pop("throughput")["device"] == "cpu"
     many = Record.load(tmp_path / "all" / record.values["parts"]["many-shot"][0]).values["tasks"]
-    assert len(many) == max(1, SMALLEST.samples // SMALLEST.words)
+    assert len(many) == SMALLEST.order_samples // SMALLEST.words == 2
     assert {task["samples"] for task in many.values()} == {SMALLEST.words}
     asked = [path.read_text().splitlines() for path in (tmp_path / "all" / "tasks").glob("*-asked.txt")]
     assert len({frozenset(lines) for lines in asked}) == len(many)  # every pairing another
     assert {len({line.split()[1] for line in lines}) for lines in asked} == {SMALLEST.words}
+    registration = (tmp_path / "all" / CLAIMS_FILE).read_bytes()
+    assert record.config["registered"] == {
+        "file": CLAIMS_FILE, "sha256": hashlib.sha256(registration).hexdigest(),
+        "written": json.loads(registration)["written"], "primary": PRIMARY,
+    }  # fmt: skip
+    assert json.loads(registration)["seeds"] == [0]
+    assert [claim["name"] for claim in json.loads(registration)["claims"]] == [claim.name for claim in CLAIMS]
+    assert (tmp_path / "all" / "compare" / CLAIMS_FILE).is_file()
     folders = [tmp_path / "all" / name for listed in record.values["parts"].values() for name in listed]
     written = {folder: (folder / "record.json").read_bytes() for folder in folders}
     whole = [folder for folder in folders if folder.name not in ("scaling", "ablations", "models")]
@@ -102,6 +114,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     lost.rename(lost.with_name(f".{lost.name}"))
     again = reproduce(request, tmp_path / "all", resume=True)
     assert again.values["claims"] == record.values["claims"]
+    assert (tmp_path / "all" / CLAIMS_FILE).read_bytes() == registration
     only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["outliers"])
     later = reproduce(only, tmp_path / "all", resume=True).values
     assert (later["claims"], later["equal_loss"]) == (record.values["claims"], record.values["equal_loss"])
@@ -209,10 +222,37 @@ def outliers(pairs):
     ],
 )
 def test_verdicts(pairs, word):
-    row = judge(claim_of("Outliers: smaller largest attention"), {"outliers": outliers(pairs)}, {})
+    row = judge(claim_of("Outliers: smaller largest attention"), {"outliers": outliers(pairs)}, {}, own_scale=True)
     assert row["verdict"] == word
     assert row["softmax"] == pytest.approx(sum(a for a, _ in pairs) / len(pairs))
     assert row["difference"] == pytest.approx(sum(b - a for a, b in pairs) / len(pairs))
+
+
+def test_only_claims_that_were_written_down_before_get_a_verdict_and_count_in_the_family():
+    found = {"outliers": outliers([(20, 10), (22, 11), (19, 10), (21, 10), (20, 9)])}
+    for record in list(found["outliers"]):
+        record.values["rows"].append({"what": "hidden states", "layer": "all", "top": {"1": record.values["seed"]}})
+    names = [claim.name for claim in CLAIMS]
+    name = "Outliers: smaller largest attention logit"
+
+    def rows(registered):
+        return {row["claim"]: row for row in judge_all(found, {}, registered)}
+
+    both = rows(Registration("0", "then", PRIMARY, names))
+    assert both[name]["verdict"] == both[name]["verdict_holm"] == "reproduced"
+    assert both[name]["p_holm"] == pytest.approx(2 * both[name]["p"])  # two claims were tested
+    one = rows(Registration("0", "then", PRIMARY, [name]))
+    assert one[name]["p_holm"] == one[name]["p"]
+    other = one["Outliers: smaller largest hidden state"]
+    assert (other["verdict"], other["p"], other["reason"]) == (
+        "no verdict", None, "it was not written down before the run",
+    )  # fmt: skip
+    assert rows(None)[name]["verdict"] == "no verdict"
+    assert rows(None)["Contextual hallucination: more outputs that are true of the text"]["verdict"] == "not testable"
+
+
+def test_no_scale_here_is_the_papers_own():
+    assert not any(scale.is_the_papers for scale in SCALES.values())
 
 
 def test_parts_that_were_not_run_are_not_testable():

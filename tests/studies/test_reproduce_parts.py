@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ from antiphase.cli import app
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies import reproduce as module
-from antiphase.studies.reproduce import REQUEST, ReproduceRequest, _open, _Work, scale_preset
+from antiphase.studies.registration import CLAIMS_FILE
+from antiphase.studies.reproduce import REQUEST, ReproduceRequest, _open, _registration, _Work, scale_preset
 from antiphase.studies.scales import SCALES
 
 
@@ -123,6 +126,36 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
     shutil.rmtree(output)
     _open(request_of, preset, output, resume=False)
     assert (output / REQUEST).is_file()
+
+
+def test_claims_are_written_before_the_run_and_never_again(tmp_path, request_of):
+    preset, output = scale_preset(request_of), tmp_path / "new"
+    _open(request_of, preset, output, resume=False)
+    before = (output / CLAIMS_FILE).read_bytes()
+    tree = json.loads(before)
+    assert tree["primary"] in [claim["name"] for claim in tree["claims"]]
+    assert tree["seeds"] == preset.compare.seeds
+    _open(request_of, preset, output, resume=True)
+    assert (output / CLAIMS_FILE).read_bytes() == before
+    assert _registration(output).sha256 == hashlib.sha256(before).hexdigest()
+    (output / CLAIMS_FILE).write_bytes(before.replace(b"loss", b"gain"))
+    with pytest.raises(InputError, match=r"claims.json is not what it was when the reproduction began; bring it back"):
+        _registration(output)
+    (output / CLAIMS_FILE).unlink()
+    with pytest.raises(InputError, match=r"claims.json is not what it was"):
+        _registration(output)
+
+
+def test_a_reproduction_that_began_without_claims_gets_none_later(tmp_path, request_of):
+    preset, output = scale_preset(request_of), tmp_path / "new"
+    _open(request_of, preset, output, resume=False)
+    (output / CLAIMS_FILE).unlink()
+    tree = json.loads((output / REQUEST).read_text())
+    del tree["claims"]  # as older versions wrote it
+    (output / REQUEST).write_text(json.dumps(tree))
+    _open(request_of, preset, output, resume=True)
+    assert not (output / CLAIMS_FILE).exists()
+    assert _registration(output) is None
 
 
 def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_of, monkeypatch):

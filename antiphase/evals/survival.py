@@ -1,0 +1,43 @@
+"""Steps until something happens, in runs of which some end before it has: medians and the log-rank test."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from scipy import stats
+
+
+def survival(passed: Sequence[int | None], until: int) -> dict[str, Any]:
+    """What is known of the time to an event over seeds.
+
+    Args:
+        passed: step of each seed; None: not within ``until`` steps, where all runs ended.
+
+    Returns:
+        ``passed`` and ``seeds``, counts; ``median`` by Kaplan and Meier, None where half of the seeds never passed; as
+        all are censored at the same step, it is the median of steps with the censored ones later than all; ``until``.
+    """
+    middle = statistics.median(math.inf if step is None else step for step in passed)
+    return {
+        "passed": sum(step is not None for step in passed),
+        "seeds": len(passed),
+        "median": None if math.isinf(middle) else middle,
+        "until": until,
+    }
+
+
+def log_rank(one: Sequence[int | None], other: Sequence[int | None], until: int) -> float | None:
+    """Two-sided p of the log-rank test (Mantel 1966) that two groups pass at the same rate; None if no seed passed."""
+    if not any(step is not None for step in (*one, *other)):
+        return None
+    groups = [
+        stats.CensoredData.right_censored(
+            [until if step is None else step for step in steps], [step is None for step in steps]
+        )
+        for steps in (one, other)
+    ]
+    p = float(stats.logrank(*groups).pvalue)
+    return None if math.isnan(p) else p

@@ -1,0 +1,70 @@
+"""Claims, seeds and the primary measure, written into a study's folder before it runs.
+
+A verdict is given only on what stands there: who chooses the measure afterwards finds one that suits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from antiphase.errors import InputError
+from antiphase.records import write_atomically
+
+CLAIMS_FILE = "claims.json"
+UNREGISTERED = "no verdict"
+"""The word for a claim that was not written down before the run."""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a study's ``claims.json`` says."""
+
+    sha256: str
+    written: str
+    """UTC, ISO 8601."""
+    primary: str
+    claims: Sequence[str]
+    """Names."""
+
+    def describe(self) -> dict[str, str]:
+        """For a record."""
+        return {"file": CLAIMS_FILE, "sha256": self.sha256, "written": self.written, "primary": self.primary}
+
+
+def register(folder: Path, *, primary: str, seeds: Sequence[int], claims: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file, at the start of a study alone: a folder that has one keeps it.
+
+    Args:
+        primary: the one claim, by its name, that the study is made for.
+        claims: each with a ``name`` and what is measured, in which direction.
+    """
+    path = folder / CLAIMS_FILE
+    if path.exists():
+        return
+    written = datetime.now(UTC).isoformat(timespec="seconds")
+    tree = {"written": written, "primary": primary, "seeds": list(seeds), "claims": [dict(claim) for claim in claims]}
+    write_atomically(path, (json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def registered(folder: Path) -> Registration | None:
+    """The claims of a study; None: it began without them.
+
+    Raises:
+        InputError: the file was changed into something that cannot be read.
+    """
+    path = folder / CLAIMS_FILE
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    try:
+        tree = json.loads(content)
+        names = [str(claim["name"]) for claim in tree["claims"]]
+        return Registration(hashlib.sha256(content).hexdigest(), str(tree["written"]), str(tree["primary"]), names)
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"--output {folder}: {CLAIMS_FILE} cannot be read; bring it back as it was") from None

@@ -1,0 +1,177 @@
+"""Models that learned or did not, old words and old intervals: what page and terminal show of records, old ones too."""
+
+from __future__ import annotations
+
+import io
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from antiphase.records import Record
+from antiphase.report import ablations, compared, measurements, reproduction, terminal, tuning, write_report
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "docs" / "records"
+
+
+def demo() -> Record:
+    """An older record: its sentences have an interval from -158 to 103 points."""
+    record = Record.load(RECORDS / "demo.json")
+    assert "-158.0 to 103.4" in str(record.values["comparison"])
+    assert "learned" not in record.values["comparison"][0]
+    return record
+
+
+def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path: Path) -> None:
+    output = io.StringIO()
+    terminal.print_summary(demo(), Console(file=output, width=250))
+    page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
+    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo")
+    for shown in (output.getvalue(), page, made):
+        assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", shown)
+        assert "2 of 3" in shown
+        assert "3 of 3" in shown
+    learned = "learned: softmax in 3 of 3 seeds, differential in 2 of 3 seeds"
+    assert learned in output.getvalue()
+    assert learned in page
+
+
+def test_each_row_of_the_headline_says_what_its_numbers_are() -> None:
+    table = compared.headline(demo())
+    assert table is not None
+    rows = {row[0]: row[1:] for row in table.text()}
+    assert not any(name.startswith("Median") for name in rows)
+    kinds = ("median", "who learned", "Parameters", "Guess rate")
+    assert all(any(kind in name for kind in kinds) for name in rows)
+    (accuracy,) = [cells for name, cells in rows.items() if name.startswith("First-query accuracy")]
+    assert accuracy == ["3 of 3 seeds [93.8–98.2]", "2 of 3 seeds [10.2–98.2]"]
+    (loss,) = [cells for name, cells in rows.items() if name.startswith("Held-out loss")]
+    assert loss == ["0.254 [0.246–0.318]", "0.258–0.324 and 1.692"]
+    (steps,) = [cells for name, cells in rows.items() if name.startswith("Steps")]
+    assert steps == ["850 [600–1,150], 3 of 3 seeds", "1,000 [750–never], 2 of 3 seeds"]
+
+
+def test_numbers_in_full_have_no_mean_over_two_kinds_of_models() -> None:
+    table = compared.comparison(demo())
+    assert table is not None
+    names = [column.name for column in table.columns]
+    for row in table.text():
+        cells = dict(zip(names, row, strict=True))
+        if cells["Metric"] == "steps to 50 % accuracy" and cells["Arm"] == "differential":
+            assert (cells["Median"], cells["Mean"]) == ("1,000", "–")
+        elif cells["Metric"] != "steps to 50 % accuracy":
+            assert cells["Learned"] == ("3 of 3" if cells["Arm"] == "softmax" else "2 of 3")
+            assert (cells["Mean"], cells["Mean paired difference"], cells["95 % interval"]) == ("–", "–", "–")
+    assert "An older record: intervals cover seeds alone" in table.note
+
+
+def test_models_of_one_kind_keep_their_sentences() -> None:
+    record = Record.load(RECORDS / "upcycle.json")
+    entries = [*record.values["comparison"], *record.values["further_comparison"]]
+    assert compared.sentences(record) == [entry["sentence"] for entry in entries]
+
+
+def test_an_older_record_without_a_guess_rate_is_left_as_it_is() -> None:
+    record = demo()
+    del record.values["guess_rate"]
+    assert "-158.0 to 103.4" in compared.sentences(record)[0]
+
+
+# ------------------------------------------------------------------------------------------ claims
+
+
+def claim(**fields: Any) -> dict[str, Any]:
+    return {
+        "claim": "More found", "source": "Table 2", "paper": "1 → 2", "part": "needles", "measured": "m",
+        "unit": "points", "digits": 1, "is_share": True, "lower_is_better": False, "softmax": 0.5, "differential": 0.6,
+        "difference": 0.1, "interval": [0.05, 0.15], "differences": [0.1], "seeds": 5, "floor": 0.25, "reason": "",
+        "verdict": "reproduced", "values": {}, "learned": None, "p": 0.01, "p_holm": 0.12,
+        "verdict_holm": "inconclusive",
+        **fields,
+    }  # fmt: skip
+
+
+def cells(record: Record, name: str) -> list[str]:
+    table = reproduction.claims(record)
+    assert table is not None
+    return next(row for row in table.text() if row[0].startswith(name))
+
+
+def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it() -> None:
+    learned = claim(
+        claim="Learned", difference=None, interval=None, learned={"softmax": [1, 5], "differential": [3, 5]},
+        verdict="inconclusive", p=None, p_holm=None,
+    )  # fmt: skip
+    config = {"registered": {"sha256": "ab", "written": "2026-01-01T00:00:00+00:00"}}
+    record = Record(kind="reproduce", values={"claims": [claim(), learned]}, seeds=[0, 1, 2, 3, 4], config=config)
+    assert cells(record, "More found")[1:] == [
+        "50.0 → 60.0", "+10.0 [+5.0 to +15.0] points", "reproduced", "0.01", "0.12", "inconclusive",
+    ]  # fmt: skip
+    assert cells(record, "Learned")[1:] == ["learned: 1 of 5 → 3 of 5 seeds", "–", "inconclusive", "–", "–", "–"]
+    table = reproduction.claims(record)
+    assert table is not None
+    assert "not written down before" not in table.note
+    without = reproduction.claims(replace(record, config={}))
+    assert without is not None
+    assert "What is claimed was not written down before the run." in without.note
+
+
+@pytest.mark.parametrize(("own_scale", "word"), [(True, "contradicted"), (False, "not seen at this scale")])
+def test_contradicted_is_a_word_for_the_claims_own_scale(own_scale: bool, word: str) -> None:
+    record = Record(kind="reproduce", values={"claims": [claim(verdict="contradicted")], "own_scale": own_scale})
+    assert cells(record, "More found")[3] == word
+
+
+def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks() -> None:
+    record = Record.load(RECORDS / "reproduce" / "reproduce.json")
+    assert "contradicted" in str(record.values["claims"])
+    table = reproduction.claims(record)
+    assert table is not None
+    assert "contradicted" not in str(table.text())
+    assert cells(record, "Key information")[2] == "-3.7 points; by seed -40.5, +22.0, -35.5, +64.5, -29.0"
+    assert cells(record, "Language modelling")[2:] == [
+        "+0.1056 [+0.0499 to +0.1613] nats a token", "not seen at this scale",
+    ]  # fmt: skip
+    assert "An older record: intervals cover seeds alone" in table.note
+
+
+# ------------------------------------------------------------------------------------------ few tokens, few seeds
+
+
+@pytest.mark.parametrize(("hits", "is_shown"), [(7, False), (199, False), (200, True)])
+def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits: int, is_shown: bool) -> None:
+    record = Record.load(RECORDS / "reproduce" / "ablations.json")
+    record.values["slices"]["hits"] = hits
+    table = ablations.losses(record)
+    assert table is not None
+    assert (f"AR-hit (n = {hits})" in [column.name for column in table.columns]) is is_shown
+    assert ("Of fewer than 200" in table.note) is not is_shown
+    assert f"AR-hits: {hits} tokens" in table.note
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    slices = ablations.slices(record)
+    assert slices is not None
+    assert any(column.name.startswith("AR-hit") for column in slices.columns) is is_shown
+    assert all(len(row) == len(slices.columns) for row in slices.rows)
+
+
+def test_a_grid_of_rates_counts_who_learned() -> None:
+    record = Record.load(RECORDS / "demo-learning-rate.json")
+    rows = {(row["arm"], row["learning_rate"]): row for row in record.values["rates"]}
+    assert tuning.end_of(record, rows["differential", 4e-3]) == ("1 of 2 learned", "0.109–2.035")
+    row = rows["softmax", 4e-3]
+    assert tuning.end_of(record, row) == (row["accuracy"], row["loss"])
+
+
+def test_windows_and_orders_of_older_records_say_what_they_lack() -> None:
+    table = measurements.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
+    assert table is not None
+    assert "the gain from context is not known" in table.note
+    orders = measurements.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))
+    assert orders is not None
+    assert "it has no flips between two orders" in orders.note
+    assert all(row[7] is None for row in orders.rows)

@@ -1,0 +1,79 @@
+"""Claims are written down before a study runs, once, and what is not there gets no verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pytest
+
+from antiphase.config import load_preset
+from antiphase.errors import InputError
+from antiphase.studies import compare as module
+from antiphase.studies.registration import CLAIMS_FILE, register, registered
+
+CLAIMS = [{"name": "loss, b", "better": "lower"}]
+
+
+def test_what_was_written_is_read_with_its_hash(tmp_path):
+    register(tmp_path, primary="loss, b", seeds=[0, 1], claims=CLAIMS)
+    content = (tmp_path / CLAIMS_FILE).read_bytes()
+    found = registered(tmp_path)
+    assert (found.claims, found.primary) == (["loss, b"], "loss, b")
+    assert found.sha256 == hashlib.sha256(content).hexdigest()
+    assert found.written == json.loads(content)["written"]
+    register(tmp_path, primary="other", seeds=[5], claims=[])
+    assert (tmp_path / CLAIMS_FILE).read_bytes() == content
+    assert registered(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"claims": [{}]}', '{"claims": []}'])
+def test_a_file_that_was_broken_is_told(tmp_path, content):
+    (tmp_path / CLAIMS_FILE).write_text(content)
+    with pytest.raises(InputError, match=r"claims.json cannot be read; bring it back"):
+        registered(tmp_path)
+
+
+class StopError(Exception):
+    """Instead of a training run."""
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch, tiny_preset):
+    """A comparison that stops before its first run; the claims that stood in the folder then."""
+
+    def run(*, resume=False):
+        seen = []
+
+        def runs(jobs, output, **options):
+            path = output / CLAIMS_FILE
+            seen.append(path.read_bytes() if path.is_file() else None)
+            raise StopError
+
+        monkeypatch.setattr(module, "run_jobs", runs)
+        with pytest.raises(StopError):
+            module.compare(load_preset(str(tiny_preset)), tmp_path / "out", resume=resume)
+        return seen[0]
+
+    return run
+
+
+def test_claims_stand_in_the_folder_before_the_first_run_and_a_second_call_leaves_them(begun, tmp_path):
+    first = begun()
+    tree = json.loads(first)
+    assert tree["seeds"] == [0, 1]
+    assert tree["primary"] == tree["claims"][0]["name"] == "first-query accuracy, differential"
+    assert begun(resume=True) == first
+
+
+def test_a_study_that_began_without_claims_gets_none_later(begun, tmp_path):
+    begun()
+    (tmp_path / "out" / CLAIMS_FILE).unlink()
+    assert begun(resume=True) is None
+
+
+def test_a_refused_study_leaves_no_claims(tmp_path):
+    preset = load_preset("demo", ["data.sequence_length=10"])
+    with pytest.raises(InputError):
+        module.compare(preset, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
