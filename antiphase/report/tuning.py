@@ -45,7 +45,7 @@ def rates(record: Record) -> Table | None:
                Column("Gradient spikes", "integer"), Column("Diverged", "integer"), Column("Best")]  # fmt: skip
     note = (
         "Accuracy and loss: median at the end of training over the seeds that did not diverge; where some seeds "
-        "learned and others did not, how many did, and from which to which loss. Passed: runs whose accuracy crossed the threshold. Gradient spikes: "
-        "logged norms above five times the median of the ten before, over all runs."
+        "learned and others did not, how many did, and from which to which loss. Passed: runs whose accuracy crossed "
+        "the threshold. Gradient spikes: logged norms above five times the median of the ten before, over all runs."
     )
     return Table(title="Learning rates", columns=columns, rows=cells, note=note)
