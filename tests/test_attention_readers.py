@@ -321,6 +321,27 @@ def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan()
         model(input_ids=ids)
 
 
+@torch.no_grad()
+def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
+    """As in models that go through their layers again and again."""
+    model = sharp(AutoModelForCausalLM.from_config(SMALL_LLAMA))
+    model.model.layers[2] = model.model.layers[1]
+    ids = batch().input_ids
+    plain = model(input_ids=ids).logits
+    for read in (attention_statistics, attention_rows):
+        arguments = {"input_ids": ids} if read is attention_statistics else {"input_ids": ids, "positions": ids[:, :1]}
+        with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends 2 times in a forward pass"):
+            read(model, **arguments)
+    plan = CalibrationPlan({1: [0]})
+    with pytest.raises(ValueError, match="layer 1 attends more than once"), antiphase.calibrated(model, plan):
+        model(input_ids=ids)
+    with pytest.raises(ValueError, match="layer 1 attends more than once"):
+        screen(model, plan, score, list(ids))
+    with quantized_logits(model, 30):
+        torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+    assert [one.layer for one in attention_maps(model, ids[:1])] == [0, 1, 1]
+
+
 # ------------------------------------------------------------------------------------------ outputs
 
 
