@@ -5,6 +5,7 @@ DiffLlama's oracle is the same model in this package's form, where λ and both m
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.data.streams import Batch
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.allocation import allocation
 from antiphase.evals.cancellation import cancellation
@@ -386,3 +388,20 @@ def test_outliers_of_hidden_states_are_told_without_those_of_logits(name):
         assert row["top"]["1"] == pytest.approx(states.abs().max().item(), rel=1e-5)
     table = largest(Record(kind="evaluate-outliers", values={"rows": found}, config={}, seeds=[0], seconds=0.0))
     assert "Attention logits of this model cannot be read" in table.note
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_downstream_tasks_work_on_differential_models_of_other_architectures(name):
+    pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
+    from antiphase.evals.harness import ProjectLM
+
+    tokenizer = train_tokenizer(["one two three four yes no"] * 9, 300)
+    config = copy.deepcopy(SMALL_GPT2 if "gpt2" in name else SMALL_LLAMA)
+    config.vocab_size = len(tokenizer)
+    model = sharp(differential(config)).float()
+    before, after = tokenizer("one two three")["input_ids"], tokenizer(" yes no")["input_ids"]
+    ((likely, _),) = ProjectLM(model, tokenizer)._loglikelihood_tokens([(("", ""), before, after)])
+    scores = model(input_ids=torch.tensor([before + after])).logits[0].log_softmax(-1)
+    expected = sum(float(scores[len(before) - 1 + place, token]) for place, token in enumerate(after))
+    assert likely == pytest.approx(expected, rel=1e-4)
