@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -47,6 +49,20 @@ def layer_number(module: nn.Module, calls: int) -> int:
     """The model's number of a layer, 0-based; how many were called before it, where it does not say."""
     number = getattr(module, "layer_idx", None)
     return calls if number is None else int(number)
+
+
+def refuse_repeated(model: PreTrainedModel, layers: Sequence[int]) -> None:
+    """Refuse a forward pass in which a layer attends more than once.
+
+    Raises:
+        ValueError: numbers of layers, in the order of their calls, of which one comes twice.
+    """
+    for number in set(layers):
+        if layers.count(number) > 1:
+            raise ValueError(
+                f"layer {number} of {type(model).__name__} attends {layers.count(number)} times in a forward pass, "
+                "which cannot be told apart"
+            )
 
 
 def refuse_unread(model: PreTrainedModel) -> None:

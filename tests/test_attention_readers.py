@@ -5,6 +5,7 @@ DiffLlama's oracle is the same model in this package's form, where λ and both m
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,7 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.data.streams import Batch
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.allocation import allocation
 from antiphase.evals.cancellation import cancellation
@@ -321,6 +323,27 @@ def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan()
         model(input_ids=ids)
 
 
+@torch.no_grad()
+def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
+    """As in models that go through their layers again and again."""
+    model = sharp(AutoModelForCausalLM.from_config(SMALL_LLAMA))
+    model.model.layers[2] = model.model.layers[1]
+    ids = batch().input_ids
+    plain = model(input_ids=ids).logits
+    for read in (attention_statistics, attention_rows):
+        arguments = {"input_ids": ids} if read is attention_statistics else {"input_ids": ids, "positions": ids[:, :1]}
+        with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends 2 times in a forward pass"):
+            read(model, **arguments)
+    plan = CalibrationPlan({1: [0]})
+    with pytest.raises(ValueError, match="layer 1 attends more than once"), antiphase.calibrated(model, plan):
+        model(input_ids=ids)
+    with pytest.raises(ValueError, match="layer 1 attends more than once"):
+        screen(model, plan, score, list(ids))
+    with quantized_logits(model, 30):
+        torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+    assert [one.layer for one in attention_maps(model, ids[:1])] == [0, 1, 1]
+
+
 # ------------------------------------------------------------------------------------------ outputs
 
 
@@ -365,3 +388,20 @@ def test_outliers_of_hidden_states_are_told_without_those_of_logits(name):
         assert row["top"]["1"] == pytest.approx(states.abs().max().item(), rel=1e-5)
     table = largest(Record(kind="evaluate-outliers", values={"rows": found}, config={}, seeds=[0], seconds=0.0))
     assert "Attention logits of this model cannot be read" in table.note
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@torch.no_grad()
+def test_downstream_tasks_work_on_differential_models_of_other_architectures(name):
+    pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
+    from antiphase.evals.harness import ProjectLM
+
+    tokenizer = train_tokenizer(["one two three four yes no"] * 9, 300)
+    config = copy.deepcopy(SMALL_GPT2 if "gpt2" in name else SMALL_LLAMA)
+    config.vocab_size = len(tokenizer)
+    model = sharp(differential(config)).float()
+    before, after = tokenizer("one two three")["input_ids"], tokenizer(" yes no")["input_ids"]
+    ((likely, _),) = ProjectLM(model, tokenizer)._loglikelihood_tokens([(("", ""), before, after)])
+    scores = model(input_ids=torch.tensor([before + after])).logits[0].log_softmax(-1)
+    expected = sum(float(scores[len(before) - 1 + place, token]) for place, token in enumerate(after))
+    assert likely == pytest.approx(expected, rel=1e-4)

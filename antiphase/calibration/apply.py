@@ -92,6 +92,8 @@ class _Forward:
     """What keys had received before the last call."""
     attended: set[int] = field(default_factory=set)
     """Layers that called the attention function."""
+    last: Tensor | None = None
+    """Queries of the last call of any layer."""
     simple: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """Masks by query, and by key alone where that says the same: layers share their masks."""
 
@@ -137,8 +139,8 @@ def installed(model: PreTrainedModel, calibration: Calibration) -> Iterator[None
 class Calibration:
     """One ``with`` block: the hooks that see caches and padding, and the attention function."""
 
-    needs_every_layer = True
-    """Whether all layers of the plan must have attention."""
+    by_layer = True
+    """Whether layers are told apart: then all of the plan must attend, and none more than once in a forward pass."""
 
     def __init__(self, plan: CalibrationPlan) -> None:
         self.plan = plan
@@ -181,7 +183,7 @@ class Calibration:
         if self.forward is not None and not self.forward.attended:
             raise ValueError(f"{type(module).__name__} never called the attention function of the interface")
         silent = [] if self.forward is None else sorted(set(self.plan.heads) - self.forward.attended)
-        if silent and self.needs_every_layer:
+        if silent and self.by_layer:
             raise InputError(
                 f"layer {silent[0]} of {type(module).__name__} has no attention that could be calibrated; leave it out "
                 "of the plan (--layers of a search or study)"
@@ -206,8 +208,7 @@ class Calibration:
         def attend_calibrated(
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
-            if self.forward is not None:
-                self.forward.attended.add(layer_of(module))
+            self.note(module, query)
             heads = self.plan.heads.get(layer_of(module), ())
             if not heads:
                 return function(module, query, key, value, attention_mask, **kwargs)
@@ -230,6 +231,19 @@ class Calibration:
             return out, None
 
         return attend_calibrated
+
+    def note(self, module: nn.Module, query: Tensor) -> None:
+        """Remember that a layer attends. DiffLlama's do so twice with the same queries."""
+        layer = layer_of(module)
+        if self.forward is None:
+            return
+        if self.by_layer and layer in self.forward.attended and query is not self.forward.last:
+            raise ValueError(
+                f"layer {layer} attends more than once in a forward pass ({type(module).__name__}), which cannot be "
+                "calibrated"
+            )
+        self.forward.attended.add(layer)
+        self.forward.last = query
 
     def grouped(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, heads: Sequence[int]) -> _Grouped:
         """The maps that are to be formed, by the keys that they read."""

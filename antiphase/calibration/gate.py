@@ -32,8 +32,7 @@ class _Screen(Calibration):
             module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
         ) -> tuple[Tensor, Tensor | None]:
             out, _ = function(module, query, key, value, attention_mask, **kwargs)
-            if self.forward is not None:
-                self.forward.attended.add(layer_of(module))
+            self.note(module, query)
             layer = layer_of(module)
             if layer not in self.gates:
                 return out, None

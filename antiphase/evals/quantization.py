@@ -48,7 +48,7 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granular
 class _Quantized(Calibration):
     """Every map formed from rounded scores; nothing is calibrated."""
 
-    needs_every_layer = False
+    by_layer = False
 
     def __init__(self, plan: CalibrationPlan, bits: int, granularity: Granularity) -> None:
         super().__init__(plan)

@@ -14,6 +14,7 @@ from antiphase.attention_kinds import (
     is_differential,
     lambda_afterwards,
     layer_number,
+    refuse_repeated,
     subtracts_afterwards,
 )
 from antiphase.errors import NonFiniteError
@@ -84,6 +85,7 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
     with swapped(model, wrap):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
+    refuse_repeated(model, [one.layer for one in found])
     return found
 
 

@@ -17,6 +17,7 @@ from antiphase.attention_kinds import (
     is_differential,
     lambda_afterwards,
     layer_number,
+    refuse_repeated,
     subtracts_afterwards,
 )
 from antiphase.errors import NonFiniteError
@@ -134,6 +135,7 @@ def attention_statistics(
     with swapped(model, probe.wrap):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
+    refuse_repeated(model, [one.layer for one in probe.seen])
     return _gather(probe.seen, alpha, spans or {})
 
 
