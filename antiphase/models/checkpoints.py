@@ -121,9 +121,11 @@ class Checkpoint:
         return [name for name in self.shapes if not (name == HEAD and self.config.tie_word_embeddings)]
 
     def check(self) -> None:
-        """
+        """Compare the tensors with the configuration, and look through them once, at several GB/s.
+
         Raises:
-            InputError: a tensor that the configuration's model has not, lacks, or has in another shape.
+            InputError: a tensor that the configuration's model has not, lacks, or has in another shape; weights that
+                are NaN or infinite.
         """
         try:
             expected = tensor_shapes(self.config)
@@ -135,6 +137,17 @@ class Checkpoint:
             check_tied(self.read, f"SOURCE {self.name}")
         check_names(found, expected, f"SOURCE {self.name}")
         check_shapes(found, expected)
+        for name in self.model_tensors:
+            if not is_finite(self.read(name)):
+                raise InputError(f"SOURCE {self.name}: NaN or infinite weights in {name}")
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, without a copy in memory; whole numbers are finite."""
+    if not weight.is_floating_point() or not weight.numel():
+        return True
+    wide = weight.detach() if weight.element_size() > 1 else weight.detach().float()  # torch has no order of 8 bits
+    return all(bool(end.isfinite()) for end in wide.aminmax())
 
 
 def convert(

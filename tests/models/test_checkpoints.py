@@ -132,9 +132,17 @@ def in_whole_numbers(folder: Path) -> None:
     save_file({**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}, path)
 
 
+def with_a_weight_that_is_none(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][60, 47] = torch.nan
+    save_file(tensors, path)
+
+
 @pytest.mark.parametrize(
     ("harm", "pattern"),
     [
+        (with_a_weight_that_is_none, "NaN or infinite weights in model.embed_tokens.weight"),
         (with_an_index_of_more, "lacks the tensor model.extra, which its model.safetensors.index.json names"),
         (in_whole_numbers, "the tensor model.embed_tokens.weight is of type I8, expected one of F64, F32, BF16, F16"),
         (with_a_damaged_index, "model.safetensors.index.json is damaged"),
