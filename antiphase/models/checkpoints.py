@@ -67,7 +67,10 @@ class Checkpoint:
         paths = sorted(self.folder.glob("*.safetensors"))
         listed = self.folder / INDEX
         places: dict[str, str] = {}
-        if listed.is_file():
+        whole = self.folder / "model.safetensors"
+        if whole.is_file():  # first, as transformers does: an index beside it is of other files
+            paths = [whole]
+        elif listed.is_file():
             try:
                 places = dict(json.loads(listed.read_text(encoding="utf-8"))["weight_map"])
                 wanted = set(places.values())
@@ -76,8 +79,6 @@ class Checkpoint:
             if missing := sorted(wanted - {path.name for path in paths}):
                 raise InputError(f"SOURCE {name} lacks {missing[0]}, which its {INDEX} names")
             paths = [path for path in paths if path.name in wanted]
-        elif (self.folder / "model.safetensors").is_file():
-            paths = [self.folder / "model.safetensors"]
         if not paths:
             pickled = [path.name for end in ("bin", "pt", "pth") for path in self.folder.glob(f"*.{end}")]
             found = f"; {pickled[0]} is a pickle file, which is never opened: save it as safetensors" if pickled else ""

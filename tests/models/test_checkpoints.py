@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,15 @@ def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):
     with pytest.raises(KeyboardInterrupt):
         convert(str(source), tmp_path / "ours", say=stop)
     assert set(tmp_path.iterdir()) == before
+
+
+def test_of_two_sets_of_weights_the_one_is_read_that_transformers_reads(tmp_path, tiny_model):
+    tiny_model("softmax").save_pretrained(tmp_path / "both", max_shard_size="60KB")  # shards with their index
+    other = tiny_model("softmax")
+    with torch.no_grad():
+        other.lm_head.weight.neg_()
+    other.save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "both")
+    convert(str(tmp_path / "both"), tmp_path / "v2", attention_type="differential_v2")
+    assert torch.allclose(logits(tmp_path / "both"), logits(tmp_path / "other"))
+    assert torch.allclose(logits(tmp_path / "v2"), logits(tmp_path / "both"), atol=1e-4)
