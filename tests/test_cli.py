@@ -367,6 +367,26 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         refused(f"{flag} takes one number for allocation", f"evaluate allocation out --output new {flag} 1,2")
 
 
+def test_a_training_that_diverges_is_exit_code_3_and_one_sentence(antiphase, tmp_path, tiny):
+    start = f"train {tiny} --set training.learning_rate=1e30 --output out"
+    words = "antiphase: --output out: training diverged at step 2, its loss is nan; its last checkpoint stays as it was"
+    for more in ("", "--resume"):
+        code, _, err = antiphase(f"{start} {more}")
+        assert code == 3
+        assert err.startswith(words)
+        assert err.count("\n") == 1
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert antiphase("report out --output page.html")[0] == 0
+    assert "1 of 1, at step 2" in (tmp_path / "page.html").read_text()
+
+
+def test_a_loss_says_how_many_sequences_it_rests_on(antiphase, tmp_path, foreign_model, text):
+    text.write_text(BOOK * 2)
+    assert antiphase("evaluate perplexity llama --data book.txt --length 48 --samples 200 --output out")[0] == 0
+    (row,) = json.loads((tmp_path / "out" / "record.json").read_text())["values"]["rows"]
+    assert row["tokens"] == 47 * row["sequences"] < 47 * 200
+
+
 def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, tmp_path, foreign_model):
     code, out, err = antiphase("convert llama ours")
     assert (code, err) == (0, "")
@@ -491,7 +511,8 @@ def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, fore
     assert code == 0, err
     assert "Attention by layer" in out
     page = (tmp_path / "out" / "report.html").read_bytes()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"record.json", "record.safetensors", "report.html"}
+    made = {path.name for path in (tmp_path / "out").iterdir()} - {".lock"}
+    assert made == {"record.json", "record.safetensors", "report.html"}
     code, _, _ = antiphase("report out --output again.html --figures figures")
     assert code == 0
     assert (tmp_path / "again.html").read_bytes() == page

@@ -17,6 +17,7 @@ from antiphase.attention_kinds import is_differential
 from antiphase.calibration.apply import Calibration, by_map, installed, lambda_column, layer_of
 from antiphase.calibration.attention import attend, multiply, weights_of
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.errors import NonFiniteError
 from antiphase.interface import AttentionFunction
 
 
@@ -59,6 +60,7 @@ def screen(
 
     Raises:
         ValueError: the score cannot be differentiated.
+        NonFiniteError: a derivative that is not finite.
     """
     maps = model.config.get_text_config().num_attention_heads
     gates = {
@@ -73,5 +75,7 @@ def screen(
                 'or use the method "exhaustive"'
             )
         slopes = torch.autograd.grad(values.mean(), list(gates.values()))
+    if not all(bool(slope.isfinite().all()) for slope in slopes):
+        raise NonFiniteError("its slopes are NaN or infinite, so they choose no head")
     found = {layer: slope.tolist() for layer, slope in zip(gates, slopes, strict=True)}
     return {(layer, head): found[layer][head] for layer, heads in plan.heads.items() for head in heads}

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -31,6 +30,7 @@ from transformers import (
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
+from antiphase.models.checkpoints import is_finite
 
 HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
@@ -129,7 +129,7 @@ def read_weights(auto: Any, name: str, *, flag: str = "MODEL", whole: str = "who
         raise InputError(f"{refused}: {tensor} has the shape {tuple(found)}, expected {tuple(expected)}{more}")
     if notes["unexpected_keys"] and _is_own(model):  # others may carry heads that this class has not
         raise InputError(f"{refused}: its configuration has no place for {_listed(notes['unexpected_keys'])}")
-    if broken := [key for key, weight in model.named_parameters() if not _is_finite(weight)]:
+    if broken := [key for key, weight in model.named_parameters() if not is_finite(weight)]:
         raise InputError(f"{refused}: NaN or infinite weights in {_listed(broken)}")
     return model
 
@@ -150,13 +150,6 @@ def _is_own(model: PreTrainedModel) -> bool:
     return type(model).__module__.startswith("antiphase.") and type(model).__name__ in (
         model.config.architectures or []
     )
-
-
-def _is_finite(weight: Tensor) -> bool:
-    if not weight.is_floating_point() or not weight.numel():
-        return True
-    wide = weight.detach() if weight.element_size() > 1 else weight.detach().float()  # torch has no order of 8 bits
-    return all(bool(end.isfinite()) for end in wide.aminmax())
 
 
 @torch.no_grad()

@@ -67,7 +67,10 @@ class Checkpoint:
         paths = sorted(self.folder.glob("*.safetensors"))
         listed = self.folder / INDEX
         places: dict[str, str] = {}
-        if listed.is_file():
+        whole = self.folder / "model.safetensors"
+        if whole.is_file():  # first, as transformers does: an index beside it is of other files
+            paths = [whole]
+        elif listed.is_file():
             try:
                 places = dict(json.loads(listed.read_text(encoding="utf-8"))["weight_map"])
                 wanted = set(places.values())
@@ -76,8 +79,6 @@ class Checkpoint:
             if missing := sorted(wanted - {path.name for path in paths}):
                 raise InputError(f"SOURCE {name} lacks {missing[0]}, which its {INDEX} names")
             paths = [path for path in paths if path.name in wanted]
-        elif (self.folder / "model.safetensors").is_file():
-            paths = [self.folder / "model.safetensors"]
         if not paths:
             pickled = [path.name for end in ("bin", "pt", "pth") for path in self.folder.glob(f"*.{end}")]
             found = f"; {pickled[0]} is a pickle file, which is never opened: save it as safetensors" if pickled else ""
@@ -121,9 +122,11 @@ class Checkpoint:
         return [name for name in self.shapes if not (name == HEAD and self.config.tie_word_embeddings)]
 
     def check(self) -> None:
-        """
+        """Compare the tensors with the configuration, and look through them once, at several GB/s.
+
         Raises:
-            InputError: a tensor that the configuration's model has not, lacks, or has in another shape.
+            InputError: a tensor that the configuration's model has not, lacks, or has in another shape; weights that
+                are NaN or infinite.
         """
         try:
             expected = tensor_shapes(self.config)
@@ -135,6 +138,17 @@ class Checkpoint:
             check_tied(self.read, f"SOURCE {self.name}")
         check_names(found, expected, f"SOURCE {self.name}")
         check_shapes(found, expected)
+        for name in self.model_tensors:
+            if not is_finite(self.read(name)):
+                raise InputError(f"SOURCE {self.name}: NaN or infinite weights in {name}")
+
+
+def is_finite(weight: Tensor) -> bool:
+    """Whether no entry is NaN or infinite, without a copy in memory; whole numbers are finite."""
+    if not weight.is_floating_point() or not weight.numel():
+        return True
+    wide = weight.detach() if weight.element_size() > 1 else weight.detach().float()  # torch has no order of 8 bits
+    return all(bool(end.isfinite()) for end in wide.aminmax())
 
 
 def convert(

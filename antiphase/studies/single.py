@@ -262,7 +262,8 @@ def data_for(loaded: LoadedModel, request: Request, output: Path, say: Callable[
 
 
 def _measure_perplexity(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
-    return {"rows": [{"sequences": request.samples, **perplexity(model, data.validation(request.samples))}]}
+    held_out = data.validation(request.samples)  # fewer, where the text has fewer
+    return {"rows": [{"sequences": len(held_out.input_ids), **perplexity(model, held_out)}]}
 
 
 def _measure_cancellation(model: PreTrainedModel, data: PreparedData, request: Request) -> dict[str, Any]:
@@ -318,7 +319,8 @@ def _measure_quantization(model: PreTrainedModel, data: PreparedData, request: R
         few = quantized_weights(model, bits)
         weights.append({"bits": bits, "share": few.share, "groups": list(few.groups), **measured(few.model)})
     return {
-        "granularity": request.granularity, "guess_rate": task.guess_rate, "samples": request.samples, "rows": rows,
+        "granularity": request.granularity, "guess_rate": task.guess_rate, "samples": request.samples,
+        "sequences": len(held_out.input_ids), "rows": rows,
         "weights": weights,
     }  # fmt: skip
 

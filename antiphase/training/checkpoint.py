@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphase.errors import InputError
+from antiphase.models.checkpoints import is_finite
 
 FOLDER = "checkpoint"
 WEIGHTS = "weights.safetensors"
@@ -89,7 +90,7 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         raise InputError(
             f"{source} holds a model of another shape; give the settings it was made with, or another --output"
         )
-    if broken := next((name for name, tensor in weights.items() if not bool(tensor.isfinite().all())), None):
+    if broken := next((name for name, tensor in weights.items() if not is_finite(tensor)), None):
         raise InputError(f"{source} holds NaN or infinite weights, {broken} first: the run diverged; {AFRESH}")
     with torch.no_grad():
         for name, tensor in expected.items():

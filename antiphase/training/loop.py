@@ -25,7 +25,7 @@ from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
 from antiphase.models.attention import DifferentialAttentionV1, set_training_step
-from antiphase.models.checkpoints import Checkpoint
+from antiphase.models.checkpoints import Checkpoint, is_finite
 from antiphase.models.classic_configs import RecurrentConfig
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
@@ -257,7 +257,7 @@ class _Run:
     def _check_weights(self) -> None:
         """Before they are measured or kept: the last step may have made them infinite."""
         for name, parameter in self.model.named_parameters():
-            if not bool(parameter.isfinite().all()):
+            if not is_finite(parameter):
                 raise self._diverged(f"its weights {name} are not finite", {})
 
     def _precision(self) -> torch.autocast:

@@ -227,6 +227,23 @@ def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path,
     assert len(list((tmp_path / "cache").glob("tokenizer-*"))) == 2
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_cached_tokenizer_that_has_changed_is_made_again(tmp_path, file):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"word{index % 97} of a long and plain text," for index in range(900)))
+    settings = DataSettings(
+        source="text", sequence_length=200, needles=2, queries=1, needle_share=0.0, vocabulary_size=300,
+        paths=[str(text)], validation_share=0.2,
+    )  # fmt: skip
+    first = prepare(settings, tmp_path / "cache")
+    (folder,) = (tmp_path / "cache").glob("tokenizer-*")
+    (folder / file).write_text((folder / file).read_text().replace("<|endoftext|>", "<|endoftexx|>"))
+    again = prepare(settings, tmp_path / "cache")
+    assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
+    assert again.content == first.content
+    assert "<|endoftexx|>" not in (folder / file).read_text()
+
+
 def test_other_words_of_a_task_are_other_content(prepared, monkeypatch):
     """A run begun with them is not gone on with, and its models are not asked in words that they do not know."""
     training, validation = (

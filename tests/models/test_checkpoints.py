@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,17 @@ def in_whole_numbers(folder: Path) -> None:
     save_file({**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}, path)
 
 
+def with_a_weight_that_is_none(folder: Path) -> None:
+    path = sorted(folder.glob("*.safetensors"))[0]
+    tensors = load_file(path)
+    tensors["model.embed_tokens.weight"][60, 47] = torch.nan
+    save_file(tensors, path)
+
+
 @pytest.mark.parametrize(
     ("harm", "pattern"),
     [
+        (with_a_weight_that_is_none, "NaN or infinite weights in model.embed_tokens.weight"),
         (with_an_index_of_more, "lacks the tensor model.extra, which its model.safetensors.index.json names"),
         (in_whole_numbers, "the tensor model.embed_tokens.weight is of type I8, expected one of F64, F32, BF16, F16"),
         (with_a_damaged_index, "model.safetensors.index.json is damaged"),
@@ -212,3 +221,15 @@ def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):
     with pytest.raises(KeyboardInterrupt):
         convert(str(source), tmp_path / "ours", say=stop)
     assert set(tmp_path.iterdir()) == before
+
+
+def test_of_two_sets_of_weights_the_one_is_read_that_transformers_reads(tmp_path, tiny_model):
+    tiny_model("softmax").save_pretrained(tmp_path / "both", max_shard_size="60KB")  # shards with their index
+    other = tiny_model("softmax")
+    with torch.no_grad():
+        other.lm_head.weight.neg_()
+    other.save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", tmp_path / "both")
+    convert(str(tmp_path / "both"), tmp_path / "v2", attention_type="differential_v2")
+    assert torch.allclose(logits(tmp_path / "both"), logits(tmp_path / "other"))
+    assert torch.allclose(logits(tmp_path / "v2"), logits(tmp_path / "both"), atol=1e-4)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from antiphase.config import load_preset
-from antiphase.errors import InputError, Interrupted
+from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.studies import jobs
 from antiphase.studies.jobs import Job, parallel_runs, run_jobs
 from antiphase.training.run_folder import is_in_use
@@ -73,6 +73,14 @@ def test_refusal_of_a_run_is_the_refusal_of_the_study(tmp_path, job, scripts):
     scripts["a"] = "import sys; print('progress'); sys.stderr.write('antiphase: data.x is wrong\\n'); sys.exit(2)"
     with pytest.raises(InputError, match=r"^data\.x is wrong$"):
         run_jobs([job("a")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+
+
+def test_a_run_that_diverged_leaves_the_others_going(tmp_path, job, scripts):
+    scripts["a"] = f"{RECORD}; sys.exit({DIVERGED})"
+    run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    assert [name for name, _ in scripts["started"]] == ["a", "b", "c"]
+    run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    assert len(scripts["started"]) == 3
 
 
 def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):

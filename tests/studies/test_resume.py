@@ -201,6 +201,7 @@ def test_many_shot_begins_afresh_where_it_was_stopped(tmp_path, shots, monkeypat
     monkeypatch.setattr(many_shot, "many_shot", stopped)
     assert shots()[0] == 130
     assert not (tmp_path / "out" / "record.json").exists()
+    (tmp_path / "out" / ".unfinished").mkdir()
     (tmp_path / "out" / ".unfinished" / "half").write_text("left by a kill")
     monkeypatch.setattr(many_shot, "many_shot", measure)
     assert shots("--resume")[0] == 0

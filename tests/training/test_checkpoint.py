@@ -154,3 +154,54 @@ def test_checkpoint_of_another_shape_is_refused(tmp_path, parts, tiny_model):
         model = tiny_model(**fields)
         with pytest.raises(InputError, match="holds a model of another shape"):
             load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def flipped(path, place, bit):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
+@pytest.mark.parametrize("bit", [0, 7])
+def test_one_wrong_bit_is_no_checkpoint(tmp_path, parts, name, share, bit):
+    model, optimizer = parts
+    save_checkpoint(tmp_path, model, optimizer, progress(3))
+    path = tmp_path / "checkpoint" / name
+    flipped(path, int(share * path.stat().st_size), bit)
+    with pytest.raises(InputError, match=r"checkpoint is damaged .*; remove the folder|checkpoint is damaged: weights"):
+        load_checkpoint(tmp_path, model, optimizer)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
+@pytest.mark.parametrize("left", [0, 7, 0.5, 0.99])
+def test_a_checkpoint_cut_short_is_none(tmp_path, parts, name, left):
+    model, optimizer = parts
+    save_checkpoint(tmp_path, model, optimizer, progress(3))
+    path = tmp_path / "checkpoint" / name
+    path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size) if left < 1 else left])
+    with pytest.raises(InputError, match="checkpoint is damaged"):
+        load_checkpoint(tmp_path, model, optimizer)
+
+
+def test_weights_of_another_checkpoint_are_not_this_one(tmp_path, parts):
+    model, optimizer = parts
+    save_checkpoint(tmp_path / "a", model, optimizer, progress(3))
+    with torch.no_grad():
+        model.lm_head.weight.add_(1e-3)
+    save_checkpoint(tmp_path / "b", model, optimizer, progress(4))
+    other = (tmp_path / "b" / "checkpoint" / "weights.safetensors").read_bytes()
+    (tmp_path / "a" / "checkpoint" / "weights.safetensors").write_bytes(other)
+    with pytest.raises(InputError, match=r"weights\.safetensors is not what the run wrote; remove the folder"):
+        load_checkpoint(tmp_path / "a", model, optimizer)
+
+
+def test_a_checkpoint_of_an_older_version_has_no_digest(tmp_path, parts):
+    model, optimizer = parts
+    save_checkpoint(tmp_path, model, optimizer, progress(3))
+    path = tmp_path / "checkpoint" / "state.pt"
+    state = torch.load(path, weights_only=True)
+    del state["weights"]
+    torch.save(state, path)
+    assert load_checkpoint(tmp_path, model, optimizer) == progress(3)

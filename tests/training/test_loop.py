@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.data.prepare import prepare
@@ -112,6 +112,16 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, run, outcome, assert_
     assert_identical(outcome(tmp_path / "run"), before)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
     assert second.values == first.values
+
+
+def test_resuming_a_finished_run_brings_its_model_back(tmp_path, run):
+    run(tmp_path / "run")
+    path = tmp_path / "run" / "model.safetensors"
+    model, weights = path.read_bytes(), load_file(path)
+    weights["model.norm.weight"].fill_(math.nan)
+    save_file(weights, path, metadata={"format": "pt"})
+    run(tmp_path / "run", resume=True)
+    assert path.read_bytes() == model
 
 
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path, run, outcome, assert_identical):

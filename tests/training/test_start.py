@@ -144,3 +144,14 @@ def test_what_is_no_model_of_this_package_is_refused(run, trained, tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     assert "model.safetensors is damaged" in refused(trained)
     assert not (tmp_path / "next").exists()
+
+
+def test_nan_weights_are_no_start(run, settings, trained, tmp_path):
+    weights = load_file(trained / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, trained / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        InputError, match=f"training.start_from {trained}: NaN or infinite weights in model.norm.weight"
+    ):
+        run(tmp_path / "next", "model.attention_type=softmax", f"training.start_from={trained}")
+    assert not (tmp_path / "next").exists()
