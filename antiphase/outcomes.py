@@ -1,6 +1,6 @@
-"""Accuracies of models that either learned or did not: told as counts of seeds, never as a mean with an interval.
+"""Words for outcomes, of records as they are made and of older ones as they are shown.
 
-The rule serves records as they are made and older ones as they are shown.
+Accuracies of models that either learned or did not are told as counts of seeds, never as a mean with an interval.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ GAP = 0.25
 """Share of the way from the guess to 1 that lies empty between models that learned and models that did not."""
 APART = 3
 """Times the spread within groups by which groups of losses lie apart."""
+NOT_SEEN = "not seen at this scale"
+"""The word where a baseline is ahead at another scale than a claim's own: that contradicts nothing."""
 Counts = dict[str, list[int]]
 """Arm to how many of its seeds learned, and of how many."""
 

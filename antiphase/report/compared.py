@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphase.outcomes import Line, following_sentence, follows, split_sentence
+from antiphase.outcomes import NOT_SEEN, Line, following_sentence, follows, split_sentence
 from antiphase.records import Record
 from antiphase.report.tables import (
     Column,
@@ -92,6 +92,12 @@ def _follows(
 def sentences(record: Record) -> list[str]:
     """The ready prose of a comparison."""
     return [entry["sentence"] for entry in entries_of(record) if entry.get("sentence")]
+
+
+def verdict_of(record: Record) -> str:
+    """The verdicts in words; in older records, none of whose models was of a paper's scale, in today's."""
+    words = str(record.values.get("verdict") or "")
+    return words if "holm" in record.values else words.replace("contradicted", NOT_SEEN)
 
 
 def comparison(record: Record) -> Table | None:

@@ -126,7 +126,7 @@ def _section(record: Record, anchor: str) -> Section:
         paragraphs=_paragraphs(record),
         main_tables=main_tables,
         sentences=compared.sentences(record),
-        verdict=str(record.values.get("verdict") or "") if record.kind == "compare" else "",
+        verdict=compared.verdict_of(record) if record.kind == "compare" else "",
         figures=drawn,
         provenance=tables.provenance(record),
         detail_tables=[table for table in details if table is not None and table.title not in shown],

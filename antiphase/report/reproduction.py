@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table, format_value
 
-NOT_SEEN = "not seen at this scale"
 COLOURS = {
     "reproduced": "#1a7f37", "contradicted": "#b3261e", NOT_SEEN: "#b3261e", "inconclusive": "#6e7781",
     "not testable": "#afb8c1", "no verdict": "#afb8c1",

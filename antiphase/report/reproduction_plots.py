@@ -20,7 +20,8 @@ def claims(record: Record) -> Figure | None:
     """
     rows = [
         row for row in claims_of(record)
-        if row.get("difference") is not None and row.get("softmax") and row["verdict"] != "not testable"
+        if (row.get("difference") is not None or row.get("learned"))
+        and row.get("softmax") and row["verdict"] != "not testable"
     ]  # fmt: skip
     if not rows:
         return None
@@ -29,9 +30,12 @@ def claims(record: Record) -> Figure | None:
     for place, row in enumerate(rows):
         scale = (-100 if row["lower_is_better"] else 100) / abs(row["softmax"])
         colour = COLOURS[row["verdict"]]
-        if row["interval"] is not None and (row.get("floor") is None or "values" in row):
+        # accuracies of older records may be of models that learned and models that did not: seeds alone are drawn
+        has_mean = row.get("difference") is not None and (row.get("floor") is None or "values" in row)
+        if has_mean and row["interval"] is not None:
             axes.plot([scale * end for end in row["interval"]], [place, place], color=colour, linewidth=2.5)
-        axes.plot(scale * row["difference"], place, "o", color=colour)
+        if has_mean:
+            axes.plot(scale * row["difference"], place, "o", color=colour)
         seeds = [scale * value for value in row.get("differences") or []]
         axes.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=4, alpha=0.7)
     for word in dict.fromkeys(row["verdict"] for row in rows):

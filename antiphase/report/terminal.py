@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from antiphase.records import Record
-from antiphase.report.compared import sentences
+from antiphase.report.compared import sentences, verdict_of
 from antiphase.report.summary import main_tables
 from antiphase.report.tables import Table
 
@@ -34,7 +34,7 @@ def print_summary(record: Record, console: Console) -> None:
     for sentence in sentences(record):
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
     if record.values.get("verdict"):
-        console.print(Padding(Text(str(record.values["verdict"])), (1, 0, 0, 1)))
+        console.print(Padding(Text(verdict_of(record)), (1, 0, 0, 1)))
 
 
 def _drawn(table: Table, width: int) -> Iterator[RichTable]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphase.outcomes import Line, learned_words
+from antiphase.outcomes import NOT_SEEN, Line, learned_words
 from antiphase.studies.abilities import Ability, failing
 from antiphase.studies.claims import CLAIMS, Claim
 from antiphase.studies.readings import ARM, BASELINE, Found, Series
@@ -13,7 +13,6 @@ from antiphase.studies.registration import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     CEILING,
     FLOOR_MARGIN,
-    NOT_SEEN,
     SEEDS_FOR_A_VERDICT,
     compare_metric,
     in_family,

@@ -10,12 +10,10 @@ from typing import Any
 from scipy import stats
 
 from antiphase.evals.seeds import Sample, SeedInterval, holm, seeds_interval
-from antiphase.outcomes import Counts, Line, following_sentence, follows, split_sentence
+from antiphase.outcomes import NOT_SEEN, Counts, Line, following_sentence, follows, split_sentence
 
 SEEDS_FOR_A_VERDICT = 5
 ALPHA = 0.05
-NOT_SEEN = "not seen at this scale"
-"""Where the baseline is ahead at another scale than the claim's own: that contradicts nothing."""
 FLOOR_MARGIN, CEILING = 0.02, 0.99
 
 

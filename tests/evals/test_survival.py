@@ -21,6 +21,7 @@ def test_log_rank_equals_a_calculation_by_hand():
     # expected in the first group: 2/4 at step 1, 1/3 at step 2; variances 1/4 and 2/9
     chi = (2 - 5 / 6) ** 2 / (1 / 4 + 2 / 9)
     assert log_rank([1, 2], [None, None], 5) == pytest.approx(stats.chi2.sf(chi, 1), rel=1e-6)
+    assert log_rank([5, None], [None, None], 5) == pytest.approx(stats.chi2.sf(0.5**2 / 0.25, 1))  # passed at the end
     assert log_rank([None], [None, None], 5) is None
 
 

@@ -13,7 +13,16 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import ablations, compared, measurements, reproduction, terminal, tuning, write_report
+from antiphase.report import (
+    ablations,
+    compared,
+    measurements,
+    reproduction,
+    reproduction_plots,
+    terminal,
+    tuning,
+    write_report,
+)
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
@@ -70,6 +79,15 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models() -> None:
     assert "An older record: intervals cover seeds alone" in table.note
 
 
+def test_an_older_verdict_is_told_in_todays_words() -> None:
+    record = Record.load(RECORDS / "reproduce" / "compare.json")
+    assert "contradicted" in record.values["verdict"]
+    output = io.StringIO()
+    terminal.print_summary(record, Console(file=output, width=250))
+    assert "contradicted" not in output.getvalue()
+    assert "held-out loss, differential: not seen at this scale" in output.getvalue()
+
+
 def test_models_of_one_kind_keep_their_sentences() -> None:
     record = Record.load(RECORDS / "upcycle.json")
     entries = [*record.values["comparison"], *record.values["further_comparison"]]
@@ -119,6 +137,18 @@ def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it() -> None:
     without = reproduction.claims(replace(record, config={}))
     assert without is not None
     assert "What is claimed was not written down before the run." in without.note
+
+
+def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone() -> None:
+    learned = claim(difference=None, interval=None, learned={"softmax": [1, 2], "differential": [2, 2]},
+                    differences=[0.6, -0.1], verdict="inconclusive")  # fmt: skip
+    older = {key: value for key, value in claim(differences=[0.6, -0.1]).items() if key != "values"}
+    figure = reproduction_plots.claims(Record(kind="reproduce", values={"claims": [claim(), learned, older]}))
+    assert figure is not None
+    drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    assert [line.get_ydata()[0] for line in drawn] == [0]
+    seeds = [line for line in figure.axes[0].lines if line.get_marker() == "."]
+    assert [len(line.get_xdata()) for line in seeds] == [1, 2, 2]
 
 
 @pytest.mark.parametrize(("own_scale", "word"), [(True, "contradicted"), (False, "not seen at this scale")])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy
 import pytest
 
+from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.studies.claims import CLAIMS
 from antiphase.studies.judging import judge
 from antiphase.studies.readings import Floor
-from antiphase.studies.verdicts import NOT_SEEN
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)
