@@ -76,3 +76,22 @@ def _effects(effects: list[Effect]) -> Rows:
 
 def _words(name: str, level: str) -> str:
     return level if name in ("attention", "arm") else f"{name} {level}"
+
+
+def passes(study: str) -> Rows:
+    """The step at which each seed passed 50 %: the first factor names the row, the last one the column."""
+    known = runs_of(study)
+    row_factor, column_factor = studies()[study]["factors"]
+    columns = list(studies()[study]["factors"][column_factor])
+    rows = [[row_factor, *(f"{column_factor} {level}" for level in columns)]]
+    for name in studies()[study]["factors"][row_factor]:
+        cells = []
+        for level in columns:
+            chosen = sorted(
+                (run["seed"], run["values"]["passes"])
+                for run in known
+                if run["levels"] == {row_factor: name, column_factor: level}
+            )
+            cells.append(", ".join("never" if step is None else f"{step:,}" for _, step in chosen) or "–")
+        rows.append([name, *cells])
+    return rows

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also where this file is run from elsewhere
+import evidence_tables  # noqa: E402 – its place is known from here on
 
 from antiphase.records import Record
 from antiphase.report import compared, reproduction, tables, translation
@@ -27,7 +31,9 @@ from antiphase.studies.classify import summaries
 from antiphase.studies.dependency import summarized
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md")
+PAGES = (
+    "README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md", "docs/reproduction.md", "docs/line.md",
+)  # fmt: skip
 LENGTHS = (1024, 4096, 16384)
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 BOTH = "forward + backward"
@@ -397,10 +403,10 @@ def loops() -> list[list[str]]:
     ]
 
 
-def demo() -> list[list[str]]:
+def demo(name: str) -> list[list[str]]:
     """The headline of the demo, and where its models look; each row says what its number is."""
-    found = record("demo")
-    head, *rows = of_report("demo", compared.headline)
+    found = record(name)
+    head, *rows = of_report(name, compared.headline)
     chosen = tables.allocation_of(found)
     for state in (True, False):
         for words, value in (
@@ -469,12 +475,15 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
-    "demo": demo,
+    "demo": lambda: demo("demo"),
+    "demo-before": lambda: demo("demo-start-0.02"),
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates": lambda: learning_rates("reproduce-learning-rate"),
     "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
     "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
     "pairs-by-seed": pairs_by_seed,
+    "demo-rates": lambda: evidence_tables.passes("demo-rates"),
+    "evidence": evidence_tables.progress,
 }
 
 if __name__ == "__main__":

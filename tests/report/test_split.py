@@ -30,7 +30,7 @@ RECORDS = ROOT / "docs" / "records"
 
 def demo() -> Record:
     """An older record: its sentences have an interval from -158 to 103 points."""
-    record = Record.load(RECORDS / "demo.json")
+    record = Record.load(RECORDS / "demo-start-0.02.json")
     assert "-158.0 to 103.4" in str(record.values["comparison"])
     assert "learned" not in record.values["comparison"][0]
     return record
@@ -40,7 +40,7 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
     output = io.StringIO()
     terminal.print_summary(demo(), Console(file=output, width=250))
     page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
-    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo")
+    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo-before")
     for shown in (output.getvalue(), page, made):
         assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", shown)
         assert "2 of 3" in shown
