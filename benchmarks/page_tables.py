@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also where this file is run from elsewhere
-import evidence_tables  # noqa: E402 – its place is known from here on
+import evidence_tables
 
 from antiphase.records import Record
 from antiphase.report import compared, reproduction, tables, translation
@@ -32,8 +32,9 @@ from antiphase.studies.dependency import summarized
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
-    "README.md", "docs/performance.md", "docs/calibration.md", "docs/results.md", "docs/reproduction.md", "docs/line.md",
-)  # fmt: skip
+    "README.md",
+    *(f"docs/{name}.md" for name in ("performance", "calibration", "results", "reproduction", "line")),
+)
 LENGTHS = (1024, 4096, 16384)
 SHORT = {"float32": "fp32", "bfloat16": "bf16"}
 BOTH = "forward + backward"
@@ -403,6 +404,42 @@ def loops() -> list[list[str]]:
     ]
 
 
+def demo_at_a_glance() -> list[list[str]]:
+    """The first table of the README: every number is a seed's, none a mean over seeds but where it says so."""
+    found = record("demo")
+    arms = tables.arms_of(found)
+    runs = {arm: sorted((run for run in tables.runs_of(found) if run["arm"] == arm), key=lambda run: run["seed"])
+            for arm in arms}  # fmt: skip
+    chosen = [row for row in tables.allocation_of(found) if row["layer"] == "all"
+              and row["map"] in ("softmax", "difference")]  # fmt: skip
+
+    def looked(arm: str, trained: bool) -> float:
+        return statistics.fmean(row["spans"]["answer"]["share"] for row in chosen
+                                if (row["arm"], row["trained"]) == (arm, trained))  # fmt: skip
+
+    def row(words: str, cell: Callable[[str], str]) -> list[str]:
+        return [words, *(cell(arm) for arm in arms)]
+
+    def passed(arm: str) -> list[int | None]:
+        return [run["passes"] for run in runs[arm]]
+
+    guess = percent(found.values["guess_rate"])
+    return [
+        ["", *arms],
+        row("seeds that learned to find the fact",
+            lambda arm: f"{sum(step is not None for step in passed(arm))} of {len(passed(arm))}"),
+        row("training steps until half the answers are right, by seed",
+            lambda arm: ", ".join("never" if step is None else f"{step:,}" for step in passed(arm))),
+        row(f"right answers at the end, by seed (a guess: {guess})",
+            lambda arm: ", ".join(percent(run["final"]["accuracy"]) for run in runs[arm])),
+        row("share of attention on the answer, mean over seeds (untrained)",
+            lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
+        row("parameters", lambda arm: f"{runs[arm][0]['parameters']:,}"),
+        row("training speed, tokens/s of one core, median",
+            lambda arm: f"{statistics.median(run['tokens_per_second'] for run in runs[arm]):,.0f}"),
+    ]  # fmt: skip
+
+
 def demo(name: str) -> list[list[str]]:
     """The headline of the demo, and where its models look; each row says what its number is."""
     found = record(name)
@@ -476,6 +513,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
     "demo": lambda: demo("demo"),
+    "demo-short": demo_at_a_glance,
     "demo-before": lambda: demo("demo-start-0.02"),
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates": lambda: learning_rates("reproduce-learning-rate"),
