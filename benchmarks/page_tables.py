@@ -435,8 +435,6 @@ def demo_at_a_glance() -> list[list[str]]:
         row("share of attention on the answer, mean over seeds (untrained)",
             lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
         row("parameters", lambda arm: f"{runs[arm][0]['parameters']:,}"),
-        row("training speed, tokens/s of one core, median",
-            lambda arm: f"{statistics.median(run['tokens_per_second'] for run in runs[arm]):,.0f}"),
     ]  # fmt: skip
 
 
