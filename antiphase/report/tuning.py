@@ -35,14 +35,16 @@ def rates(record: Record) -> Table | None:
     if not rows:
         return None
     chosen = record.values["chosen"]
+    diverged = any(row.get("diverged") for row in rows)
     cells = [
         [row["arm"], row["learning_rate"], row["seeds"], *end_of(record, row), row["passed"], row.get("spikes"),
-         row.get("diverged"), chosen[row["arm"]] == row["learning_rate"]]
+         *([row.get("diverged")] if diverged else []), chosen[row["arm"]] == row["learning_rate"]]
         for row in rows
     ]  # fmt: skip
     columns = [Column("Arm"), Column("Learning rate", "number"), Column("Seeds", "integer"),
                Column("Accuracy", "percent"), Column("Loss", "loss"), Column("Passed", "integer"),
-               Column("Gradient spikes", "integer"), Column("Diverged", "integer"), Column("Best")]  # fmt: skip
+               Column("Gradient spikes", "integer"), *([Column("Diverged", "integer")] if diverged else []),
+               Column("Best")]  # fmt: skip
     note = (
         "Accuracy and loss: median at the end of training over the seeds that did not diverge; where some seeds "
         "learned and others did not, how many did, and from which to which loss. Passed: runs whose accuracy crossed "

@@ -21,7 +21,7 @@ from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.records import write_atomically
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_model, is_in_use, read_metrics
+from antiphase.training.run_folder import check_model, check_text, is_in_use, read_metrics
 
 POLL_SECONDS = 0.5
 
@@ -66,7 +66,8 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 
     Raises:
-        InputError: a run refused its settings; the message is its own. Or a finished run holds another model by now.
+        InputError: a run refused its settings; the message is its own. Or a finished run holds another model by now, or
+            has read other text than the study.
         Interrupted: Ctrl-C or termination; every run has written its checkpoint.
         RuntimeError: a run broke; the message names its log.
     """
@@ -84,6 +85,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                 for job in [job for job in waiting if job not in left_behind]:
                     if (output / job.name / "record.json").is_file():
                         check_model(output / job.name)
+                        _check_text(job, jobs[0], output)
                         waiting.remove(job)
                         _report(job, output, report, done=True)
                     elif len(running) + len(left_behind) < processes:
@@ -102,9 +104,16 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                     if ended:
                         del running[job]
                         _check(job, process.returncode, output)
+                        _check_text(job, jobs[0], output)
                     _report(job, output, report, done=ended)
         except KeyboardInterrupt:
             raise Interrupted("every run has written a checkpoint") from None
+
+
+def _check_text(job: Job, first: Job, output: Path) -> None:
+    """The study read the text of its first job; an arm may have other data by its settings."""
+    if job.settings.data == first.settings.data:
+        check_text(output / job.name, output)
 
 
 def is_diverged(values: Mapping[str, Any]) -> bool:
@@ -137,7 +146,7 @@ def _start(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.
 
 
 def _check(job: Job, code: int, output: Path) -> None:
-    if code == 0 or code == DIVERGED:
+    if code in (0, DIVERGED):
         return
     log = output / "logs" / f"{job.name}.log"
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]

@@ -147,6 +147,20 @@ def check_model(folder: Path) -> None:
         )
 
 
+def check_text(folder: Path, study: Path) -> None:
+    """That a finished run of a study read the study's text, which may have changed before the run began.
+
+    Raises:
+        InputError: it read other text.
+    """
+    content = study / CONTENT
+    if content.is_file() and not is_same_content(folder, content.read_text("utf-8").strip()):
+        raise InputError(
+            f"{folder} was trained on other text than its study began with; bring the text back and remove that "
+            "folder, and --resume trains the run again"
+        )
+
+
 def is_same_content(folder: Path, content: str) -> bool:
     """Whether a run or study read these tokens; true where it did not keep which."""
     path = folder / CONTENT

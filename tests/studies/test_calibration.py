@@ -275,9 +275,9 @@ def test_tasks_at_chance_are_not_searched(run, refused, tmp_path):
 
 def test_logits_that_are_no_numbers_stop_the_search(run, refused, tmp_path, calibration_model):
     model = LlamaForCausalLM.from_pretrained(calibration_model / "model")
-    word = load_task("task.yaml", tokenizer_of(calibration_model)).samples[0].prompt[-4]
-    with torch.no_grad():
-        model.model.embed_tokens.weight[word] = torch.nan
+    with torch.no_grad():  # finite weights, whose products are not
+        for part in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.k_proj):
+            part.weight.copy_(torch.where(part.weight < 0, -3e38, 3e38))
     model.save_pretrained(tmp_path / "broken")
     tokenizer_of(calibration_model).save_pretrained(tmp_path / "broken")
     refused(

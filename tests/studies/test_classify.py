@@ -203,6 +203,19 @@ def test_a_killed_study_goes_on(run, tmp_path, monkeypatch):
     assert len(trained) == 3
 
 
+def test_a_finished_run_with_another_model_is_not_gone_on_with(run, tmp_path):
+    command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
+    assert run(command)[0] == 0
+    assert run(f"{command} --resume")[0] == 0
+    (model,) = (tmp_path / "r").glob("*-seed0/model.safetensors")
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(bytes(content))
+    code, _, err = run(f"{command} --resume")
+    assert code == 2
+    assert f"{model.parent.relative_to(tmp_path)} holds another model than its run wrote" in err
+
+
 def test_nothing_is_overwritten_and_no_other_work_resumed(run, refused, tmp_path):
     words = f"classify --train train.txt {CNN}"
     assert run(f"{words} --output r")[0] == 0

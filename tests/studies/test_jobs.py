@@ -83,6 +83,20 @@ def test_a_run_that_diverged_leaves_the_others_going(tmp_path, job, scripts):
     assert len(scripts["started"]) == 3
 
 
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_that_read_other_text_is_no_part_of_the_study(tmp_path, job, scripts, finished):
+    """The text has changed between two runs: each of them reads it anew."""
+    (tmp_path / "text.sha256").write_text("one\n")
+    write = "(folder / 'text.sha256').write_text(%r)"
+    scripts["a"], scripts["b"] = f"{RECORD}; {write % 'one'}", f"{RECORD}; {write % 'other'}"
+    with pytest.raises(InputError, match=f"{tmp_path / 'b'} was trained on other text than its study began with"):
+        run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    if finished:
+        with pytest.raises(InputError, match=f"{tmp_path / 'b'} was trained on other text"):
+            run_jobs([job("b")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    assert [name for name, _ in scripts["started"]] == ["a", "b"]
+
+
 def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):
     scripts["a"], scripts["b"] = "raise OSError('no space left')", ENDLESS
     start = time.monotonic()
