@@ -6,6 +6,8 @@ WORKERS ?= auto
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
+# Modules are compiled when they are first imported: half of what installation would take.
+INSTALL = $(PIP) install --quiet --no-compile --constraint constraints.txt
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 TORCH = $(shell grep '^torch==' constraints.txt)
@@ -15,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-slow test-triton test-all lint format types imports clean
+.PHONY: help .venv demo test test-essential test-slow test-triton test-all full lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +30,11 @@ demo: $(RUNTIME)  ## train the small comparison into runs/demo, or resume it; in
 test: $(DEV)  ## fast tests, a few minutes
 	$(PYTEST) -m "not slow"
 
-test-slow: $(DEV)  ## the other tests: training runs, other processes
+test-essential: $(DEV)  ## one slow test of each kind, and those of the GPU kernels that are not slow
+	$(PYTEST) -m essential
+	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/ops/triton
+
+test-slow: $(DEV)  ## all tests that `make test` leaves out: training runs, other processes
 	$(PYTEST) -m slow
 
 test-triton: $(DEV)  ## the GPU kernels, under Triton's interpreter
@@ -36,6 +42,9 @@ test-triton: $(DEV)  ## the GPU kernels, under Triton's interpreter
 
 test-all: $(DEV)  ## all tests but those of the GPU kernels
 	$(PYTEST)
+
+full: $(DEV)  ## all tests, the GPU kernels and the examples, with a record: half an hour on two cores
+	$(BIN)/python benchmarks/full_run.py
 
 lint: $(DEV)  ## style: ruff's rules and format
 	$(BIN)/ruff check .
@@ -64,11 +73,11 @@ $(RUNTIME): pyproject.toml constraints.txt
 		echo 'This Python lacks the venv module. Install it (Debian, Ubuntu: apt install python3-venv).' >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo 'Installing $(TORCH), then the packages antiphase runs on, into $(VENV): a few minutes'
-	@$(PIP) install --quiet --constraint constraints.txt $(TORCH)
-	@$(PIP) install --quiet --constraint constraints.txt --editable .
+	@$(INSTALL) $(TORCH)
+	@$(INSTALL) --editable .
 	@touch $@
 
 $(DEV): $(RUNTIME)
 	@echo 'Installing the development tools into $(VENV)'
-	@$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@$(INSTALL) --editable '.[dev]'
 	@touch $@

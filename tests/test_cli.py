@@ -407,6 +407,7 @@ def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, 
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
+@pytest.mark.slow
 def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tiny):
     refused("MODEL missing is no finished run of antiphase", "upcycle missing --output new")
     for kind in ("softmax", "differential"):
@@ -565,6 +566,7 @@ def test_benchmarks_on_a_gpu_need_the_kernels(subject, refused, monkeypatch):
     refused("--device cuda: .*needs Triton.*pip install", f"benchmark {subject} --device cuda --output out")
 
 
+@pytest.mark.slow
 def test_needles_and_attention_in_plain_text_for_several_models(antiphase, refused, tmp_path, foreign_model, text):
     antiphase("--version")  # takes along what saving the model has printed
     shutil.copytree(tmp_path / "llama", tmp_path / "copy")
@@ -594,6 +596,7 @@ def test_needles_and_attention_in_plain_text_for_several_models(antiphase, refus
     refused("--length takes one number for allocation", f"evaluate allocation {words} --length 150,200 --output new")
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_extended(antiphase, refused, tmp_path, tiny):
     assert antiphase(f"train {tiny} --output short --set training.steps=2")[0] == 0
     refused("--length 25 must be more than the 25 positions", "extend short --length 25 --output long")
@@ -628,6 +631,7 @@ def test_learning_in_context_of_another_family(antiphase, refused, tmp_path, for
     assert page.count("<img") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measurement", "words"),
     [

@@ -63,6 +63,7 @@ def test_constraints_pin_every_dependency_at_an_allowed_version(requirement):
     assert requirement.specifier.contains(pin, prereleases=True)
 
 
+@pytest.mark.slow
 def test_every_library_the_package_imports_is_declared():
     imported = set()
     for path in (ROOT / "antiphase").rglob("*.py"):

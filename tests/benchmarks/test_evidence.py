@@ -46,6 +46,7 @@ def made(truth, *, seeds=3, blocks=40, seed_noise=0.0, text_noise=0.0, generator
     return runs
 
 
+@pytest.mark.slow
 def test_every_study_is_whole_and_its_runs_have_names_of_their_own():
     for name, study in evidence.studies().items():
         runs = list(evidence.runs_of(name, study))

@@ -441,6 +441,7 @@ packing.pack(corpus, tokenizer, sequence_length=16, cache=cache, progress=lambda
 """
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_a_packer_that_dies_leaves_neither_lock_nor_half_a_file(
     corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path

@@ -91,6 +91,7 @@ def taught(model, tokenizer):
     return model.eval()
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_every_answer_is_perfect_in_both_evaluations(build, scored, tokenizer):
     row, own = scored(taught(build("softmax"), tokenizer))
     assert row["metrics"]["acc"]["value"] == 1.0

@@ -413,6 +413,7 @@ def test_logits_that_are_no_numbers_are_seen(tmp_path, tokenizer, tiny_model):
         score_samples(model, load_task(path, tokenizer).samples)
 
 
+@pytest.mark.slow
 def test_needles(tmp_path, tokenizer, tiny_model):
     text = " ".join(f"the cat sat on mat {i} ." for i in range(400))
     path = written(tmp_path, {"template": "needles", "data": data(tmp_path, "book.txt", text), "length": 300})

@@ -173,6 +173,7 @@ def test_a_model_writes_what_greedy_decoding_writes(haystack, text_tokenizer, mo
         assert output == text_tokenizer.decode(written)
 
 
+@pytest.mark.slow
 def test_a_model_that_learned_the_answers_scores_one_and_at_others_nothing(haystack, text_tokenizer, tiny_config):
     learned, other = (haystack.contexts(size(4, 2, depth, 300), 3, seed=0) for depth in (0.5, 0.25))
     torch.manual_seed(0)

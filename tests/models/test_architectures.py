@@ -136,6 +136,8 @@ def test_a_saved_model_comes_back_equal(tmp_path, name):
     assert half(ids).logits.dtype == torch.bfloat16
 
 
+@pytest.mark.essential
+@pytest.mark.slow
 def test_a_saved_model_loads_in_a_new_process(tmp_path):
     built(DECODERS["gpt2"]).save_pretrained(tmp_path)
     code = (

@@ -116,6 +116,7 @@ def marked_texts(generator: torch.Generator) -> dict[str, Tensor]:
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": labels}
 
 
+@pytest.mark.slow
 @every_classifier
 def test_a_classifier_learns_which_word_decides(name):
     model = classifier(name)
@@ -127,6 +128,7 @@ def test_a_classifier_learns_which_word_decides(name):
     assert (found == test["labels"]).float().mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
 def test_a_language_model_overfits_a_batch_and_says_it_again(name):
     ids = torch.randint(3, 31, (4, 12))
@@ -137,6 +139,7 @@ def test_a_language_model_overfits_a_batch_and_says_it_again(name):
     assert torch.equal(said, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["encoder", "differential encoder", "batch-norm encoder"])
 def test_an_encoder_names_masked_tokens_from_both_sides(name):
     """Each token is the one before it plus one, so either neighbour says what is hidden."""

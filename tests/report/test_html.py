@@ -64,6 +64,7 @@ def both(both_on_a_page: Path) -> tuple[Page, str]:
     return Page(both_on_a_page), both_on_a_page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, str]) -> None:
     page, _ = both
     found: list[tables.Table | None] = [
@@ -133,12 +134,15 @@ def test_the_map_says_which_head_it_shows(both: tuple[Page, str]) -> None:
     assert re.search(r"softmax: layer 1, head 1, counted from 0, with 0\.\d{3} of \|weight\| on the answer", page.text)
 
 
+@pytest.mark.essential
+@pytest.mark.slow
 def test_equal_records_give_equal_bytes(comparison: Record, tmp_path: Path) -> None:
     first = write_report([comparison], tmp_path / "first.html").read_bytes()
     second = write_report([copy.deepcopy(comparison)], tmp_path / "second.html").read_bytes()
     assert first == second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["runs", "needles", "allocation", "attention_map", "comparison", "parameters"])
 @pytest.mark.parametrize("absent", [True, False])
 def test_any_part_may_be_missing_or_null(comparison: Record, tmp_path: Path, part: str, absent: bool) -> None:

@@ -155,6 +155,7 @@ def test_tokens_stay_readable_on_their_shade(show: Any, look_record: Look) -> No
             assert ratio(text, f"rgb({mixed[0]}, {mixed[1]}, {mixed[2]})") > 4.5, shade
 
 
+@pytest.mark.essential
 def test_every_map_of_every_head_is_the_records(show: Any, look_record: Look) -> None:
     record = look_record()
     page = show(record)
@@ -195,6 +196,7 @@ def test_hovering_shows_the_weight(show: Any, look_record: Look) -> None:
     assert token.get_attribute("title") == f"{shown_number(float(layer.weights[0, 6, 2]))} · token 2"
 
 
+@pytest.mark.essential
 def test_clicks_choose(show: Any, look_record: Look) -> None:
     record = look_record()
     layers = layers_of(record)

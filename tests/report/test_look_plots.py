@@ -99,6 +99,7 @@ def test_rectangular_maps_are_drawn(look_record: Look, tmp_path: Path) -> None:
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Der", " Hund"]
 
 
+@pytest.mark.slow
 def test_the_static_page_shows_them_beside_other_records(
     look_record: Look, hostile_words: tuple[str, ...], comparison: Record, tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
             [int(plots.arm_colour(arms, arm)[place : place + 2], 16) / 255 for place in (1, 3, 5)]))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Record, tmp_path: Path) -> None:
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
     others = (

@@ -36,6 +36,7 @@ def demo() -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path: Path) -> None:
     output = io.StringIO()
     terminal.print_summary(demo(), Console(file=output, width=250))

@@ -319,6 +319,7 @@ def tokenizer_of(folder):
     return AutoTokenizer.from_pretrained(folder / "model")
 
 
+@pytest.mark.slow
 def test_study(run, tmp_path, calibration_model):
     words = "calibrate study model --task task.yaml --samples 24 --alpha 1.2 --shots 1 --score probability"
     code, out, _ = run(f"{words} --output s")

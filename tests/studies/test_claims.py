@@ -330,6 +330,7 @@ def bits(arm, seed):
     return {"rows": [{"bits": None, "loss": 3.0}, {"bits": 4, "loss": 3.5 + 0.01 * seed if arm == "softmax" else 3.0}]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "part", "values"),
     [

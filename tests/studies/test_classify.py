@@ -293,6 +293,7 @@ def test_word_vectors_are_used(run, tmp_path):
     assert weight[known["glad"]].mean() > 4.5
 
 
+@pytest.mark.slow
 def test_every_model_by_name_learns_from_every_kind_of_pieces(run, tmp_path):
     """A differential encoder has exactly what the softmax one has, but for λ and the heads' norms."""
     names = ",".join(CLASSIFIERS)

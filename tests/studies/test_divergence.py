@@ -70,6 +70,7 @@ def drawn(record, folder):
     return {table.title: table.text() for table in main_tables(record)}
 
 
+@pytest.mark.slow
 def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     preset = diverging("differential-seed1")
     record = compare(preset, tmp_path / "c")
@@ -93,6 +94,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     assert again.values["runs"] == record.values["runs"]
 
 
+@pytest.mark.slow
 def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
     every = [f"{arm}-seed{seed}" for arm in ("softmax", "differential") for seed in (0, 1)]
     record = compare(diverging(*every), tmp_path / "c")
@@ -119,6 +121,7 @@ def test_a_ladder_with_a_diverged_run_has_no_law(tmp_path, diverging):
     drawn(record, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_row_of_ablations_says_how_many_diverged(tmp_path, diverging):
     preset = diverging("no-norm-seed1")
     chosen, left_out = ablation_preset(preset, ["no-norm"])
@@ -138,6 +141,7 @@ def test_gradients_are_a_mean_of_the_runs_that_logged_some():
     assert _layer_means([[1.0, 2.0], [], [3.0, None]]) == [2.0, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
 def test_a_finished_run_with_another_model_is_not_measured_again(tmp_path, diverging, file):
     preset = diverging()
@@ -159,6 +163,7 @@ def _jobs(preset, output):
     return Study(preset, output).jobs
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_where_its_model_stands(tmp_path, diverging):
     compare(diverging("softmax-seed0"), tmp_path / "c")
     folders = {path.parent.name for path in (tmp_path / "c").glob("*/model.sha256")}

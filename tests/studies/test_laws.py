@@ -65,6 +65,7 @@ def test_an_arm_that_never_gets_there_has_no_ratio():
     assert (found.needed, found.ratio, found.interval) == (None, None, None)
 
 
+@pytest.mark.slow
 def test_intervals_of_the_ratio_hold_the_truth_as_often_as_they_say():
     """With two seeds, where resampling would hold it half the time."""
     base, arm = Law(1.5, 40.0, 0.25), Law(1.5, 40.0 * 0.65**0.25, 0.25)

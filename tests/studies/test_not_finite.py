@@ -1,6 +1,7 @@
 """No number comes from a model whose logits or attention are NaN or infinite: every command refuses it by name.
 
-The weights are finite, so that the model loads; what they compute is not.
+The weights are finite, so that the model loads; what they compute is not. Every text is longer than 16 tokens: with
+fewer, PyTorch's fused causal attention makes finite numbers of such scores on processors with AVX-512.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ dataset_path: json
 dataset_kwargs: {{data_files: {{test: rows.jsonl}}}}
 test_split: test
 output_type: {kind}
-doc_to_text: "The {{{{q}}}}:"
+doc_to_text: "The harbour lay quiet under a pale morning, and two boats rocked beside the long grey pier at {{{{q}}}}:"
 doc_to_target: a
 """
 WORDS = "--data book.txt --samples 2"

@@ -187,6 +187,7 @@ def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_o
         before[part] = request.own(part)
 
 
+@pytest.mark.slow
 def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_journal(work, request_of):
     counted = Counted(stop=True)
     work.request = replace(request_of, tasks=["one"])
@@ -200,6 +201,7 @@ def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_jou
         assert counted.found[-1] == kept
 
 
+@pytest.mark.slow
 def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_of):
     counted = Counted()
     work.request = replace(request_of, tasks=["one"])

@@ -70,6 +70,7 @@ def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unl
         evaluate(ask, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 @pytest.mark.parametrize("torn", [False, True])
 def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, measurement, torn):
@@ -139,6 +140,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path, ask):
         evaluate(ask, tmp_path / "out", resume=True)
 
 
+@pytest.mark.slow
 def test_the_text_of_a_models_own_run_is_part_of_the_work(tmp_path, tiny_preset, ask, unloaded):
     changes = ["data.sequence_length=180", "data.needles=2", "data.queries=1", "training.steps=1"]
     train_run(load_preset(str(tiny_preset), changes, data=ask.paths).run, tmp_path / "run", resume=False)
@@ -170,6 +172,7 @@ def shots(ask: Request, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: 
     return run
 
 
+@pytest.mark.slow
 def test_many_shot_is_returned_without_its_model_and_refused_by_name(tmp_path, shots, unloaded):
     code, said = shots()
     assert code == 0, said

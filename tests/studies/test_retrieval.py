@@ -101,6 +101,7 @@ def test_models_read_the_same_contexts_and_their_differences_are_paired(tmp_path
     assert {row["guess_rate"] for row in values["cells"]} == {1 / 3}
 
 
+@pytest.mark.slow
 def test_tables_and_the_heatmap_show_every_size(tmp_path, make, book):
     names = [make("ours"), make("llama", "llama")]
     words = {"needles": [1, 2], "queries": [1, 2], "lengths": [200, LENGTH]}
@@ -118,6 +119,7 @@ def test_tables_and_the_heatmap_show_every_size(tmp_path, make, book):
     assert figure.axes[0].get_yticklabels()[-2].get_text() == "untrained, anywhere"
 
 
+@pytest.mark.slow
 def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, text_tokenizer, generated_text):
     other = train_tokenizer([generated_text], 330)
     names = [make("ours"), make("llama", "llama", tokenizer=other, positions=400)]
@@ -154,6 +156,7 @@ def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, te
     assert 0 < noise < 1 - anywhere["spans"]["answer"]["share"]
 
 
+@pytest.mark.slow
 def test_the_answers_span_moves_with_its_depth(tmp_path, make, book):
     """An untrained map of small weights is nearly uniform, so it gives a span what its length is."""
     record = evaluate_retrieval(
@@ -398,6 +401,7 @@ cli.main()
 """
 
 
+@pytest.mark.essential
 @pytest.mark.slow
 def test_a_killed_command_goes_on(tmp_path, make, book, counted, monkeypatch):
     words = [make("ours"), "--against", make("llama", "llama"), "--data", book, "--needles", "3", "--depths", "0.5"]

@@ -88,6 +88,7 @@ def test_generated_pairs_from_command_to_page(run, tmp_path, monkeypatch):
         assert words in page
 
 
+@pytest.mark.slow
 def test_each_run_loads_and_writes_what_the_record_says(run, tmp_path):
     """The folder's model and tokenizer, by transformers alone, give the recorded score; `look` shows the alignment."""
     words = "translate --train train.tsv --test test.tsv --models transformer --set epochs=40 --set batch_size=8"
@@ -138,6 +139,7 @@ def test_other_pieces_stop_at_the_end_too(run, tmp_path, tokenizer):
     assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_trains_nothing_twice(run, tmp_path, monkeypatch):
     words = f"translate --models transformer --seeds 0,1 {MADE} --output"
     assert run(f"{words} whole")[0] == 0

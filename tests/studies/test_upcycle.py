@@ -73,6 +73,7 @@ def test_what_cannot_be_upcycled_is_refused(tiny_preset, tmp_path):
     assert not (tmp_path / "up").exists()
 
 
+@pytest.mark.slow
 def test_text_that_has_changed_is_refused(tiny_preset, tmp_path, generated_text):
     text = tmp_path / "text.txt"
     text.write_text(generated_text)

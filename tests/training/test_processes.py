@@ -53,6 +53,7 @@ def test_stopped_run_goes_on_to_the_same_weights(tmp_path, tiny_preset, run, out
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
+@pytest.mark.essential
 def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcome):
     overrides = ("training.steps=8", "training.micro_batch_size=2", "training.batch_size=7")
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")

@@ -76,6 +76,7 @@ def unable(*tensors):
     raise RuntimeError("No available kernel.\nAborting execution.")
 
 
+@pytest.mark.slow
 def test_the_benchmark(small, monkeypatch):
     cases = [small(33, task) for task in COMPARED_ON_GPU]
     known = {

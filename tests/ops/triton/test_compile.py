@@ -34,6 +34,7 @@ def compiled(*calls):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key_maps", "architecture"), [(2, 90), (1, 80)])
 def test_kernels_compile_and_fit(key_maps, architecture):
     rows = {row["kernel"]: row for row in compiled((64, key_maps, "bf16", architecture))}
@@ -41,6 +42,7 @@ def test_kernels_compile_and_fit(key_maps, architecture):
     assert all(row["spilled"] <= SPILLED for row in rows.values())
 
 
+@pytest.mark.slow
 def test_what_else_a_call_may_ask_for_compiles():
     variants = "windows and masked", "packed", "one order of additions", "inference, values in halves, 32 rows"
     rows = compiled(*((64, 2, "bf16", 90, variant) for variant in variants), (64, 2, "bf16", 80))
@@ -50,6 +52,7 @@ def test_what_else_a_call_may_ask_for_compiles():
     assert all(row["spilled"] <= 2 * SPILLED for row in rows)
 
 
+@pytest.mark.slow
 def test_the_widest_heads_compile_and_fit():
     rows = compiled((128, 2, "bf16", 80), (128, 2, "bf16", 90, "masked"))
     assert len(rows) == 6 + 4

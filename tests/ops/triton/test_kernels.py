@@ -371,6 +371,7 @@ def test_values_in_halves():
     assert torch.equal(whole, parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention_type", ["differential", "differential_v2"])
 @pytest.mark.parametrize("window", [None, 5])
 def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):

@@ -1,0 +1,66 @@
+"""Everything that can be checked on one machine, and its record: ``make full``.
+
+``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels and the examples. A step that fails
+does not stop the others; it is in the record, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from antiphase.records import Record
+
+ROOT = Path(__file__).parent.parent
+PYTEST = [sys.executable, "-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+TESTS = {
+    "tests": (["tests", "--ignore", "tests/ops/triton"], {}),
+    "GPU kernels, interpreted": (["tests/ops/triton"], {"TRITON_INTERPRET": "1"}),
+}
+OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def main() -> int:
+    """Run every step, print how it ended, write docs/records/full-run.json."""
+    started = time.perf_counter()
+    steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
+    record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
+    print(record.save(ROOT / "docs/records", "full-run"))  # noqa: T201  # a script says where its result lies
+    return int(any(step["status"] for step in steps))
+
+
+def run(name: str, command: list[str], extra: dict[str, str]) -> dict[str, Any]:
+    """One step: its name, exit status and seconds; its output goes to the terminal."""
+    print(f"\n== {name}", flush=True)  # noqa: T201  # progress
+    started = time.perf_counter()
+    environment = os.environ | OFFLINE | extra  # noqa: TID251  # a child's environment
+    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    return {"step": name, "status": status, "seconds": time.perf_counter() - started}
+
+
+def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any]:
+    """A step of pytest, with the numbers of tests run, failed and skipped, and what failed."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "results.xml"
+        step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
+        suite = ElementTree.parse(path).getroot()[0]  # written by the line above
+    cases = suite.findall("testcase")
+    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    return {
+        **step,
+        "tests": int(suite.attrib["tests"]),
+        "skipped": int(suite.attrib["skipped"]),
+        "failed": [f"{case.attrib['classname']}::{case.attrib['name']}" for case in failed],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
