@@ -21,7 +21,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.attention_kinds import has_two_keys, is_differential, refuse_unread
-from antiphase.ops.api import attend_cached, differential_attention, serves_cache
+from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention, serves_cache
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
@@ -201,7 +201,8 @@ def softmax_attention(
     scale: float | None,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """Ordinary attention through ``scaled_dot_product_attention``, the last query aligned with the last key.
+    """Ordinary attention, the last query aligned with the last key: on the native kernels where they serve the call,
+    else through ``scaled_dot_product_attention``.
 
     Returns (B, N, heads, dv). A row that sees no key gives zeros.
     """
@@ -210,6 +211,11 @@ def softmax_attention(
         return _attention_with_sink(
             query, key, value, mask, s_aux, is_causal=is_causal, sliding_window=sliding_window, scale=scale
         )
+    found = native_softmax_attention(
+        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scale
+    )
+    if found is not None:
+        return found.transpose(1, 2)
     grouped = query.shape[1] != key.shape[1]
     if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
         out = scaled_dot_product_attention(

@@ -12,10 +12,23 @@ from torch import Tensor
 
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
-from antiphase.benchmarks.schemes import COMPARED, DIFFLLAMA, FOUR_CALLS, OURS, OURS_V2, SOFTMAX, Case, Scheme, work
+from antiphase.benchmarks.schemes import (
+    BLOCKWISE,
+    COMPARED,
+    DIFFLLAMA,
+    FOUR_CALLS,
+    OURS,
+    OURS_V2,
+    SOFTMAX,
+    WITH_NATIVE,
+    Case,
+    Scheme,
+    work,
+)
 from antiphase.benchmarks.timing import paired_times, product_rate, ratios, waiting
 from antiphase.interface import differential_output, join_halves
 from antiphase.ops.api import differential_attention
+from antiphase.ops.native.library import kernels, why_not_built
 from antiphase.records import Record
 
 HEADS, WIDTH = 8, 64
@@ -67,7 +80,8 @@ def _on_cpu(*, quick: bool) -> Plan:
             Case(4096, heads, width, torch.float32, task) for heads, width in other_widths for task in tasks
         ]  # fmt: skip
         memory = [Case(n, HEADS, WIDTH, torch.float32, task) for n in (4096, 16384) for task in tasks]
-    return Plan(found, memory, COMPARED, (OURS, SOFTMAX, DIFFLLAMA, OURS_V2), "blockwise", dtypes)
+    impl = "blockwise" if why_not_built() else "native"
+    return Plan(found, memory, COMPARED, (OURS, SOFTMAX, *WITH_NATIVE, DIFFLLAMA, OURS_V2), impl, dtypes)
 
 
 def _on_gpu(device: str, *, quick: bool) -> Plan:
@@ -156,6 +170,8 @@ def benchmark_attention(
             "seconds": seconds,
             "quick": quick,
             "device": device,
+            "impl": plan.impl,
+            "kernels": kernels() if plan.impl == "native" else None,
         },
         seeds=[seed],
         seconds=time.perf_counter() - started,
@@ -169,7 +185,7 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
         return False
     if scheme.holds_maps:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
-    if scheme is FOUR_CALLS:
+    if scheme in (FOUR_CALLS, BLOCKWISE):
         return not quick and case.length <= LONGEST_OF_ALL
     if scheme is DIFFLLAMA and case.task != "decode":
         return case.dtype == torch.float32 or case.length <= LONGEST_OF_ALL

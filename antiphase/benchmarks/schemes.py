@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from antiphase.interface import differential_output, join_halves
+from antiphase.interface import differential_output, join_halves, softmax_attention
 from antiphase.ops.api import differential_attention
+from antiphase.ops.native.library import why_not_built
 
 LAM = 0.4
 
@@ -122,6 +124,13 @@ def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, imp
 def softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """Ordinary attention with as many maps."""
     return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+
+
+def native_softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """Ordinary attention on the native kernels, as the attention function ``antiphase`` has it."""
+    return softmax_attention(
+        query, key, value, None, is_causal=query.shape[2] > 1, sliding_window=None, scale=None
+    ).transpose(1, 2)  # fmt: skip
 
 
 def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
@@ -245,9 +254,15 @@ DECODING_V2 = Scheme("V2", ours_v2_decoding, forward=3, backward=0, shares_keys=
 SOFTMAX_DECODING = decoding_ways(SOFTMAX, of_softmax)
 ONE_CALL_V2_DECODING = decoding_ways(ONE_CALL_V2, of_v2)
 
+NATIVE_SOFTMAX = Scheme("native softmax", native_softmax, forward=4, backward=10)
+BLOCKWISE = Scheme("V1 blockwise", partial(ours, impl="blockwise"), forward=4, backward=10)
+WITH_NATIVE = [] if why_not_built() else [NATIVE_SOFTMAX]
+"""What else there is to compare with where the native kernels are built."""
+BY_ROWS = [SOFTMAX, *WITH_NATIVE, *([BLOCKWISE] if WITH_NATIVE else []), DIFFLLAMA, FOUR_CALLS, TWO_CALLS]
+
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
-    "forward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
-    "forward + backward": [(OURS, [SOFTMAX, DIFFLLAMA, FOUR_CALLS, TWO_CALLS]), (OURS_V2, [ONE_CALL_V2])],
-    "decode": [(DECODING, [*SOFTMAX_DECODING, DIFFLLAMA]), (DECODING_V2, ONE_CALL_V2_DECODING)],
+    "forward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
+    "forward + backward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
+    "decode": [(DECODING, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA]), (DECODING_V2, ONE_CALL_V2_DECODING)],
 }
 """By task: a scheme of this package, and what it is compared with in the same rounds."""

@@ -76,6 +76,24 @@ def report(
     make_console().print(f"written: {output}")
 
 
+def build() -> None:
+    """Compile the native attention kernels of this machine, half a minute; needs a C++ compiler and nothing else.
+
+    Example: [bold]antiphase build[/]
+    """
+    from antiphase.errors import InputError
+    from antiphase.ops.native.build import BuildError
+    from antiphase.ops.native.build import build as compile_library
+
+    console = make_console()
+    with console.status("compiling"):
+        try:
+            path = compile_library()
+        except BuildError as error:
+            raise InputError(f"the native kernels were not built: {error}") from None
+    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
 def env() -> None:
     """Versions and hardware, for a bug report.
 
@@ -83,9 +101,11 @@ def env() -> None:
     """
     import torch
 
+    from antiphase.ops.native import library
     from antiphase.records import environment
 
     console = make_console()
     for name, value in environment().items():
         console.print(f"{name:>12}  {value}", highlight=False)
     console.print(f"{'cuda':>12}  {torch.version.cuda or 'none'}", highlight=False)
+    console.print(f"{'kernels':>12}  {library.why_not_built() or library.kernels()}", highlight=False, soft_wrap=True)

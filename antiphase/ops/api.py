@@ -15,10 +15,12 @@ from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
+from antiphase.ops.native.library import why_not as why_not_native
+from antiphase.ops.native.operators import native_attention, native_attention_of_few
 from antiphase.ops.reference import reference_attention
-from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors
+from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors, statistics_dtype
 
-IMPLEMENTATIONS = ("auto", "reference", "blockwise", "triton")
+IMPLEMENTATIONS = ("auto", "reference", "blockwise", "native", "triton")
 HAS_TRITON = util.find_spec("triton") is not None
 NO_TRITON = 'impl="triton" needs Triton, which is for Linux: pip install \'antiphase[triton]\', or use impl="blockwise"'
 
@@ -95,10 +97,12 @@ def differential_attention(
             do not see each other; B = 1. Both or neither; not with ``attn_mask``. Read on the host: it waits for a GPU
             and breaks a compiled graph.
         scale: factor of the scores; None: 1/√d.
-        impl: "reference" (eager, the specification), "blockwise" (linear memory, hand-written backward), "triton"
+        impl: "reference" (eager, the specification), "native" (compiled for processors: fp32, bf16, fp64),
+            "blockwise" (PyTorch's own products on any device; linear memory, hand-written backward), "triton"
             (fused kernels for CUDA devices, d to 128 and dv to 256, half precision or fp32; equal to the reference
-            under Triton's interpreter, not yet run on a GPU, so never chosen by itself) or "auto": blockwise, but for
-            a few queries plain products, which read keys and values once.
+            under Triton's interpreter, not yet run on a GPU, so never chosen by itself) or "auto": native where it is
+            built and serves the call, else blockwise, but for a few queries plain products, which read keys and values
+            once. The choice follows from the build, dtype, device and sizes alone.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:
@@ -117,27 +121,33 @@ def differential_attention(
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
         raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
     scale = shapes.width**-0.5 if scale is None else float(scale)
+    chosen = "reference" if return_weights else _native_or(impl, query, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k go neither with attn_mask nor with return_weights")
         return _packed_attention(
             query, key, value, check_lam(lam, query, shapes), cu_seqlens_q, cu_seqlens_k,
-            is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
+            is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=chosen,
         )  # fmt: skip
     full_lam = check_lam(lam, query, shapes)
     mask = None if attn_mask is None else check_mask(attn_mask, query, shapes)
     with nullcontext() if query.device.type == "meta" else torch.autocast(query.device.type, enabled=False):
-        if impl == "reference" or return_weights:
+        if chosen == "reference":
             out, weights = reference_attention(
                 query, key, value, full_lam, mask,
                 is_causal=is_causal, sliding_window=sliding_window, scale=scale, shapes=shapes,
             )  # fmt: skip
             return (out, weights) if return_weights else out
-        if impl == "triton":
+        if chosen == "triton":
             return _triton_attention(
                 query, key, value, full_lam, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scale
             )
-        if impl == "auto" and is_few(query, key, shapes.value_heads, mask):
+        if chosen == "native":
+            return _native_attention(
+                query, key, value, full_lam, mask,
+                groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            )  # fmt: skip
+        if chosen == "auto" and is_few(query, key, shapes.value_heads, mask):
             return attend_few(
                 query, key, value, full_lam, mask,
                 groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
@@ -152,6 +162,77 @@ def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+
+
+def _native_or(impl: str, query: Tensor, scale: float) -> str:
+    """ "native" for ``auto`` where it serves such a call; any other choice as it is.
+
+    Raises:
+        ValueError: an explicit choice of the native kernels that do not serve it, with what would.
+    """
+    if impl not in ("auto", "native"):
+        return impl
+    reason = why_not_native(query, scale)
+    if impl == "native" and reason is not None:
+        raise ValueError(reason)
+    return "native" if reason is None else impl
+
+
+def _native_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    edges: Sequence[Tensor | None] = (None, None),
+) -> Tensor:
+    """Shapes as in ``native.operators.attend``: lam None is softmax attention."""
+    tensors = [query, key, value] if lam is None else [query, key, value, lam]
+    _refuse_forward_mode("native", *tensors)
+    save = _differentiates(*tensors)
+    if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
+        key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
+        return native_attention_of_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+    out, _ = native_attention(
+        query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save
+    )  # fmt: skip
+    return out
+
+
+def native_softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+) -> Tensor | None:
+    """Softmax attention on the native kernels, (B, H, N, dv); None where they do not serve the call.
+
+    Args:
+        query: (B, H, N, d).
+        key, value: (B, Hkv, M, d) and (B, Hkv, M, dv).
+        mask: boolean, of 4 dimensions that broadcast to (B, H, N, M), True = may attend.
+        is_causal: the last query stands at the last key.
+        sliding_window, scale: as in ``differential_attention``.
+    """
+    query, key, value = _as_autocast_says(query, key, value)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
+        return None
+    if mask is not None and mask.shape[-1] != key.shape[2]:
+        mask = mask.expand(*mask.shape[:-1], key.shape[2])
+    return _native_attention(
+        query, key, value, None, mask,
+        groups=key.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+    )  # fmt: skip
 
 
 def _triton_attention(
@@ -215,7 +296,11 @@ def _differentiates(*tensors: Tensor) -> bool:
 def serves_cache(
     query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, *, groups: int, impl: str
 ) -> bool:
-    """Whether ``attend_cached`` is the way for these tensors: few queries; no derivatives in the kernels."""
+    """Whether ``attend_cached`` is the way for these tensors: always with the native kernels, else for few queries;
+    no derivatives in those for GPUs.
+    """
+    if impl in ("auto", "native") and why_not_native(query, 1.0) is None:
+        return True
     if impl != "triton":
         return is_few(query, key, groups, mask)
     most = FEW_ROWS_OF_KERNELS if value.shape[1] // groups * value.shape[-1] <= 128 else FEW_ROWS
@@ -235,7 +320,19 @@ def attend_cached(
     scale: float,
     impl: str,
 ) -> Tensor:
-    """``decoding.attend_few``; with impl="triton" its kernels, without derivatives. Arguments and result as there."""
+    """``decoding.attend_few``, or kernels in its place: with impl="triton" without derivatives, native ones for any
+    number of queries. Arguments and result as there.
+    """
+    if _native_or(impl, query, scale) == "native":
+        query, key, value = _as_autocast_says(query, key, value)
+        check_alike(query, key, value)
+        lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).to(statistics_dtype(query.dtype))
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:-1], key.shape[2])
+        return _native_attention(
+            query, key, value, lam, mask,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+        )  # fmt: skip
     if impl != "triton":
         return attend_few(
             query, key, value, lam, mask,
@@ -280,9 +377,14 @@ def _packed_attention(
             f"cu_seqlens_q and cu_seqlens_k must hold equally many sequences, "
             f"got {len(query_edges) - 1} and {len(key_edges) - 1}"
         )
+    assert cu_seqlens_q is not None
+    assert cu_seqlens_k is not None
+    if impl == "native":
+        return _native_attention(
+            query, key, value, lam, None, groups=value.shape[1],
+            is_causal=is_causal, sliding_window=sliding_window, scale=scale, edges=(cu_seqlens_q, cu_seqlens_k),
+        )  # fmt: skip
     if impl == "triton":
-        assert cu_seqlens_q is not None
-        assert cu_seqlens_k is not None
         longest_query, longest_key = (
             max(stop - start for start, stop in pairwise(edges)) for edges in (query_edges, key_edges)
         )

@@ -18,9 +18,14 @@ FEW_ROWS, FEW_ROWS_OF_KERNELS = 16, 32
 take more of them, for values to width 128."""
 
 
-def is_few(query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS) -> bool:
-    """Whether ``attend_few`` is the right way for query (B, 2H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M)."""
-    rows = query.shape[2] * (query.shape[1] // 2 // groups)
+def is_few(
+    query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS, *, maps: int = 2
+) -> bool:
+    """Whether ``attend_few`` is the right way for query (B, maps · H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M).
+
+    ``maps`` of a head are 2, and 1 in softmax attention.
+    """
+    rows = query.shape[2] * (query.shape[1] // maps // groups)
     has_all = query.shape[0] > 0 and rows > 0 and key.shape[2] > 0
     return has_all and rows <= most and (mask is None or mask.shape[1] == 1)
 

@@ -39,7 +39,7 @@ BAD = {
         {"sliding_window": 0},
         r"at least 1, got 0",
     ),
-    "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, triton, got 'fast'"),
+    "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, native, triton, got 'fast'"),
     "weights": ((QUERY, KEY, VALUE, 0.5), {"impl": "blockwise", "return_weights": True}, r'impl="reference"'),
     "one cu_seqlens": ((QUERY, KEY, VALUE, 0.5), {"cu_seqlens_q": torch.tensor([0, 4]).int()}, r"given together"),
 }

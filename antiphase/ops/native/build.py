@@ -1,0 +1,109 @@
+"""Builds the library from its sources with the system's C++ compiler; needs nothing but Python's own library."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+LIBRARY = "libantiphase.so"
+SOURCE = Path(__file__).parent / "source"
+FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno",
+         "-fno-trapping-math", "-pthread", "-Wno-psabi")  # fmt: skip
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+COMPILERS = ("g++", "clang++", "c++")
+
+
+class BuildError(Exception):
+    """The library could not be built; says what is missing."""
+
+
+def library_path() -> Path:
+    """Where the library lies, built or not."""
+    return Path(__file__).parent / LIBRARY
+
+
+def is_current() -> bool:
+    """Whether the library lies there and was built from these sources."""
+    path = library_path()
+    return path.is_file() and fingerprint().encode() in path.read_bytes()
+
+
+def fingerprint() -> str:
+    """Of the sources and of how they are compiled: the library bears that of its own and is not used with another."""
+    digest = hashlib.sha256(repr((FLAGS, kernels_of_machine())).encode())
+    for path in sorted(SOURCE.iterdir()):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def kernels_of_machine() -> dict[str, tuple[str, ...]]:
+    """Compiler flags by the name of the kernels that this machine's architecture has."""
+    if platform.machine() in ("x86_64", "AMD64"):
+        return {"portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
+    return {"portable": ()}
+
+
+def why_no_compiler() -> str | None:
+    """Why nothing can be built here and what to do; None: it can."""
+    if os.name != "posix":
+        return f"the native kernels are for Linux and macOS, this is {platform.system()}"
+    if _compiler() is None:
+        return "there is no C++ compiler (g++ or clang++); on Debian and Ubuntu: apt install g++"
+    return None
+
+
+def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
+    """Compile the library and put it in its place, or at ``target``; an older one there is replaced.
+
+    ``extra`` are further compiler flags. Written beside and renamed, so that a reader never meets half a file.
+
+    Raises:
+        BuildError: there is no compiler, it failed (with its words), or the place cannot be written.
+    """
+    reason = why_no_compiler()
+    if reason is not None:
+        raise BuildError(reason)
+    compiler = _compiler()
+    assert compiler is not None
+    target = target or library_path()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        commands = [
+            [compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_ENTRY=antiphase_run_{name}", "-c",
+             str(SOURCE / "kernel.cpp"), "-o", str(folder / f"{name}.o")]
+            for name, flags in kernels_of_machine().items()
+        ]  # fmt: skip
+        commands.append([compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{fingerprint()}"', "-c",
+                         str(SOURCE / "library.cpp"), "-o", str(folder / "library.o")])  # fmt: skip
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(_run, commands))
+        linked = folder / LIBRARY
+        _run([compiler, "-shared", "-pthread", *extra, "-o", str(linked), *map(str, sorted(folder.glob("*.o")))])
+        beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            shutil.copyfile(linked, beside)
+            beside.replace(target)
+        except OSError as error:
+            raise BuildError(f"{target} cannot be written: {error.strerror}") from None
+    return target
+
+
+def _compiler() -> str | None:
+    """$CXX, as every build tool has it, or the first of the usual ones."""
+    named = os.environ.get("CXX")  # noqa: TID251  # the compiler's own variable, not a setting of ours
+    return named or next((name for name in COMPILERS if shutil.which(name)), None)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        raise BuildError(f"{command[0]} failed:\n{done.stderr.strip()[-2000:]}")

@@ -1,0 +1,173 @@
+"""The compiled library: where it lies, why it is not there, and one call of it."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from ctypes import c_char_p, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.native.build import LIBRARY, fingerprint, library_path
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
+FORWARD, BACKWARD, FEW = range(3)
+KERNELS = ("portable", "AVX2", "AVX-512")
+"""By the library's own numbers."""
+
+PROBLEM = struct.Struct("@14P21q12qd4iP")
+"""``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
+A call of a short sequence takes as long as filling it in, and this is the fastest way."""
+Strides = tuple[int, int, int]
+NO_STRIDES: Strides = (0, 0, 0)
+
+
+@cache
+def library() -> ctypes.CDLL | str:
+    """The library, or why there is none and what to do."""
+    path = library_path()
+    if not path.is_file():
+        return f"the native kernels are not built ({path.name} is missing): run `antiphase build`"
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"the native kernels cannot be loaded ({error}): run `antiphase build`"
+    if hasattr(loaded, "antiphase_sources"):
+        loaded.antiphase_sources.restype = c_char_p
+    if not hasattr(loaded, "antiphase_sources") or loaded.antiphase_sources() != fingerprint().encode():
+        return f"the native kernels in {path} are of another version of antiphase: run `antiphase build`"
+    loaded.antiphase_problem_bytes.restype = c_int64
+    assert loaded.antiphase_problem_bytes() == PROBLEM.size, "problem.h and PROBLEM differ"
+    loaded.antiphase_run.argtypes = [c_char_p]
+    return loaded
+
+
+@cache
+def threads_of_torch() -> int:
+    """The address of the function by which PyTorch's own threads run something; 0: it has none.
+
+    PyTorch's threads wait for a while for the next thing to do. Threads of our own would compete with them.
+    """
+    folder = Path(torch.__file__).parent / "lib"
+    for path in sorted(folder.glob("libtorch_cpu.*")):
+        try:
+            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, c_void_p).value or 0
+        except (OSError, AttributeError):  # built without OpenMP
+            continue
+    return 0
+
+
+@torch.compiler.assume_constant_result  # it is, for as long as a process lives
+def why_not_built() -> str | None:
+    """Why there are no native kernels, and what to do; None: there are."""
+    found = library()
+    return found if isinstance(found, str) else None
+
+
+def why_not(query: Tensor, scale: float) -> str | None:
+    """Why the kernels do not serve such a call, and what would; None: they do."""
+    remedy = 'use impl="blockwise"'
+    if query.device.type != "cpu":
+        return f"the native kernels are for processors, not for {query.device.type}: {remedy}"
+    if query.dtype not in DTYPES:
+        return f"the native kernels take fp32, bf16 and fp64, not {query.dtype}: {remedy}"
+    if not scale > 0:
+        return f"the native kernels need a scale above 0, got {scale}: {remedy}"
+    reason = why_not_built()
+    return None if reason is None else f"{reason}, or {remedy}"
+
+
+def kernels() -> str:
+    """Which kernels of the library run on this processor: "portable", "AVX2" or "AVX-512"."""
+    found = library()
+    assert not isinstance(found, str)
+    return KERNELS[found.antiphase_kernels()]
+
+
+def run(
+    task: int,
+    *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+    edges: tuple[Tensor, Tensor] | None = None,
+    out: Tensor | None = None,
+    statistics: Tensor | None = None,
+    grad: Tensor | None = None,
+    grads: tuple[Tensor, Tensor, Tensor] | None = None,
+    grad_lam: Tensor | None = None,
+) -> None:
+    """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
+
+    Raises:
+        ValueError: shapes that do not fit together: what lies behind a tensor is never read.
+        MemoryError: the system has no memory left.
+        RuntimeError: there is no library, or it does not know such a problem.
+    """
+    found = library()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    parallel = threads_of_torch()
+    batch, maps_of_all, queries, width = query.shape
+    _, key_heads, keys, _ = key.shape
+    maps, key_maps, parts = (1 if lam is None else 2), key_heads // groups, value.shape[1] // groups
+    expected = {
+        "query": (batch, groups * (maps_of_all // maps // groups) * maps, queries, width),
+        "key": (batch, groups * key_maps, keys, width),
+        "value": (batch, groups * parts, keys, value.shape[3]),
+    }
+    if (
+        not 1 <= key_maps <= maps
+        or parts not in (1, 2)
+        or expected != {"query": query.shape, "key": key.shape, "value": value.shape}
+        or (lam is not None and not _fits(lam, (batch, maps_of_all // 2, queries)))
+        or (mask is not None and not _fits(mask, (batch, maps_of_all // maps, queries, keys)))
+    ):
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask}
+        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
+        raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
+    status = found.antiphase_run(
+        PROBLEM.pack(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), address(lam), address(mask),
+            *((0, 0) if edges is None else (edges[0].data_ptr(), edges[1].data_ptr())),
+            address(out), address(statistics), address(grad),
+            *((0, 0, 0) if grads is None else (t.data_ptr() for t in grads)), address(grad_lam),
+            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
+            *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
+            batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, keys, width,
+            value.shape[3] * parts, parts, 0 if edges is None else len(edges[0]) - 1, sliding_window, scale,
+            is_causal, DTYPES[query.dtype], task, torch.get_num_threads() if parallel else 1, parallel,
+        )
+    )  # fmt: skip
+    if status == 1:
+        raise MemoryError("the native attention kernels found no memory for their scratch space")
+    if status:
+        raise RuntimeError(f"{LIBRARY} refused the problem (status {status})")
+
+
+def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether it broadcasts to a shape of as many dimensions; the last one of a mask is whole."""
+    if tensor.dim() != len(shape) or (tensor.dim() == 4 and tensor.shape[3] != shape[3]):
+        return False
+    return all(size in (1, target) for size, target in zip(tensor.shape, shape, strict=True))
+
+
+def address(tensor: Tensor | None) -> int:
+    """Where its numbers lie; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def broadcast(tensor: Tensor | None) -> tuple[int, ...]:
+    """Strides of its first three dimensions, 0 where one row serves all."""
+    if tensor is None:
+        return NO_STRIDES
+    return tuple(0 if n == 1 else step for n, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True))

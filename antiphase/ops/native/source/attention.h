@@ -1,0 +1,668 @@
+// Attention of many queries: subtract first, as in antiphase/ops/blockwise.py, but a block of 48 queries and a tile of
+// keys at a time, so that scores are read back from the cache that they were written to.
+//
+// Work is taken in one fixed order: the keys and values of a group are packed, then its blocks follow. Whoever takes a
+// part waits only for parts taken before it, so nobody waits in a circle, and every sum is formed in the same order
+// whatever the number of threads.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "problem.h"
+#include "products.h"
+#include "work.h"
+
+namespace {
+
+constexpr int BLOCK = 48;  // queries; a multiple of ROWS
+constexpr int TILE = 256;  // keys between two looks at a row's maximum; a multiple of every PANEL
+constexpr int PACKED_AT_ONCE = 1024;  // keys
+constexpr size_t SLOTS_BYTES = size_t(4) << 20;  // groups are packed ahead as long as they fit in here
+static_assert(BLOCK % ROWS == 0);
+
+inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
+
+// Queries and keys that see each other: a batch row, or one of the sequences that lie end to end.
+struct Item {
+  int64_t batch, first_query, queries, first_key, keys;
+};
+
+inline std::vector<Item> items_of(const antiphase_problem &call) {
+  std::vector<Item> items;
+  if (call.query_edges) {
+    for (int64_t s = 0; s < call.sequences; ++s)
+      items.push_back({0, call.query_edges[s], call.query_edges[s + 1] - call.query_edges[s], call.key_edges[s],
+                       call.key_edges[s + 1] - call.key_edges[s]});
+  } else {
+    for (int64_t b = 0; b < call.batch; ++b) items.push_back({b, 0, call.queries, 0, call.keys});
+  }
+  return items;
+}
+
+// Scratch memory of the thread that calls, and of each thread that works.
+inline thread_local Arena shared_room, own_room;
+
+template <typename In, int S, bool BACKWARD> class Attention {
+  using T = typename Statistics<In>::type;
+  static constexpr int L = LANES<T>, PW = PANEL<T>, GROUPS = BLOCK / ROWS, TP = TILE / PW;
+
+  // What a group of keys and values is packed into, and the sums of its gradients.
+  struct Slot {
+    T *keys_across;    // (K, panels, d, PW)
+    T *keys_along;     // (K, panels, PW, columns), for the gradient of queries
+    T *values_across;  // (panels, dv, PW), for the gradient of the map
+    T *values_along;   // (panels, PW, columns)
+    T *key_sums[2], *value_sum;  // (M, columns); in the gradients themselves where they can hold them
+    std::atomic<int64_t> *passed;  // by block: the panel up to which its sums are in
+  };
+  // What a thread needs for a block.
+  struct Room {
+    T *scores[3];  // (panels, BLOCK, PW): both maps and, going back, the gradient of their difference
+    T *query;      // (S, BLOCK, d columns)
+    T *result;     // (BLOCK, dv columns): outputs; going back, their gradients
+    T *grad_query;  // (S, BLOCK, d columns)
+    T *maximum;     // (S, tiles, BLOCK): under which a tile's exponentials were formed
+    T *converted;   // (L, wider of d and dv)
+    uint8_t *hides;  // (panels): of keys, by a mask that all queries share: 0 none, 1 some, 2 all
+  };
+  struct Block {
+    Item item;
+    int64_t group, head, first, rows, offset, panels_begin, panels_end;  // head counts from the first of all
+    int groups;
+    int64_t begin[GROUPS], end[GROUPS];  // panels that rows of a group can see
+    const uint8_t *mask;
+    bool same_mask;  // for all queries
+  };
+
+ public:
+  explicit Attention(const antiphase_problem &call) : call_(call), items_(items_of(call)) {
+    d_ = call.width, dv_ = call.value_width, K_ = call.key_maps;
+    d_columns_ = round_up(d_, L), dv_columns_ = round_up(dv_, L);
+    factor_ = T(call.scale * 1.4426950408889634074);
+    direct_keys_ = std::is_same_v<In, T> && d_ == d_columns_;
+    direct_values_ = std::is_same_v<In, T> && dv_ == dv_columns_ && call.value_parts == 1;
+    for (const Item &item : items_) {
+      most_keys_ = std::max(most_keys_, item.keys);
+      most_blocks_ = std::max(most_blocks_, divide_up(item.queries, BLOCK));
+    }
+    most_panels_ = divide_up(most_keys_, PW);
+  }
+
+  // 0, or 1 where the system has no memory left.
+  int run() {
+    const int64_t all = int64_t(items_.size()) * call_.groups;
+    if (all == 0) return 0;
+    Cutter counted(nullptr);
+    cut_slot(counted);
+    const int64_t fitting = std::max<int64_t>(1, SLOTS_BYTES / std::max<size_t>(1, counted.used()));
+    slots_ = std::min<int64_t>({fitting, all, 16});
+    const int64_t ahead = std::min<int64_t>(slots_ - 1, 2);
+    char *base = shared_room.take(counted.used() * slots_ + 64);
+    if (!base) return 1;
+    Cutter cutter(base);
+    for (int64_t s = 0; s < slots_; ++s) slot_[s] = cut_slot(cutter);
+    packed_.reset(new std::atomic<int64_t>[all]());
+    done_.reset(new std::atomic<int64_t>[all]());
+    closed_.reset(new std::atomic<int32_t>[all]());
+    int64_t total = 0;
+    for (int64_t i = 0; i < all + ahead; ++i) {
+      if (i < all) starts_.push_back(total), parts_.push_back({i, true}), total += packs(i);
+      if (i >= ahead) starts_.push_back(total), parts_.push_back({i - ahead, false}), total += blocks(i - ahead);
+    }
+    total_ = total;
+    const unsigned threads = unsigned(std::max<int64_t>(1, std::min<int64_t>(call_.threads, total)));
+    if (threads == 1 || !call_.parallel)
+      work();
+    else
+      call_.parallel([](void *self) { static_cast<Attention *>(self)->work(); }, this, threads, 0);
+    shared_room.trim();
+    return next_.load() >= total_ ? 0 : 1;
+  }
+
+ private:
+  const Item &item_of(int64_t group) const { return items_[group / call_.groups]; }
+  int64_t packs(int64_t group) const { return std::max<int64_t>(1, divide_up(item_of(group).keys, PACKED_AT_ONCE)); }
+  int64_t blocks(int64_t group) const {
+    return std::max<int64_t>(1, divide_up(item_of(group).queries, BLOCK) * call_.repeats);
+  }
+
+  Slot cut_slot(Cutter &cutter) const {
+    Slot slot{};
+    const int64_t keys = most_panels_ * PW;
+    slot.keys_across = cutter.cut<T>(K_ * keys * d_);
+    if (BACKWARD) {
+      slot.keys_along = cutter.cut<T>(K_ * keys * d_columns_);
+      slot.values_across = cutter.cut<T>(keys * dv_);
+      if (!direct_keys_)
+        for (int k = 0; k < K_; ++k) slot.key_sums[k] = cutter.cut<T>(keys * d_columns_);
+      if (!direct_values_) slot.value_sum = cutter.cut<T>(keys * dv_columns_);
+      slot.passed = cutter.cut<std::atomic<int64_t>>(most_blocks_ * call_.repeats);
+    } else {
+      slot.values_along = cutter.cut<T>(keys * dv_columns_);
+    }
+    return slot;
+  }
+  Room cut_room(Cutter &cutter) const {
+    Room room{};
+    for (int m = 0; m < S + BACKWARD; ++m) room.scores[m] = cutter.cut<T>(most_panels_ * BLOCK * PW);
+    room.query = cutter.cut<T>(S * BLOCK * d_columns_);
+    room.result = cutter.cut<T>(BLOCK * dv_columns_);
+    if (BACKWARD) room.grad_query = cutter.cut<T>(S * BLOCK * d_columns_);
+    room.maximum = cutter.cut<T>(S * divide_up(std::max<int64_t>(1, most_panels_), TP) * BLOCK);
+    room.converted = cutter.cut<T>(L * std::max(d_, dv_));
+    room.hides = cutter.cut<uint8_t>(most_panels_);
+    return room;
+  }
+
+  void work() {
+    Cutter counted(nullptr);
+    cut_room(counted);
+    char *base = own_room.take(counted.used() + 64);
+    if (!base) return;  // the others do it; nobody: run tells
+    Cutter cutter(base);
+    const Room room = cut_room(cutter);
+    for (int64_t ticket; (ticket = next_.fetch_add(1)) < total_;) {
+      const int64_t part = std::upper_bound(starts_.begin(), starts_.end(), ticket) - starts_.begin() - 1;
+      const auto [group, packs_here] = parts_[part];
+      Slot &slot = slot_[group % slots_];
+      if (packs_here) {
+        if (group >= slots_) wait_until([&] { return closed_[group - slots_].load() != 0; });
+        pack(group, ticket - starts_[part], slot, room);
+        packed_[group].fetch_add(1);
+      } else {
+        wait_until([&] { return packed_[group].load() == packs(group); });
+        attend(group, ticket - starts_[part], slot, room);
+        if (done_[group].fetch_add(1) + 1 == blocks(group)) {
+          if (BACKWARD) write_sums(group, slot);
+          closed_[group].store(1);
+        }
+      }
+    }
+    own_room.trim();
+  }
+
+  // Where a group's keys or values begin.
+  const In *key_rows(int64_t group, int map) const {
+    const Item &item = item_of(group);
+    return static_cast<const In *>(call_.key) + item.batch * call_.key_stride[0] +
+           (group % call_.groups * K_ + map) * call_.key_stride[1] + item.first_key * call_.key_stride[2];
+  }
+  const In *value_rows(int64_t group, int64_t part) const {
+    const Item &item = item_of(group);
+    return static_cast<const In *>(call_.value) + item.batch * call_.value_stride[0] +
+           (group % call_.groups * call_.value_parts + part) * call_.value_stride[1] +
+           item.first_key * call_.value_stride[2];
+  }
+
+  void pack(int64_t group, int64_t index, Slot &slot, const Room &room) {
+    const Item &item = item_of(group);
+    const int64_t begin = index * PACKED_AT_ONCE, end = std::min(item.keys, begin + PACKED_AT_ONCE);
+    const int64_t panels = divide_up(item.keys, PW);
+    const int64_t parts = call_.value_parts, part_width = dv_ / parts;
+    for (int64_t p = begin / PW; p * PW < end; ++p) {
+      const int64_t first = p * PW;
+      const int count = int(std::min<int64_t>(PW, item.keys - first));
+      for (int k = 0; k < K_; ++k) {
+        const In *rows = key_rows(group, k) + first * call_.key_stride[2];
+        pack_across(rows, call_.key_stride[2], count, d_, slot.keys_across + (k * panels + p) * d_ * PW, room);
+        if (BACKWARD)
+          pack_along(rows, call_.key_stride[2], count, 0, d_, d_columns_, d_columns_,
+                     slot.keys_along + (k * panels + p) * d_columns_ * PW);
+      }
+      for (int64_t part = 0; part < parts; ++part) {
+        const In *rows = value_rows(group, part) + first * call_.value_stride[2];
+        if (BACKWARD)
+          pack_across(rows, call_.value_stride[2], count, part_width,
+                      slot.values_across + (p * dv_ + part * part_width) * PW, room);
+        else
+          pack_along(rows, call_.value_stride[2], count, part * part_width, part_width,
+                     part + 1 == parts ? dv_columns_ : (part + 1) * part_width, dv_columns_,
+                     slot.values_along + p * dv_columns_ * PW);
+      }
+    }
+    if (BACKWARD) clear_sums(group, begin, end, index == 0, slot);
+  }
+
+  // (count, depth) into (depth, PW), zeros behind the last row
+  void pack_across(const In *rows, int64_t stride, int count, int64_t depth, T *to, const Room &room) {
+    for (int half = 0; half < PW; half += L) {
+      const int here = std::max(0, std::min(L, count - half));
+      const T *from[L] = {};
+      for (int i = 0; i < here; ++i) {
+        const In *row = rows + (half + i) * stride;
+        if constexpr (std::is_same_v<In, T>) {
+          from[i] = row;
+        } else {
+          T *converted = room.converted + i * depth;
+          for (int64_t k = 0; k < depth; ++k) converted[k] = number(row[k]);
+          from[i] = converted;
+        }
+      }
+      int64_t k = 0;
+      for (; k + L <= depth; k += L) {
+        Vec<T> block[L];
+        for (int i = 0; i < L; ++i) block[i] = i < here ? load(from[i] + k) : Vec<T>{};
+        transpose<T>(block);
+        for (int i = 0; i < L; ++i) store(to + (k + i) * PW + half, block[i]);
+      }
+      for (; k < depth; ++k)
+        for (int i = 0; i < L; ++i) to[k * PW + half + i] = i < here ? from[i][k] : T(0);
+    }
+  }
+
+  // (count, width) into columns first to stop of (PW, columns), which is cut in strips of two vectors; zeros behind the
+  // last row and column
+  void pack_along(const In *rows, int64_t stride, int count, int64_t first, int64_t width, int64_t stop,
+                  int64_t columns, T *to) {
+    for (int64_t c = first; c < stop;) {
+      const int64_t strip = c / (2 * L) * (2 * L), strip_width = std::min<int64_t>(2 * L, columns - strip);
+      const int64_t until = std::min(stop, strip + strip_width), real = std::min(until, first + width);
+      T *target = to + strip * PW + (c - strip);
+      for (int j = 0; j < PW; ++j, target += strip_width) {
+        int64_t i = c;
+        if (j < count)
+          for (const In *row = rows + j * stride - first; i < real; ++i) target[i - c] = number(row[i]);
+        for (; i < until; ++i) target[i - c] = T(0);
+      }
+      c = until;
+    }
+  }
+
+  In *grad_key_rows(int64_t group, int map) const {
+    const Item &item = item_of(group);
+    return static_cast<In *>(call_.grad_key) +
+           (((item.batch * call_.groups + group % call_.groups) * K_ + map) * call_.keys + item.first_key) * d_;
+  }
+  In *grad_value_rows(int64_t group, int64_t part) const {
+    const Item &item = item_of(group);
+    const int64_t parts = call_.value_parts;
+    return static_cast<In *>(call_.grad_value) +
+           (((item.batch * call_.groups + group % call_.groups) * parts + part) * call_.keys + item.first_key) *
+               (dv_ / parts);
+  }
+
+  void clear_sums(int64_t group, int64_t begin, int64_t end, bool is_first, Slot &slot) {
+    if (is_first) {
+      for (int64_t i = 0; i < blocks(group); ++i) slot.passed[i].store(0);
+    }
+    // of a slot that points into the gradients every packing thread sets the same pointers anew, before any block
+    for (int k = 0; k < K_; ++k) {
+      T *sums = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
+      std::fill(sums + begin * d_columns_, sums + end * d_columns_, T(0));
+    }
+    T *sums = direct_values_ ? reinterpret_cast<T *>(grad_value_rows(group, 0)) : slot.value_sum;
+    std::fill(sums + begin * dv_columns_, sums + end * dv_columns_, T(0));
+  }
+
+  void write_sums(int64_t group, const Slot &slot) {
+    const int64_t keys = item_of(group).keys, parts = call_.value_parts, part_width = dv_ / parts;
+    if (!direct_keys_)
+      for (int k = 0; k < K_; ++k) {
+        In *to = grad_key_rows(group, k);
+        for (int64_t j = 0; j < keys; ++j)
+          for (int64_t c = 0; c < d_; ++c) put(to + j * d_ + c, slot.key_sums[k][j * d_columns_ + c]);
+      }
+    if (!direct_values_)
+      for (int64_t part = 0; part < parts; ++part) {
+        In *to = grad_value_rows(group, part);
+        for (int64_t j = 0; j < keys; ++j)
+          for (int64_t c = 0; c < part_width; ++c)
+            put(to + j * part_width + c, slot.value_sum[j * dv_columns_ + part * part_width + c]);
+      }
+  }
+
+  // The last key + 1 and the first key that a query sees, by causality and window.
+  int64_t keys_end(const Block &block, int64_t row) const {
+    const int64_t after = block.offset + block.first + row + 1;
+    return std::max<int64_t>(0, call_.causal || call_.window ? std::min(block.item.keys, after) : block.item.keys);
+  }
+  int64_t keys_begin(const Block &block, int64_t row) const {
+    return call_.window ? std::max<int64_t>(0, block.offset + block.first + row - call_.window + 1) : 0;
+  }
+
+  Block block_of(int64_t group, int64_t index, const Room &room) const {
+    Block block{};
+    block.item = item_of(group);
+    const int64_t count = divide_up(block.item.queries, BLOCK);
+    const int64_t within = BACKWARD ? index % count : count - 1 - index % count;  // the longest first
+    block.group = group % call_.groups;
+    block.head = block.group * call_.repeats + index / count;
+    block.first = within * BLOCK;
+    block.rows = std::min<int64_t>(BLOCK, block.item.queries - block.first);
+    block.offset = block.item.keys - block.item.queries;
+    block.groups = int(divide_up(block.rows, ROWS));
+    if (call_.mask) {
+      block.mask = call_.mask + block.item.batch * call_.mask_stride[0] + block.head * call_.mask_stride[1] +
+                   block.first * call_.mask_stride[2];
+      block.same_mask = call_.mask_stride[2] == 0;
+    }
+    int64_t least = 0, most = divide_up(block.item.keys, PW);
+    if (block.mask && block.same_mask) {
+      for (int64_t p = 0; p < most; ++p) {
+        const int64_t keys = std::min<int64_t>(PW, block.item.keys - p * PW);
+        int64_t seen = 0;
+        for (int64_t j = 0; j < keys; ++j) seen += block.mask[p * PW + j] != 0;
+        room.hides[p] = seen == keys ? 0 : seen ? 1 : 2;
+      }
+      while (least < most && room.hides[least] == 2) ++least;
+      while (least < most && room.hides[most - 1] == 2) --most;
+    }
+    for (int g = 0; g < block.groups; ++g) {
+      const int64_t last_row = std::min<int64_t>((g + 1) * ROWS, block.rows) - 1;
+      block.begin[g] = std::max(least, keys_begin(block, g * ROWS) / PW);
+      block.end[g] = std::max(block.begin[g], std::min(most, divide_up(keys_end(block, last_row), PW)));
+    }
+    block.panels_begin = block.begin[0];
+    block.panels_end = block.end[block.groups - 1];
+    return block;
+  }
+
+  // -inf into the scores (PW) of a row that it may not look at; panel counts from the first key
+  void hide(const Block &block, const Room &room, int64_t row, int64_t panel, T *scores) const {
+    const int64_t first = panel * PW, begin = keys_begin(block, row) - first, end = keys_end(block, row) - first;
+    const Vec<T> hidden = splat(-std::numeric_limits<T>::infinity());
+    if (begin > 0 || end < PW) {
+      const auto bound = [](int64_t x) { return Int<T>(std::max<int64_t>(-PW, std::min<int64_t>(2 * PW, x))); };
+      const IntVec<T> low = IntVec<T>{} + bound(begin), high = IntVec<T>{} + bound(end);
+      for (int half = 0; half < PW; half += L) {
+        const IntVec<T> key = iota<T>() + half;
+        const Vec<T> x = load(scores + half);
+        store<T>(scores + half, ((key >= low) & (key < high)) ? x : hidden);
+      }
+    }
+    if (block.mask && !(block.same_mask && room.hides[panel] == 0)) {
+      const uint8_t *bytes = block.mask + row * call_.mask_stride[2] + first;
+      uint8_t last[PW];
+      if (block.item.keys - first < PW) {  // nothing is read behind the mask
+        std::memset(last, 0, sizeof(last));
+        std::memcpy(last, bytes, size_t(block.item.keys - first));
+        bytes = last;
+      }
+      for (int half = 0; half < PW; half += L) {
+        ByteVec<T> seen;
+        std::memcpy(&seen, bytes + half, sizeof(seen));
+        const Vec<T> x = load(scores + half);
+        store<T>(scores + half, __builtin_convertvector(seen, IntVec<T>) != 0 ? x : hidden);
+      }
+    }
+  }
+  // Hides what a row may not look at in the panels from begin to end.
+  void hide_all(const Block &block, const Room &room, int64_t row, int64_t begin, int64_t end, T *scores) const {
+    const int64_t clear = divide_up(keys_begin(block, row), PW), stop = keys_end(block, row) / PW;
+    for (int64_t p = begin; p < end; ++p) {
+      if (p >= clear && p < stop) {
+        if (!block.mask) p = stop;  // no mask: nothing is hidden between the two edges
+        else if (block.same_mask && room.hides[p] == 0) continue;
+        if (p >= end) break;
+      }
+      hide(block, room, row, p, scores + (p - begin) * BLOCK * PW);
+    }
+  }
+
+  T *scores_at(const Block &block, T *scores, int64_t panel, int64_t row) const {
+    return scores + ((panel - block.panels_begin) * BLOCK + row) * PW;
+  }
+
+  void load_rows(const In *from, int64_t stride, int64_t rows, int64_t width, int64_t columns, int64_t all, T *to) const {
+    for (int64_t r = 0; r < all; ++r, to += columns) {
+      int64_t c = 0;
+      if (r < rows)
+        for (; c < width; ++c) to[c] = number(from[r * stride + c]);
+      for (; c < columns; ++c) to[c] = T(0);
+    }
+  }
+
+  void attend(int64_t group, int64_t index, const Slot &slot, const Room &room) {
+    if (item_of(group).queries == 0) return;
+    const Block block = block_of(group, index, room);
+    const int64_t heads = call_.groups * call_.repeats;
+    for (int m = 0; m < S; ++m) {
+      const In *from = static_cast<const In *>(call_.query) + block.item.batch * call_.query_stride[0] +
+                       (block.head * S + m) * call_.query_stride[1] +
+                       (block.item.first_query + block.first) * call_.query_stride[2];
+      load_rows(from, call_.query_stride[2], block.rows, d_, d_columns_, block.groups * ROWS,
+                room.query + m * BLOCK * d_columns_);
+    }
+    T lam[BLOCK] = {};
+    if (S == 2)
+      for (int64_t r = 0; r < block.rows; ++r)
+        lam[r] = static_cast<const T *>(call_.lam)[block.item.batch * call_.lam_stride[0] +
+                                                   block.head * call_.lam_stride[1] +
+                                                   (block.item.first_query + block.first + r) * call_.lam_stride[2]];
+    T *statistics = nullptr;  // of the first map's first row; the second map's follow after `next`
+    const int64_t next = call_.queries * 2;
+    if (call_.statistics)
+      statistics = static_cast<T *>(call_.statistics) +
+                   ((block.item.batch * heads + block.head) * S * call_.queries + block.item.first_query + block.first) * 2;
+    if constexpr (BACKWARD)
+      attend_back(group, index, slot, room, block, lam, statistics, next);
+    else
+      attend_forward(slot, room, block, lam, statistics, next);
+  }
+
+  void score(const Block &block, const T *rows, int64_t columns, int64_t depth, const T *panels,
+             int64_t p0, int64_t p1, T *scores) const {
+    for (int64_t p = p0; p < p1; ++p)
+      for (int g = 0; g < block.groups; ++g)
+        if (block.begin[g] <= p && p < block.end[g])
+          multiply<T>(rows + g * ROWS * columns, columns, panels + p * depth * PW, depth,
+                      scores_at(block, scores, p, g * ROWS));
+  }
+
+  // result (rows, columns) += the weights of a tile · what lies along the keys
+  void weigh_tile(const Block &block, T *weights, const T *along, int64_t columns, int64_t p0, int64_t p1,
+                  T *result) const {
+    for (int64_t c = 0; c < columns; c += 2 * L)
+      for (int g = 0; g < block.groups; ++g) {
+        const int64_t begin = std::max(p0, block.begin[g]), end = std::min(p1, block.end[g]);
+        if (begin >= end) continue;
+        const T *from = scores_at(block, weights, begin, g * ROWS), *values = along + begin * columns * PW + c * PW;
+        T *to = result + g * ROWS * columns + c;
+        if (columns - c >= 2 * L)
+          weigh<T, 2>(from, BLOCK * PW, values, columns * PW, to, columns, end - begin);
+        else
+          weigh<T, 1>(from, BLOCK * PW, values, columns * PW, to, columns, end - begin);
+      }
+  }
+
+  void attend_forward(const Slot &slot, const Room &room, const Block &block, const T *lam, T *statistics,
+                      int64_t next) {
+    const int64_t panels = divide_up(block.item.keys, PW);
+    const int64_t tiles = divide_up(block.panels_end - block.panels_begin, TP);
+    T running[S][BLOCK], sum[S][BLOCK];
+    for (int m = 0; m < S; ++m)
+      for (int r = 0; r < BLOCK; ++r) running[m][r] = -std::numeric_limits<T>::infinity(), sum[m][r] = 0;
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t p0 = block.panels_begin + t * TP, p1 = std::min(block.panels_end, p0 + TP);
+      for (int m = 0; m < S; ++m) {
+        score(block, room.query + m * BLOCK * d_columns_, d_columns_, d_,
+              slot.keys_across + (m % K_) * panels * d_ * PW, p0, p1, room.scores[m]);
+        for (int64_t r = 0; r < block.rows; ++r)
+          room.maximum[(m * tiles + t) * BLOCK + r] =
+              exponentials(block, room, r, p0, p1, room.scores[m], running[m][r], sum[m][r]);
+      }
+    }
+    std::fill(room.result, room.result + block.groups * ROWS * dv_columns_, T(0));
+    T inverse[S][BLOCK];
+    for (int m = 0; m < S; ++m)
+      for (int64_t r = 0; r < block.rows; ++r) {
+        inverse[m][r] = sum[m][r] == 0 ? T(0) : 1 / sum[m][r];
+        if (statistics) {
+          statistics[m * next + r * 2] = sum[m][r] == 0 ? T(0) : running[m][r];
+          statistics[m * next + r * 2 + 1] = inverse[m][r];
+        }
+      }
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t p0 = block.panels_begin + t * TP, p1 = std::min(block.panels_end, p0 + TP);
+      for (int64_t r = 0; r < block.rows; ++r) {
+        const auto share = [&](int m) {
+          const T then = room.maximum[(m * tiles + t) * BLOCK + r];
+          return then == running[m][r] ? inverse[m][r] : exp2_one(then - running[m][r]) * inverse[m][r];
+        };
+        const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
+        if (begin >= end) continue;
+        const Vec<T> first = splat(share(0)), second = splat(S == 2 ? lam[r] * share(S - 1) : T(0));
+        T *x = scores_at(block, room.scores[0], begin, r), *y = scores_at(block, room.scores[S - 1], begin, r);
+        for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, y += BLOCK * PW)
+          for (int half = 0; half < PW; half += L)
+            store<T>(x + half, S == 2 ? first * load(x + half) - second * load(y + half) : first * load(x + half));
+      }
+      weigh_tile(block, room.scores[0], slot.values_along, dv_columns_, p0, p1, room.result);
+    }
+    In *out = static_cast<In *>(call_.out) + block.item.batch * call_.out_stride[0] +
+              block.head * call_.out_stride[1] + (block.item.first_query + block.first) * call_.out_stride[2];
+    for (int64_t r = 0; r < block.rows; ++r)
+      for (int64_t c = 0; c < dv_; ++c) put(out + r * call_.out_stride[2] + c, room.result[r * dv_columns_ + c]);
+  }
+
+  // The scores of a row in a tile become 2^(score · factor - maximum); returns that maximum, the largest so far.
+  T exponentials(const Block &block, const Room &room, int64_t row, int64_t p0, int64_t p1, T *scores, T &running,
+                 T &sum) const {
+    const int64_t begin = std::max(p0, block.begin[row / ROWS]), end = std::min(p1, block.end[row / ROWS]);
+    if (begin >= end) return running;
+    T *const x = scores_at(block, scores, begin, row);
+    hide_all(block, room, row, begin, end, x);
+    Vec<T> most = splat(-std::numeric_limits<T>::infinity()), sums{}, more{};
+    for (int64_t p = begin; p < end; ++p) {
+      T *here = x + (p - begin) * BLOCK * PW;
+      most = larger<T>(most, larger<T>(load(here), load(here + L)));
+    }
+    const T tile_maximum = max_of<T>(most) * factor_;
+    const T maximum = tile_maximum > running ? tile_maximum : running;
+    const Vec<T> less = splat(maximum == -std::numeric_limits<T>::infinity() ? T(0) : maximum);
+    for (int64_t p = begin; p < end; ++p) {
+      T *here = x + (p - begin) * BLOCK * PW;
+      const Vec<T> a = exp2_of(load(here) * factor_ - less), b = exp2_of(load(here + L) * factor_ - less);
+      store<T>(here, a), store<T>(here + L, b);
+      sums += a, more += b;
+    }
+    if (maximum != running) sum = running == -std::numeric_limits<T>::infinity() ? T(0) : sum * exp2_one(running - maximum);
+    sum += sum_of<T>(sums + more);
+    return running = maximum;
+  }
+
+  void attend_back(int64_t group, int64_t index, const Slot &slot, const Room &room, const Block &block, const T *lam,
+                   const T *statistics, int64_t next) {
+    const int64_t panels = divide_up(block.item.keys, PW), heads = call_.groups * call_.repeats;
+    const In *grad = static_cast<const In *>(call_.grad) + block.item.batch * call_.grad_stride[0] +
+                     block.head * call_.grad_stride[1] +
+                     (block.item.first_query + block.first) * call_.grad_stride[2];
+    load_rows(grad, call_.grad_stride[2], block.rows, dv_, dv_columns_, block.groups * ROWS, room.result);
+    std::fill(room.grad_query, room.grad_query + S * BLOCK * d_columns_, T(0));
+    T means[S][BLOCK] = {};  // sums over a row of P · dP
+    T *const slope = room.scores[S];
+    for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
+      const int64_t p1 = std::min(block.panels_end, p0 + TP);
+      for (int m = 0; m < S; ++m)
+        score(block, room.query + m * BLOCK * d_columns_, d_columns_, d_,
+              slot.keys_across + (m % K_) * panels * d_ * PW, p0, p1, room.scores[m]);
+      score(block, room.result, dv_columns_, dv_, slot.values_across, p0, p1, slope);
+      for (int64_t r = 0; r < block.rows; ++r) {
+        const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
+        if (begin >= end) continue;
+        Vec<T> sums[S] = {};
+        for (int m = 0; m < S; ++m) {
+          T *x = scores_at(block, room.scores[m], begin, r);
+          const T *g = scores_at(block, slope, begin, r);
+          hide_all(block, room, r, begin, end, x);
+          const Vec<T> less = splat(statistics[m * next + r * 2]), share = splat(statistics[m * next + r * 2 + 1]);
+          Vec<T> more{};
+          for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, g += BLOCK * PW) {
+            const Vec<T> a = exp2_of(load(x) * factor_ - less) * share;
+            const Vec<T> b = exp2_of(load(x + L) * factor_ - less) * share;
+            store<T>(x, a), store<T>(x + L, b);
+            sums[m] += a * load(g), more += b * load(g + L);
+          }
+          sums[m] += more;
+        }
+        for (int m = 0; m < S; ++m) means[m][r] += sum_of<T>(sums[m]);
+      }
+    }
+    if (S == 2)
+      for (int64_t r = 0; r < block.rows; ++r)
+        static_cast<T *>(call_.grad_lam)[(block.item.batch * heads + block.head) * call_.queries +
+                                         block.item.first_query + block.first + r] = -means[S - 1][r];
+    T *key_sums[2];
+    for (int k = 0; k < K_; ++k)
+      key_sums[k] = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
+    T *const value_sum = direct_values_ ? reinterpret_cast<T *>(grad_value_rows(group, 0)) : slot.value_sum;
+    const T scale = T(call_.scale);
+    for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
+      const int64_t p1 = std::min(block.panels_end, p0 + TP);
+      for (int64_t r = 0; r < block.rows; ++r) {
+        const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
+        for (int64_t p = begin; p < end; ++p) {
+          T *g = scores_at(block, slope, p, r), *x = scores_at(block, room.scores[0], p, r);
+          T *y = scores_at(block, room.scores[S - 1], p, r);
+          for (int half = 0; half < PW; half += L) {
+            const Vec<T> slope_here = load(g + half), first = load(x + half);
+            store<T>(x + half, scale * (first * (slope_here - means[0][r])));
+            if (S == 2) {
+              const Vec<T> second = -lam[r] * load(y + half);
+              store<T>(y + half, scale * (second * (slope_here - means[S - 1][r])));
+              store<T>(g + half, first + second);
+            } else {
+              store<T>(g + half, first);
+            }
+          }
+        }
+      }
+      for (int m = 0; m < S; ++m)
+        weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW, d_columns_, p0, p1,
+                   room.grad_query + m * BLOCK * d_columns_);
+      if (index > 0) wait_until([&] { return slot.passed[index - 1].load() >= p1; });  // sums in one order
+      for (int64_t p = p0; p < p1; ++p) {
+        int from = 0, to = block.groups;
+        while (from < to && !(block.begin[from] <= p && p < block.end[from])) ++from;
+        while (from < to && !(block.begin[to - 1] <= p && p < block.end[to - 1])) --to;
+        if (from == to) continue;
+        const int64_t first = from * ROWS;
+        const int count = int(std::min<int64_t>(to * ROWS, block.rows) - first);
+        for (int m = 0; m < S; ++m)
+          add_to_keys(block, scores_at(block, room.scores[m], p, first),
+                      room.query + (m * BLOCK + first) * d_columns_, d_columns_, p, count, key_sums[m % K_]);
+        add_to_keys(block, scores_at(block, slope, p, first), room.result + first * dv_columns_, dv_columns_, p, count,
+                    value_sum);
+      }
+      slot.passed[index].store(p1);
+    }
+    slot.passed[index].store(std::numeric_limits<int64_t>::max());
+    for (int m = 0; m < S; ++m) {
+      In *to = static_cast<In *>(call_.grad_query) +
+               ((block.item.batch * heads * S + block.head * S + m) * call_.queries + block.item.first_query +
+                block.first) * d_;
+      for (int64_t r = 0; r < block.rows; ++r)
+        for (int64_t c = 0; c < d_; ++c) put(to + r * d_ + c, room.grad_query[(m * BLOCK + r) * d_columns_ + c]);
+    }
+  }
+
+  void add_to_keys(const Block &block, const T *scores, const T *rows, int64_t columns, int64_t panel, int count,
+                   T *sums) const {
+    const int keys = int(std::min<int64_t>(PW, block.item.keys - panel * PW));
+    for (int64_t c = 0; c < columns; c += 2 * L) {
+      T *to = sums + panel * PW * columns + c;
+      if (columns - c >= 2 * L)
+        collect<T, 2>(keys, scores, rows + c, columns, to, columns, count);
+      else
+        collect<T, 1>(keys, scores, rows + c, columns, to, columns, count);
+    }
+  }
+
+  const antiphase_problem &call_;
+  std::vector<Item> items_;
+  int64_t d_, dv_, K_, d_columns_, dv_columns_, most_keys_ = 0, most_blocks_ = 0, most_panels_ = 0, slots_ = 0;
+  int64_t total_ = 0;
+  T factor_;
+  bool direct_keys_, direct_values_;
+  Slot slot_[16];
+  std::vector<int64_t> starts_;
+  std::vector<std::pair<int64_t, bool>> parts_;
+  std::unique_ptr<std::atomic<int64_t>[]> packed_, done_;
+  std::unique_ptr<std::atomic<int32_t>[]> closed_;
+  std::atomic<int64_t> next_{0};
+};
+
+}  // namespace

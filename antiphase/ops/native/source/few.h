@@ -1,0 +1,303 @@
+// Attention of a few queries against many keys: a decoding step, whose time is that of reading keys and values, once
+// each and as the cache holds them. No derivatives.
+//
+// Keys are cut in chunks of one size, whatever the number of threads, so that every sum is formed in the same order.
+// First all chunks' scores and their exponentials, then, when a group's rows are whole, the product with the values.
+#pragma once
+#include "attention.h"
+
+namespace {
+
+constexpr int CHUNK = 512;  // keys
+
+template <typename In> INLINE Vec<typename Statistics<In>::type> load_wide(const In *from) {
+  if constexpr (std::is_same_v<In, BFloat16>) {
+    typename VectorOf<uint16_t, LANES<float>>::type half;
+    std::memcpy(&half, from, sizeof(half));
+    using Wide = typename VectorOf<uint32_t, LANES<float>>::type;
+    return (Vec<float>)(__builtin_convertvector(half, Wide) << 16);
+  } else {
+    return load(from);
+  }
+}
+// Lane i of the result is the sum of the lanes of vectors[i].
+template <typename T, int HALF = LANES<T> / 2> INLINE Vec<T> sums_of(Vec<T> *vectors) {
+  if constexpr (HALF == 0) {
+    return vectors[0];
+  } else {
+    using Order = std::make_integer_sequence<int, LANES<T>>;
+#pragma GCC unroll 16
+    for (int i = 0; i < HALF; ++i)
+      vectors[i] = exchange<Vec<T>, HALF, false>(vectors[i], vectors[i + HALF], Order{}) +
+                   exchange<Vec<T>, HALF, true>(vectors[i], vectors[i + HALF], Order{});
+    return sums_of<T, HALF / 2>(vectors);
+  }
+}
+
+template <typename In, int S> class FewQueries {
+  using T = typename Statistics<In>::type;
+  static constexpr int L = LANES<T>;
+
+ public:
+  explicit FewQueries(const antiphase_problem &call) : call_(call) {
+    d_columns_ = round_up(call.width, L), dv_columns_ = round_up(call.value_width, L);
+    units_ = call.batch * call.groups, rows_ = call.repeats * call.queries;
+    chunks_ = divide_up(call.keys, CHUNK), keys_ = chunks_ * CHUNK;
+    factor_ = T(call.scale * 1.4426950408889634074);
+  }
+
+  int run() {
+    Cutter counted(nullptr);
+    cut(counted);
+    char *base = shared_room.take(counted.used() + 64);
+    if (!base) return 1;
+    Cutter cutter(base);
+    cut(cutter);
+    for (int64_t u = 0; u < units_; ++u) scored_[u].store(0), weighed_[u].store(0);
+    const int64_t parts = units_ * chunks_ * 2;
+    const unsigned threads = unsigned(std::min<int64_t>(call_.threads, units_ * chunks_));
+    if (threads <= 1 || !call_.parallel)
+      work();
+    else
+      call_.parallel([](void *self) { static_cast<FewQueries *>(self)->work(); }, this, threads, 0);
+    shared_room.trim();
+    return next_.load() >= parts ? 0 : 1;
+  }
+
+ private:
+  void cut(Cutter &cutter) {
+    scores_ = cutter.cut<T>(units_ * S * rows_ * keys_);
+    maximum_ = cutter.cut<T>(units_ * chunks_ * S * rows_);
+    sum_ = cutter.cut<T>(units_ * chunks_ * S * rows_);
+    query_ = cutter.cut<T>(units_ * chunks_ * S * rows_ * d_columns_);
+    result_ = cutter.cut<T>(units_ * chunks_ * rows_ * dv_columns_);
+    scored_ = cutter.cut<std::atomic<int64_t>>(units_);
+    weighed_ = cutter.cut<std::atomic<int64_t>>(units_);
+  }
+
+  void work() {
+    const int64_t half = units_ * chunks_;
+    for (int64_t ticket; (ticket = next_.fetch_add(1)) < 2 * half;) {
+      const int64_t unit = ticket % half / chunks_, chunk = ticket % half % chunks_;
+      if (ticket < half) {
+        score(unit, chunk);
+        scored_[unit].fetch_add(1);
+      } else {
+        wait_until([&] { return scored_[unit].load() == chunks_; });
+        weigh_chunk(unit, chunk);
+        if (weighed_[unit].fetch_add(1) + 1 == chunks_) write(unit);
+      }
+    }
+  }
+
+  // Row r of a group is query r % N of its head r / N.
+  int64_t head_of(int64_t unit, int64_t row) const {
+    return unit % call_.groups * call_.repeats + row / call_.queries;
+  }
+  T *scores_of(int64_t unit, int map, int64_t row, int64_t chunk) const {
+    return scores_ + ((unit * S + map) * rows_ + row) * keys_ + chunk * CHUNK;
+  }
+  int64_t place(int64_t unit, int64_t chunk, int map, int64_t row) const {
+    return ((unit * chunks_ + chunk) * S + map) * rows_ + row;
+  }
+
+  void score(int64_t unit, int64_t chunk) {
+    const int64_t batch = unit / call_.groups, group = unit % call_.groups;
+    const int64_t first = chunk * CHUNK, count = std::min<int64_t>(CHUNK, call_.keys - first);
+    T *const queries = query_ + (unit * chunks_ + chunk) * S * rows_ * d_columns_;
+    for (int m = 0; m < S; ++m)
+      for (int64_t r = 0; r < rows_; ++r) {
+        const In *from = static_cast<const In *>(call_.query) + batch * call_.query_stride[0] +
+                         (head_of(unit, r) * S + m) * call_.query_stride[1] +
+                         r % call_.queries * call_.query_stride[2];
+        for (int64_t c = 0; c < call_.width; ++c) queries[(m * rows_ + r) * d_columns_ + c] = number(from[c]);
+      }
+    const bool is_seen = seen(unit, first, count);
+    for (int m = 0; m < S; ++m) {
+      const In *keys = static_cast<const In *>(call_.key) + batch * call_.key_stride[0] +
+                       (group * call_.key_maps + m % call_.key_maps) * call_.key_stride[1] +
+                       first * call_.key_stride[2];
+      for (int64_t j = 0; j < count && is_seen; j += L)
+        for (int64_t r = 0; r < rows_; ++r)
+          store<T>(scores_of(unit, m, r, chunk) + j,
+                   dot(queries + (m * rows_ + r) * d_columns_, keys + j * call_.key_stride[2],
+                       int(std::min<int64_t>(L, count - j))));
+      for (int64_t r = 0; r < rows_; ++r) {
+        const int64_t at = place(unit, chunk, m, r);
+        maximum_[at] = -std::numeric_limits<T>::infinity(), sum_[at] = 0;
+        if (is_seen) exponentials(unit, r, first, count, scores_of(unit, m, r, chunk), maximum_[at], sum_[at]);
+      }
+    }
+  }
+
+  // One query with `count` keys, LANES at most.
+  INLINE Vec<T> dot(const T *query, const In *keys, int count) const {
+    const In *rows[L];
+    for (int i = 0; i < L; ++i) rows[i] = keys + std::min(i, count - 1) * call_.key_stride[2];
+    Vec<T> sums[L] = {};
+    const int64_t ahead = 2 * L * call_.key_stride[2];  // so many streams are more than the processor foresees
+    int64_t c = 0;
+    for (; c + L <= call_.width; c += L) {
+      const Vec<T> q = load(query + c);
+#pragma GCC unroll 16
+      for (int i = 0; i < L; ++i) {
+        __builtin_prefetch(rows[i] + c + ahead);
+        sums[i] += q * load_wide(rows[i] + c);
+      }
+    }
+    Vec<T> total = sums_of<T>(sums);
+    for (; c < call_.width; ++c) {
+      Vec<T> column{};
+      for (int i = 0; i < L; ++i) column[i] = number(rows[i][c]);
+      total += column * query[c];
+    }
+    return total;
+  }
+
+  int64_t keys_end(int64_t row) const {
+    return call_.causal || call_.window
+               ? std::max<int64_t>(0, call_.keys - call_.queries + row % call_.queries + 1)
+               : call_.keys;
+  }
+  int64_t keys_begin(int64_t row) const {
+    return call_.window ? std::max<int64_t>(0, call_.keys - call_.queries + row % call_.queries + 1 - call_.window) : 0;
+  }
+  const uint8_t *mask_of(int64_t unit, int64_t row) const {
+    return call_.mask + unit / call_.groups * call_.mask_stride[0] + head_of(unit, row) * call_.mask_stride[1] +
+           row % call_.queries * call_.mask_stride[2];
+  }
+
+  // Whether any row may look at any of these keys.
+  bool seen(int64_t unit, int64_t first, int64_t count) const {
+    for (int64_t r = 0; r < rows_; ++r) {
+      const int64_t begin = std::max(first, keys_begin(r)), end = std::min(first + count, keys_end(r));
+      if (begin >= end) continue;
+      if (!call_.mask || std::any_of(mask_of(unit, r) + begin, mask_of(unit, r) + end, [](uint8_t b) { return b; }))
+        return true;
+    }
+    return false;
+  }
+
+  void exponentials(int64_t unit, int64_t row, int64_t first, int64_t count, T *scores, T &maximum, T &sum) const {
+    const T hidden = -std::numeric_limits<T>::infinity();
+    const int64_t begin = std::max<int64_t>(0, keys_begin(row) - first);
+    const int64_t end = std::max(begin, std::min(count, keys_end(row) - first)), whole = round_up(count, L);
+    std::fill(scores, scores + std::min(begin, whole), hidden);
+    std::fill(scores + std::min(end, whole), scores + whole, hidden);
+    if (call_.mask) {
+      const uint8_t *mask = mask_of(unit, row) + first;
+      for (int64_t j = begin; j < end; ++j) scores[j] = mask[j] ? scores[j] : hidden;
+    }
+    Vec<T> most = splat(hidden), sums{};
+    for (int64_t j = 0; j < whole; j += L) most = larger<T>(most, load(scores + j));
+    maximum = max_of<T>(most) * factor_;
+    const Vec<T> less = splat(maximum == hidden ? T(0) : maximum);
+    for (int64_t j = 0; j < whole; j += L) {
+      const Vec<T> x = exp2_of(load(scores + j) * factor_ - less);
+      store<T>(scores + j, x);
+      sums += x;
+    }
+    sum = sum_of<T>(sums);
+  }
+
+  // What the exponentials of a chunk count for in the whole row.
+  T share(int64_t unit, int64_t chunk, int map, int64_t row) const {
+    T most = -std::numeric_limits<T>::infinity(), total = 0;
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const T other = maximum_[place(unit, c, map, row)];
+      most = other > most || other != other ? other : most;
+    }
+    if (most == -std::numeric_limits<T>::infinity()) return 0;
+    for (int64_t c = 0; c < chunks_; ++c) {
+      const int64_t at = place(unit, c, map, row);
+      if (sum_[at] != 0) total += sum_[at] * exp2_one(maximum_[at] - most);
+    }
+    return exp2_one(maximum_[place(unit, chunk, map, row)] - most) / total;
+  }
+
+  void weigh_chunk(int64_t unit, int64_t chunk) {
+    const int64_t batch = unit / call_.groups, group = unit % call_.groups;
+    const int64_t first = chunk * CHUNK, count = std::min<int64_t>(CHUNK, call_.keys - first);
+    T *const result = result_ + (unit * chunks_ + chunk) * rows_ * dv_columns_;
+    std::fill(result, result + rows_ * dv_columns_, T(0));
+    bool is_seen = false;
+    for (int m = 0; m < S; ++m)
+      for (int64_t r = 0; r < rows_; ++r) is_seen |= sum_[place(unit, chunk, m, r)] != 0;
+    if (!is_seen) return;
+    for (int64_t r = 0; r < rows_; ++r) {
+      T *x = scores_of(unit, 0, r, chunk);
+      const T *y = scores_of(unit, S - 1, r, chunk);
+      const int64_t head = head_of(unit, r);
+      const T lam = S == 1 ? T(0)
+                           : static_cast<const T *>(call_.lam)[batch * call_.lam_stride[0] + head * call_.lam_stride[1] +
+                                                               r % call_.queries * call_.lam_stride[2]];
+      const Vec<T> a = splat(share(unit, chunk, 0, r)), b = splat(S == 1 ? T(0) : lam * share(unit, chunk, S - 1, r));
+      for (int64_t j = 0; j < count; j += L) store<T>(x + j, S == 1 ? a * load(x + j) : a * load(x + j) - b * load(y + j));
+    }
+    const int64_t parts = call_.value_parts, width = call_.value_width / parts;
+    for (int64_t part = 0; part < parts; ++part) {
+      const In *values = static_cast<const In *>(call_.value) + batch * call_.value_stride[0] +
+                         (group * parts + part) * call_.value_stride[1] + first * call_.value_stride[2];
+      for (int64_t r = 0; r < rows_;) {
+        const T *weights = scores_of(unit, 0, r, chunk);
+        T *to = result + r * dv_columns_ + part * width;
+        if (rows_ - r >= 4)
+          strips<4>(weights, values, width, count, to), r += 4;
+        else if (rows_ - r >= 2)
+          strips<2>(weights, values, width, count, to), r += 2;
+        else
+          strips<1>(weights, values, width, count, to), r += 1;
+      }
+    }
+  }
+
+  template <int R>
+  void strips(const T *weights, const In *values, int64_t width, int64_t count, T *to) const {
+    int64_t c = 0;
+    for (; c + 4 * L <= width; c += 4 * L) strip<R, 4>(weights, values + c, count, to + c);
+    for (; c + L <= width; c += L) strip<R, 1>(weights, values + c, count, to + c);
+    for (; c < width; ++c)
+      for (int r = 0; r < R; ++r) {
+        T total = 0;
+        for (int64_t j = 0; j < count; ++j) total += weights[r * keys_ + j] * number(values[j * call_.value_stride[2] + c]);
+        to[r * dv_columns_ + c] = total;
+      }
+  }
+  template <int R, int VECTORS>
+  INLINE void strip(const T *weights, const In *values, int64_t count, T *to) const {
+    Vec<T> sums[R][VECTORS] = {};
+    const int64_t stride = call_.value_stride[2];
+    for (int64_t j = 0; j < count; ++j) {
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        __builtin_prefetch(values + (j + 8) * stride + v * L);
+        const Vec<T> value = load_wide(values + j * stride + v * L);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) sums[r][v] += value * weights[r * keys_ + j];
+      }
+    }
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < VECTORS; ++v) store<T>(to + r * dv_columns_ + v * L, sums[r][v]);
+  }
+
+  void write(int64_t unit) {
+    const int64_t batch = unit / call_.groups;
+    T *const total = result_ + unit * chunks_ * rows_ * dv_columns_;
+    for (int64_t chunk = 1; chunk < chunks_; ++chunk)
+      for (int64_t i = 0; i < rows_ * dv_columns_; ++i) total[i] += total[chunk * rows_ * dv_columns_ + i];
+    for (int64_t r = 0; r < rows_; ++r) {
+      In *out = static_cast<In *>(call_.out) + batch * call_.out_stride[0] + head_of(unit, r) * call_.out_stride[1] +
+                r % call_.queries * call_.out_stride[2];
+      for (int64_t c = 0; c < call_.value_width; ++c) put(out + c, total[r * dv_columns_ + c]);
+    }
+  }
+
+  const antiphase_problem &call_;
+  int64_t d_columns_, dv_columns_, units_, rows_, chunks_, keys_;
+  T factor_;
+  T *scores_, *maximum_, *sum_, *query_, *result_;
+  std::atomic<int64_t> *scored_, *weighed_;
+  std::atomic<int64_t> next_{0};
+};
+
+}  // namespace

@@ -1,0 +1,31 @@
+// One call of the library, as the caller describes it. Plain C, so that any language can fill it in.
+//
+// Sizes: B batch, G value heads (groups), R heads of a group, S maps of a head (2: differential, 1: softmax), K keys of
+// a group (S, or 1 where both maps share one), N queries, M keys, d and dv widths. Strides count elements; the last
+// dimension of every tensor is contiguous, but for lam.
+#pragma once
+#include <stdint.h>
+
+enum { ANTIPHASE_FLOAT32 = 0, ANTIPHASE_BFLOAT16 = 1, ANTIPHASE_FLOAT64 = 2 };
+enum { ANTIPHASE_FORWARD = 0, ANTIPHASE_BACKWARD = 1, ANTIPHASE_FEW = 2 };
+
+typedef struct {
+  const void *query;  // (B, G R S, N, d)
+  const void *key;    // (B, G K, M, d)
+  const void *value;  // (B, G parts, M, dv / parts)
+  const void *lam;    // (B, G R, N) by strides; float, in float64 problems double. Not read where S = 1
+  const uint8_t *mask;  // (B, G R, N, M) by strides, not 0 = may attend; or null
+  const int32_t *query_edges, *key_edges;  // (sequences + 1,) where sequences lie end to end and B = 1; or null
+  void *out;         // (B, G R, N, dv)
+  void *statistics;  // (B, G R S, N, 2), contiguous: base-2 maximum and 1 / sum of each row; float or double; or null
+  const void *grad;  // (B, G R, N, dv)
+  void *grad_query, *grad_key, *grad_value;  // contiguous
+  void *grad_lam;    // (B, G R, N), contiguous, float or double
+  int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
+  int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
+  int64_t window;  // 0: none
+  double scale;    // above 0
+  int32_t causal, dtype, task, threads;
+  // runs function(data) on so many threads at once, as GOMP_parallel does
+  void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+} antiphase_problem;

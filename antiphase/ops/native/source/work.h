@@ -1,0 +1,70 @@
+// Memory that threads keep, and work that they take in one fixed order.
+#pragma once
+#include <sched.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <vector>
+
+namespace {
+
+constexpr size_t KEPT_BYTES = size_t(16) << 20;  // what a thread keeps of its largest call so far
+
+// Room that a thread keeps from call to call: memory fresh from the system costs a page fault for every 4 KiB.
+class Arena {
+ public:
+  ~Arena() { std::free(memory_); }
+  // Room for so many bytes, whatever stands there; null where the system has none.
+  char *take(size_t bytes) {
+    if (bytes > size_) {
+      std::free(memory_);
+      size_ = (bytes + 4095) / 4096 * 4096;
+      memory_ = static_cast<char *>(std::aligned_alloc(4096, size_));
+      if (!memory_) size_ = 0;
+    }
+    return memory_;
+  }
+  void trim() {
+    if (size_ > KEPT_BYTES) {
+      std::free(memory_);
+      memory_ = nullptr;
+      size_ = 0;
+    }
+  }
+
+ private:
+  char *memory_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Hands out parts of one piece of memory, or, with a null base, only counts them.
+class Cutter {
+ public:
+  explicit Cutter(char *base) : base_(base) {}
+  template <typename T> T *cut(int64_t count) {
+    T *part = reinterpret_cast<T *>(base_ ? base_ + used_ : nullptr);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return part;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char *base_;
+  size_t used_ = 0;
+};
+
+inline void wait_a_moment(int &turns) {
+  if (++turns < 1000) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+  } else {
+    sched_yield();  // whom we wait for may want this core
+  }
+}
+template <typename Ready> inline void wait_until(Ready ready) {
+  for (int turns = 0; !ready();) wait_a_moment(turns);
+}
+
+}  // namespace

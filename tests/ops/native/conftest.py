@@ -1,0 +1,38 @@
+"""The kernels in every form that this processor can run; skipped, with the reason, where none are built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from antiphase.ops.native import library
+
+
+@pytest.fixture(params=range(len(library.KERNELS)), ids=library.KERNELS)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One after the other, then the best again."""
+    found = library.library()
+    if isinstance(found, str):
+        pytest.skip(found)
+    best = found.antiphase_kernels()
+    if not found.antiphase_choose(request.param):
+        pytest.skip(f"this processor has no {library.KERNELS[request.param]}")
+    yield library.KERNELS[request.param]
+    assert found.antiphase_choose(best)
+
+
+@pytest.fixture
+def built() -> None:
+    """The best kernels."""
+    if (reason := library.why_not_built()) is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """The number of threads is put back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,89 @@
+"""Building the library, and what is said where it is missing, broken or of another version."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from antiphase import differential_attention
+from antiphase.ops.native import build, library
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """The library is looked for in an empty folder."""
+    path = tmp_path / build.LIBRARY
+    monkeypatch.setattr(library, "library_path", lambda: path)
+    library.library.cache_clear()
+    yield path
+    library.library.cache_clear()
+
+
+def attend(impl):
+    tensor = torch.ones(1, 2, 3, 4)
+    return differential_attention(tensor, tensor, tensor[:, :1], 0.5, impl=impl)
+
+
+def test_without_a_library_auto_works_and_native_says_what_to_do(elsewhere):
+    assert attend("auto").shape == (1, 1, 3, 4)
+    with pytest.raises(ValueError, match=r'not built .*run `antiphase build`, or use impl="blockwise"'):
+        attend("native")
+
+
+def test_a_broken_file_is_named(elsewhere):
+    elsewhere.write_bytes(b"not a library")
+    with pytest.raises(ValueError, match=r"cannot be loaded .*run `antiphase build`"):
+        attend("native")
+
+
+def compiled(source: str, target: Path) -> None:
+    if (reason := build.why_no_compiler()) is not None:
+        pytest.skip(reason)
+    target.with_suffix(".c").write_text(source)
+    build._run([build._compiler(), "-shared", "-fPIC", "-x", "c", str(target.with_suffix(".c")), "-o", str(target)])
+
+
+@pytest.mark.parametrize("source", ["int other;", 'const char *antiphase_sources(void) { return "others"; }'])
+def test_a_library_of_another_version_is_refused_by_a_sentence(elsewhere, source):
+    compiled(source, elsewhere)
+    with pytest.raises(ValueError, match=r"of another version .*run `antiphase build`"):
+        attend("native")
+
+
+def test_the_library_is_built_anew_where_a_source_has_changed(tmp_path, monkeypatch):
+    if not build.is_current():
+        pytest.skip("the native kernels are not built")
+    other = shutil.copytree(build.SOURCE, tmp_path / "source")
+    monkeypatch.setattr(build, "SOURCE", other)
+    assert build.is_current()
+    (other / "few.h").write_text("// changed")
+    assert not build.is_current()
+
+
+def test_without_a_compiler_the_build_says_which_tool_is_missing(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler .*apt install g\+\+"):
+        build.build(tmp_path / build.LIBRARY)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("compiler", "message"), [("false", "false failed"), ("/no/such", "cannot be run")])
+def test_a_compiler_that_fails_is_named_and_the_library_stays(monkeypatch, tmp_path, compiler, message):
+    target = tmp_path / build.LIBRARY
+    target.write_text("as it was")
+    monkeypatch.setenv("CXX", compiler)
+    with pytest.raises(build.BuildError, match=message):
+        build.build(target)
+    assert target.read_text() == "as it was"
+
+
+@pytest.mark.slow
+def test_a_build_gives_a_library_that_loads(elsewhere):
+    if (reason := build.why_no_compiler()) is not None:
+        pytest.skip(reason)
+    build.build(elsewhere)
+    assert attend("native").shape == (1, 1, 3, 4)

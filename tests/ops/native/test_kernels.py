@@ -1,0 +1,400 @@
+"""The native kernels equal the reference: outputs and every gradient, at sizes on both sides of each of their edges."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+
+from antiphase import differential_attention
+from antiphase.interface import softmax_weights
+from antiphase.ops.native import library, operators
+from antiphase.ops.shapes import positions_mask
+
+AROUND_EDGES = [(1, 7), (12, 12), (49, 49), (97, 97), (47, 130), (130, 47), (5, 300), (300, 300)]
+"""Queries and keys around rows that go together (6 or 12), blocks (48), panels (8 to 32) and tiles (256)."""
+
+
+def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64, maps=2):
+    query = torch.randn(batch, maps * heads, queries, width, dtype=dtype, requires_grad=True)
+    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
+    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
+    return query, key, value
+
+
+def cotangent(out):
+    return torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
+
+
+def run(impl, query, key, value, lam, **options):
+    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
+    out = differential_attention(query, key, value, lam, impl=impl, **options)
+    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent(out))
+
+
+def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.3, save=True):
+    out, _ = operators.native_attention(
+        query, key, value, None, mask, None, None, key.shape[1], is_causal, window, scale, save
+    )  # fmt: skip
+    return out
+
+
+def assert_equal_to_reference(query, key, value, lam, **options):
+    names = ("out", "query", "key", "value", "lam")
+    expected = run("reference", query, key, value, lam, **options)
+    found = run("native", query, key, value, lam, **options)
+    for name, one, other in zip(names, found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+        assert one.isfinite().all(), name
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
+@pytest.mark.parametrize("window", [None, 1, 33])
+def test_equals_the_reference(queries, keys, window):
+    for is_causal, key_maps, (heads, groups, width, value_width) in itertools.product(
+        (False, True), (1, 2), [(4, 2, 5, 7), (1, 1, 32, 64)]
+    ):
+        query, key, value = inputs(2, heads, groups, queries, keys, width, value_width, key_maps)
+        lam = torch.rand(2, 1, queries, dtype=torch.float64, requires_grad=True)
+        assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("shape", [(2, 1, 1, 90), (2, 4, 70, 90), (1, 4, 1, 90), (70, 90), (2, 1, 70, 90), (70, 1)])
+def test_masks_that_broadcast(shape):
+    query, key, value = inputs(2, 4, 2, 70, 90, 4, 5, 2)
+    lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
+    for is_causal in (False, True):
+        assert_equal_to_reference(query, key, value, lam, attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_padding_of_whole_panels(side):
+    query, key, value = inputs(2, 2, 2, 150, 150, 6, 8, 2)
+    lam = torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 1, 1, 150, dtype=torch.bool)
+    if side != "right":
+        mask[0, ..., :97] = False
+    if side != "left":
+        mask[1, ..., 41:] = False
+    for is_causal in (False, True):
+        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_rows_that_see_nothing_are_zero_with_zero_gradient():
+    query, key, value = inputs(2, 2, 2, 60, 60, 6, 6, 2)
+    lam = torch.rand((), dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(2, 1, 60, 60, dtype=torch.bool)
+    mask[0, :, 50] = False
+    mask[1] = False
+    out, grad_query, grad_key, grad_value, _ = run("native", query, key, value, lam, attn_mask=mask)
+    assert out[0, :, 50].count_nonzero() == out[1].count_nonzero() == 0
+    assert out[0, :, 51].count_nonzero() > 0
+    assert grad_query[0, :, 50].count_nonzero() == 0
+    assert grad_key[1].count_nonzero() == grad_value[1].count_nonzero() == 0
+
+
+@pytest.mark.usefixtures("kernels")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_shape(data):
+    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
+    heads, key_maps = groups * repeats, data.draw(st.sampled_from([1, 2]))
+    batch, queries, keys = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70)))
+    query, key, value = inputs(
+        batch, heads, groups, queries, keys, data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20)), key_maps
+    )
+    lam_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
+    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
+    mask_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
+    assert_equal_to_reference(
+        query, key, value, lam,
+        attn_mask=data.draw(st.sampled_from([None, torch.rand(*mask_shape, keys) > 0.5])),
+        is_causal=data.draw(st.booleans()),
+        sliding_window=data.draw(st.sampled_from([None, 1, 2, 5, 50])),
+        scale=data.draw(st.sampled_from([None, 0.1, 1.0])),
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("kernels")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_documents_end_to_end(data):
+    """Packed sequences equal one call with a mask that separates them, in values and gradients."""
+    documents = data.draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=5))
+    is_causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
+    edges = [torch.tensor([0, *itertools.accumulate(d[side] for d in documents)]).int() for side in (0, 1)]
+    queries, keys = int(edges[0][-1]), int(edges[1][-1])
+    tensors = inputs(1, 4, 2, queries, keys, 3, 4, data.draw(st.sampled_from([1, 2])))
+    lam = torch.rand(4, queries, dtype=torch.float64, requires_grad=True)
+    mask = torch.zeros(queries, keys, dtype=torch.bool)
+    for index, (length, breadth) in enumerate(documents):
+        rows = slice(int(edges[0][index]), int(edges[0][index + 1]))
+        columns = slice(int(edges[1][index]), int(edges[1][index + 1]))
+        seen = positions_mask(length, breadth, is_causal=is_causal, sliding_window=window, device=torch.device("cpu"))
+        mask[rows, columns] = True if seen is None else seen
+    expected = run("reference", *tensors, lam, attn_mask=mask)
+    found = run(
+        "native", *tensors, lam,
+        is_causal=is_causal, sliding_window=window, cu_seqlens_q=edges[0], cu_seqlens_k=edges[1],
+    )  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
+    query, key, value = inputs(2, 6, 2, queries, keys, 5, 7, 1, maps=1)
+    out = softmax(query, key, value, is_causal=is_causal)
+    weights = softmax_weights(query, key, None, is_causal=is_causal, sliding_window=None, scale=0.3)
+    expected = weights @ value.repeat_interleave(3, dim=1)
+    torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
+    for one, other in zip(
+        torch.autograd.grad(out, (query, key, value), cotangent(out)),
+        torch.autograd.grad(expected, (query, key, value), cotangent(out)),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_gradcheck(key_maps):
+    query, key, value = inputs(1, 2, 1, 14, 17, 3, 4, key_maps)
+    lam = torch.rand(2, 14, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda *tensors: differential_attention(*tensors, impl="native", is_causal=True), (query, key, value, lam)
+    )
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("length", "width"), [(60, 16), (700, 64)])
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, length, width, key_maps):
+    exact = inputs(1, 2, 1, length, length, width, 2 * width, key_maps)
+    exact = [tensor.detach().to(dtype).double().requires_grad_() for tensor in exact]
+    exact.append(torch.rand(2, length).double().requires_grad_())
+    truth = run("reference", *exact, is_causal=True)
+    rounded = [tensor.detach().to(dtype).requires_grad_() for tensor in exact[:3]]
+    rounded.append(exact[3].detach().float().requires_grad_())
+    eager, found = (run(impl, *rounded, is_causal=True) for impl in ("reference", "native"))
+    for name, one, other, true in zip(("out", "query", "key", "value", "lam"), found, eager, truth, strict=True):
+        rounding = true.abs().max() * torch.finfo(one.dtype).eps / 2
+        allowed = 2 * ((other - true).abs().max() + rounding)
+        assert (one - true).abs().max() <= allowed, name
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_what_lies_around_the_inputs_is_not_read(dtype, contiguous):
+    """Every input is cut out of a larger tensor of NaN, in the order of a layer or with a stride in its last place."""
+
+    def within_nan(tensor):
+        batch, heads, length, width = tensor.shape
+        step = 1 if contiguous else 2
+        room = torch.full((batch + 1, length + 3, heads + 1, step * width + 5), float("nan"), dtype=tensor.dtype)
+        view = room[:batch, 1 : length + 1, :heads, 2 : 2 + step * width : step].transpose(1, 2)
+        return view.copy_(tensor).detach().requires_grad_()
+
+    tensors = [tensor.detach() for tensor in inputs(2, 2, 1, 61, 75, 9, 11, 2, dtype)]
+    lam = torch.rand(2, 61, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True)
+    expected = run("native", *[tensor.requires_grad_() for tensor in tensors], lam, is_causal=True)
+    found = run("native", *map(within_nan, tensors), lam, is_causal=True)
+    few = [differential_attention(t[0][:, :, -1:], *t[1:], 0.5, impl="native") for t in (
+        [tensor.detach() for tensor in tensors], [within_nan(tensor).detach() for tensor in tensors])]  # fmt: skip
+    for one, other in zip((*found, few[1]), (*expected, few[0]), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("window", [None, 30])
+def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, window):
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 80, 80, 4, 5, 2))
+    key[:, :, 41] = poison
+    out, expected = (
+        differential_attention(query, key, value, 0.5, is_causal=True, sliding_window=window, impl=impl)
+        for impl in ("native", "reference")
+    )
+    sees = [row for row in range(80) if row >= 41 and (window is None or row - 41 < window)]
+    blind = [row for row in range(80) if row not in sees]
+    assert out[0, :, blind].isfinite().all()
+    assert out[0, :, sees].isfinite().float().mean() < 0.2  # an infinite key has a score of -inf where all signs agree
+    assert torch.equal(out.isfinite(), expected.isfinite())
+
+
+@pytest.mark.usefixtures("kernels", "threads")
+@pytest.mark.parametrize("heads", [1, 5])
+def test_the_number_of_threads_changes_no_bit(heads):
+    query, key, value = inputs(2, heads, heads, 400, 1200, 16, 32, 2, torch.float32)
+    lam = torch.rand(heads, 1, requires_grad=True)
+    found = []
+    for count in range(1, 9):
+        torch.set_num_threads(count)
+        few = differential_attention(query[:, :, -1:].detach(), key.detach(), value.detach(), 0.3, impl="native")
+        found.append((*run("native", query, key, value, lam, is_causal=True), few))
+    for other in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))
+
+
+@pytest.mark.usefixtures("built")
+def test_calls_from_several_threads_at_once_do_not_meet():
+    calls = [(*inputs(1, 2, 2, 40 + 30 * i, 90, 8, 8, 2), torch.rand(2, 1).double().requires_grad_()) for i in range(8)]
+    expected = [run("native", *call) for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            for found, alone in zip(pool.map(lambda call: run("native", *call), calls), expected, strict=True):
+                assert all(torch.equal(*pair) for pair in zip(found, alone, strict=True))
+
+
+def _in_a_child(queue):
+    torch.set_num_threads(1)  # as in a worker of a data loader: OpenMP's threads do not survive a fork
+    torch.manual_seed(1)
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 60, 60, 8, 8, 2))
+    queue.put(differential_attention(query, key, value, 0.4, impl="native").sum().item())
+
+
+@pytest.mark.usefixtures("built")
+def test_a_forked_process_computes_the_same():
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_in_a_child, args=(queue,))
+    child.start()
+    there = queue.get(timeout=60)
+    child.join()
+    _in_a_child(queue)
+    assert queue.get(timeout=60) == there
+
+
+@pytest.mark.usefixtures("built")
+def test_operator_registration_is_sound():
+    query, key, value = inputs(1, 2, 1, 9, 11, 4, 6, 2)
+    lam = torch.rand(1, 2, 9, dtype=torch.float64, requires_grad=True)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    mask = torch.rand(1, 1, 9, 11) > 0.2
+    torch.library.opcheck(
+        operators.native_attention, (query, key, value, lam, mask, None, None, 1, True, 0, 0.5, True), test_utils=checks
+    )
+    plain = [tensor.detach() for tensor in (query, key, value, lam)]
+    torch.library.opcheck(operators.native_attention_of_few, (*plain, mask, 1, True, 0, 0.5), test_utils=checks)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+def test_compiles_without_a_graph_break():
+    query, key, value = inputs(1, 2, 1, 20, 20, 4, 6, 2, torch.float32)
+    lam = torch.rand(2, 1, requires_grad=True)
+
+    def call(*tensors):
+        return differential_attention(*tensors, is_causal=True, impl="native")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    found, expected = compiled(query, key, value, lam), call(query, key, value, lam)
+    torch.testing.assert_close(found, expected)
+    for one, other in zip(
+        *(torch.autograd.grad(o.sum(), (query, key, value, lam)) for o in (found, expected)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("built")
+def test_second_derivatives_and_forward_mode_are_refused():
+    query, key, value = inputs(1, 1, 1, 4, 4, 2, 2, 2)
+    out = differential_attention(query, key, value, 0.5, impl="native")
+    (grad,) = torch.autograd.grad(out.sum(), query, create_graph=True)
+    with pytest.raises(RuntimeError, match="no second derivatives"):
+        grad.sum().backward()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query.detach(), torch.ones_like(query))
+        with pytest.raises(ValueError, match="no forward-mode derivatives"):
+            differential_attention(dual, key, value, 0.5, impl="native")
+
+
+@pytest.mark.usefixtures("kernels")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_few_queries(data):
+    """Values whole or in halves, a map or two, masks and windows: all as the reference."""
+    groups, repeats, maps = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 2))
+    parts, queries = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+    keys = data.draw(st.sampled_from([1, 15, 16, 511, 512, 513, 1100]))
+    dtype, window = data.draw(st.sampled_from([torch.float32, torch.float64])), data.draw(st.sampled_from([0, 1, 600]))
+    width, value_width = data.draw(st.integers(1, 70)), parts * data.draw(st.integers(1, 70))
+    heads, key_maps = groups * repeats, data.draw(st.integers(1, maps))
+    query, key, value = (
+        t.detach() for t in inputs(2, heads, groups, queries, keys, width, value_width, key_maps, dtype, maps)
+    )
+    lam = torch.rand(2, heads, 1, dtype=dtype) if maps == 2 else None
+    mask = data.draw(st.sampled_from([None, torch.rand(2, 1, 1, keys) > 0.5]))
+    halves = value.unflatten(3, (parts, -1)).transpose(2, 3).flatten(1, 2)
+    found = operators.native_attention_of_few(query, key, halves, lam, mask, groups, True, window, 0.3)
+    options = {"is_causal": True, "sliding_window": window or None, "scale": 0.3}
+    if lam is None:
+        visible = positions_mask(
+            queries, keys, is_causal=True, sliding_window=window or None, device=torch.device("cpu")
+        )
+        visible = visible if mask is None else visible & mask
+        weights = softmax_weights(query, key, visible, is_causal=False, sliding_window=None, scale=0.3)
+        expected = weights @ value.repeat_interleave(repeats, dim=1)
+    else:
+        expected = differential_attention(query, key, value, lam, attn_mask=mask, impl="reference", **options)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"query": torch.zeros(1, 3, 4, 8)}, "do not fit together"),
+        ({"key": torch.zeros(1, 4, 5, 6)}, "do not fit together"),
+        ({"value": torch.zeros(1, 2, 4, 8)}, "do not fit together"),
+        ({"lam": torch.zeros(1, 2, 3)}, "do not fit together"),
+        ({"mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)}, "do not fit together"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_before_anything_is_read(change, message):
+    given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
+              "lam": torch.zeros(1, 2, 4), "mask": None} | change  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        operators.attend(**given_, query_edges=None, key_edges=None, groups=2, is_causal=False, sliding_window=0,
+                         scale=1.0, save=False)  # fmt: skip
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("tensor", "scale", "message"),
+    [
+        (torch.zeros(1, 2, 3, 4, dtype=torch.float16), None, "fp32, bf16 and fp64"),
+        (torch.zeros(1, 2, 3, 4), -1.0, "scale above 0"),
+        (torch.zeros(1, 2, 3, 4, device="meta"), None, "for processors, not for meta"),
+    ],
+)
+def test_an_explicit_choice_that_does_not_serve_is_refused_and_auto_takes_another(tensor, scale, message):
+    value = tensor[:, :1]
+    with pytest.raises(ValueError, match=message):
+        differential_attention(tensor, tensor, value, 0.5, scale=scale, impl="native")
+    assert differential_attention(tensor, tensor, value, 0.5, scale=scale).shape == (1, 1, 3, 4)
+
+
+def test_auto_is_native_where_it_serves(monkeypatch, built):
+    calls = []
+    monkeypatch.setattr(library, "run", lambda *args, **kwargs: calls.append(args))
+    monkeypatch.setattr(operators, "run", library.run)
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 60, 60, 8, 8, 2))
+    differential_attention(query, key, value, 0.5)
+    differential_attention(query[:, :, :1], key, value, 0.5)
+    assert calls == [(library.FORWARD,), (library.FEW,)]
