@@ -30,9 +30,10 @@ def built() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """The number of threads is put back."""
+    """Several, so that they meet; put back afterwards."""
     before = torch.get_num_threads()
+    torch.set_num_threads(4)
     yield
     torch.set_num_threads(before)

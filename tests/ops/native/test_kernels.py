@@ -236,16 +236,23 @@ def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, windo
     assert torch.equal(out.isfinite(), expected.isfinite())
 
 
-@pytest.mark.usefixtures("kernels", "threads")
-@pytest.mark.parametrize("heads", [1, 5])
-def test_the_number_of_threads_changes_no_bit(heads):
-    query, key, value = inputs(2, heads, heads, 400, 1200, 16, 32, 2, torch.float32)
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (5, 5), (6, 2)])
+@pytest.mark.parametrize(("queries", "keys", "window"), [(400, 1200, None), (600, 130, None), (700, 700, 33)])
+def test_the_number_of_threads_changes_no_bit(heads, groups, queries, keys, window):
+    query, key, value = inputs(2, heads, groups, queries, keys, 16, 32, 2, torch.float32)
     lam = torch.rand(heads, 1, requires_grad=True)
+    mask = torch.rand(2, heads, 1, keys) > 0.2  # heads that see keys of their own end at places of their own
+    mask[:, ::2, :, : keys // 2] = False
     found = []
     for count in range(1, 9):
         torch.set_num_threads(count)
         few = differential_attention(query[:, :, -1:].detach(), key.detach(), value.detach(), 0.3, impl="native")
-        found.append((*run("native", query, key, value, lam, is_causal=True), few))
+        plain, masked = (
+            run("native", query, key, value, lam, is_causal=True, sliding_window=window, attn_mask=hides)
+            for hides in (None, mask)
+        )
+        found.append((*plain, *masked, few))
     for other in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))
 

@@ -48,6 +48,7 @@ inline thread_local Arena shared_room, own_room;
 template <typename In, int S, bool BACKWARD> class Attention {
   using T = typename Statistics<In>::type;
   static constexpr int L = LANES<T>, PW = PANEL<T>, GROUPS = BLOCK / ROWS, TP = TILE / PW;
+  static constexpr int64_t END = std::numeric_limits<int64_t>::max();
 
   // What a group of keys and values is packed into, and the sums of its gradients.
   struct Slot {
@@ -56,7 +57,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     T *values_across;  // (panels, dv, PW), for the gradient of the map
     T *values_along;   // (panels, PW, columns)
     T *key_sums[2], *value_sum;  // (M, columns); in the gradients themselves where they can hold them
-    std::atomic<int64_t> *passed;  // by block: the panel up to which its sums are in
+    std::atomic<int64_t> *passed;  // by block: the panel up to which its sums are in, the largest number at its end
+    std::atomic<int64_t> *ended;   // so many blocks at least, from the first on
   };
   // What a thread needs for a block.
   struct Room {
@@ -139,7 +141,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
       if (!direct_keys_)
         for (int k = 0; k < K_; ++k) slot.key_sums[k] = cutter.cut<T>(keys * d_columns_);
       if (!direct_values_) slot.value_sum = cutter.cut<T>(keys * dv_columns_);
-      slot.passed = cutter.cut<std::atomic<int64_t>>(most_blocks_ * call_.repeats);
+      slot.passed = cutter.cut<std::atomic<int64_t>>(std::max<int64_t>(1, most_blocks_ * call_.repeats));
+      slot.ended = cutter.cut<std::atomic<int64_t>>(1);
     } else {
       slot.values_along = cutter.cut<T>(keys * dv_columns_);
     }
@@ -287,6 +290,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   void clear_sums(int64_t group, int64_t begin, int64_t end, bool is_first, Slot &slot) {
     if (is_first) {
       for (int64_t i = 0; i < blocks(group); ++i) slot.passed[i].store(0);
+      slot.ended->store(0);
     }
     // of a slot that points into the gradients every packing thread sets the same pointers anew, before any block
     for (int k = 0; k < K_; ++k) {
@@ -613,7 +617,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int m = 0; m < S; ++m)
         weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW, d_columns_, p0, p1,
                    room.grad_query + m * BLOCK * d_columns_);
-      if (index > 0) wait_until([&] { return slot.passed[index - 1].load() >= p1; });  // sums in one order
+      wait_until([&] { return all_passed(slot, index, p1); });  // sums in one order
       for (int64_t p = p0; p < p1; ++p) {
         int from = 0, to = block.groups;
         while (from < to && !(block.begin[from] <= p && p < block.end[from])) ++from;
@@ -629,7 +633,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       }
       slot.passed[index].store(p1);
     }
-    slot.passed[index].store(std::numeric_limits<int64_t>::max());
+    slot.passed[index].store(END);
     for (int m = 0; m < S; ++m) {
       In *to = static_cast<In *>(call_.grad_query) +
                ((block.item.batch * heads * S + block.head * S + m) * call_.queries + block.item.first_query +
@@ -637,6 +641,18 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t r = 0; r < block.rows; ++r)
         for (int64_t c = 0; c < d_; ++c) put(to + r * d_ + c, room.grad_query[(m * BLOCK + r) * d_columns_ + c]);
     }
+  }
+
+  // Whether every block before this one is done with the panels up to there. Each has to be asked: one that sees few
+  // keys ends before an earlier one that sees more.
+  static bool all_passed(const Slot &slot, int64_t index, int64_t panel) {
+    for (int64_t i = slot.ended->load(); i < index; ++i) {
+      const int64_t passed = slot.passed[i].load();
+      if (passed < panel) return false;
+      int64_t expected = i;
+      if (passed == END) slot.ended->compare_exchange_strong(expected, i + 1);
+    }
+    return true;
   }
 
   void add_to_keys(const Block &block, const T *scores, const T *rows, int64_t columns, int64_t panel, int count,
