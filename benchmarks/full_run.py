@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from antiphase.ops.native import build
 from antiphase.records import Record
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +31,7 @@ def main() -> int:
     """Run every step, print how it ended, write docs/records/full-run.json."""
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
+    steps += sanitized()
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
@@ -60,6 +62,25 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
         "skipped": int(suite.attrib["skipped"]),
         "failed": [f"{case.attrib['classname']}::{case.attrib['name']}" for case in failed],
     }
+
+
+def sanitized() -> list[dict[str, Any]]:
+    """The tests of the native kernels with a library that stops at a wrong address or undefined arithmetic."""
+    if build.why_no_compiler() is not None:
+        return []
+    libraries = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in ("libasan.so", "libubsan.so")
+    ]
+    kept = build.library_path().with_suffix(".kept")
+    build.library_path().replace(kept)
+    try:
+        build.build(extra=("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g"))
+        # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
+        extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
+        return [counted("native kernels, sanitized", ["tests/ops/native/test_kernels.py", "-m", "not slow"], extra)]
+    finally:
+        kept.replace(build.library_path())
 
 
 if __name__ == "__main__":
