@@ -24,7 +24,7 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]  # its parame
         build = _build_module()
         try:
             path = build.library_path() if build.is_current() else build.build()
-        except build.BuildError as error:
+        except (build.BuildError, OSError) as error:  # no compiler, or nowhere to write
             self.app.display_warning(f"installed without native kernels: {error}\nlater: antiphase build")
             return
         build_data["artifacts"].append(str(path.relative_to(Path(__file__).parent)))

@@ -143,9 +143,9 @@ def differential_output(
 ) -> Tensor:
     """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
     groups = key.shape[1] // halves
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     # halves are read as they lie: joining them would copy them
-    if halves == 2 and serves_cache(query, key, value, lam, mask, groups=groups, impl=impl):
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if halves == 2 and serves_cache(query, key, value, lam, mask, groups=groups, scale=scale, impl=impl):
         out = attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,

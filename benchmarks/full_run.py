@@ -72,15 +72,12 @@ def sanitized() -> list[dict[str, Any]]:
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    kept = build.library_path().with_suffix(".kept")
-    build.library_path().replace(kept)
-    try:
-        build.build(extra=("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g"))
+    with TemporaryDirectory() as folder:
+        library = build.build(Path(folder) / build.LIBRARY, extra=build.SANITIZED)
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
-        return [counted("native kernels, sanitized", ["tests/ops/native/test_kernels.py", "-m", "not slow"], extra)]
-    finally:
-        kept.replace(build.library_path())
+        words = ["tests/ops/native/test_kernels.py", "-m", "not slow", f"--sanitized-library={library}"]
+        return [counted("native kernels, sanitized", words, extra)]
 
 
 if __name__ == "__main__":

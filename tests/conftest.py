@@ -12,8 +12,21 @@ import pytest
 import torch
 
 import antiphase
+from antiphase.ops.native import build, library
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sanitized-library", type=Path, help="native kernels built with build.SANITIZED, to be tested")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Put another library in the place of the built one."""
+    path = config.getoption("--sanitized-library")
+    if path is not None:
+        library.library_path = lambda: path
+        library.fingerprint = lambda: build.fingerprint(build.SANITIZED)
 
 
 @pytest.fixture(autouse=True)

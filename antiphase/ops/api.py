@@ -204,6 +204,14 @@ def _native_attention(
     return out
 
 
+def _of_four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
+    """A mask as (1|B, 1|H, 1|N, M)."""
+    if mask is None:
+        return None
+    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    return mask.expand(-1, -1, -1, keys)
+
+
 def native_softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -219,7 +227,7 @@ def native_softmax_attention(
     Args:
         query: (B, H, N, d).
         key, value: (B, Hkv, M, d) and (B, Hkv, M, dv).
-        mask: boolean, of 4 dimensions that broadcast to (B, H, N, M), True = may attend.
+        mask: boolean, broadcastable to (B, H, N, M), True = may attend.
         is_causal: the last query stands at the last key.
         sliding_window, scale: as in ``differential_attention``.
     """
@@ -227,10 +235,8 @@ def native_softmax_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
-    if mask is not None and mask.shape[-1] != key.shape[2]:
-        mask = mask.expand(*mask.shape[:-1], key.shape[2])
     return _native_attention(
-        query, key, value, None, mask,
+        query, key, value, None, _of_four_dimensions(mask, key.shape[2]),
         groups=key.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
     )  # fmt: skip
 
@@ -250,7 +256,7 @@ def _triton_attention(
 ) -> Tensor:
     _refuse_forward_mode("Triton", query, key, value, lam)
     groups = value.shape[1]
-    if longest is None and serves_cache(query, key, value, lam, mask, groups=groups, impl="triton"):
+    if longest is None and serves_cache(query, key, value, lam, mask, groups=groups, scale=scale, impl="triton"):
         return attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl="triton",
@@ -294,12 +300,20 @@ def _differentiates(*tensors: Tensor) -> bool:
 
 
 def serves_cache(
-    query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, *, groups: int, impl: str
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    scale: float,
+    impl: str,
 ) -> bool:
     """Whether ``attend_cached`` is the way for these tensors: always with the native kernels, else for few queries;
     no derivatives in those for GPUs.
     """
-    if impl in ("auto", "native") and why_not_native(query, 1.0) is None:
+    if impl in ("auto", "native") and why_not_native(_as_autocast_says(query)[0], scale) is None:
         return True
     if impl != "triton":
         return is_few(query, key, groups, mask)
@@ -323,14 +337,12 @@ def attend_cached(
     """``decoding.attend_few``, or kernels in its place: with impl="triton" without derivatives, native ones for any
     number of queries. Arguments and result as there.
     """
+    query, key, value = _as_autocast_says(query, key, value)
     if _native_or(impl, query, scale) == "native":
-        query, key, value = _as_autocast_says(query, key, value)
         check_alike(query, key, value)
         lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).to(statistics_dtype(query.dtype))
-        if mask is not None:
-            mask = mask.expand(*mask.shape[:-1], key.shape[2])
         return _native_attention(
-            query, key, value, lam, mask,
+            query, key, value, lam, _of_four_dimensions(mask, key.shape[2]),
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
     if impl != "triton":
@@ -338,7 +350,6 @@ def attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
-    query, key, value = _as_autocast_says(query, key, value)
     check_alike(query, key, value)
     launch = _kernels(query, value.shape[1] // groups * value.shape[-1])
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
@@ -382,7 +393,8 @@ def _packed_attention(
     if impl == "native":
         return _native_attention(
             query, key, value, lam, None, groups=value.shape[1],
-            is_causal=is_causal, sliding_window=sliding_window, scale=scale, edges=(cu_seqlens_q, cu_seqlens_k),
+            is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            edges=[torch.tensor(edges, dtype=torch.int32) for edges in (query_edges, key_edges)],  # nobody else's
         )  # fmt: skip
     if impl == "triton":
         longest_query, longest_key = (

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +18,8 @@ SOURCE = Path(__file__).parent / "source"
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno",
          "-fno-trapping-math", "-pthread", "-Wno-psabi")  # fmt: skip
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
+SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
+"""Further flags of a library for tests, which stops at a wrong address or undefined arithmetic."""
 COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -34,10 +38,10 @@ def is_current() -> bool:
     return path.is_file() and fingerprint().encode() in path.read_bytes()
 
 
-def fingerprint() -> str:
-    """Of the sources and of how they are compiled: the library bears that of its own and is not used with another."""
-    digest = hashlib.sha256(repr((FLAGS, kernels_of_machine())).encode())
-    for path in sorted(SOURCE.iterdir()):
+def fingerprint(extra: tuple[str, ...] = ()) -> str:
+    """Of the sources, the platform and the flags: the library bears that of its own and is not used with another."""
+    digest = hashlib.sha256(repr((FLAGS, kernels_of_machine(), sysconfig.get_platform(), extra)).encode())
+    for path in sorted([*SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -75,34 +79,37 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         commands = [
-            [compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_ENTRY=antiphase_run_{name}", "-c",
+            [*compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_ENTRY=antiphase_run_{name}", "-c",
              str(SOURCE / "kernel.cpp"), "-o", str(folder / f"{name}.o")]
             for name, flags in kernels_of_machine().items()
         ]  # fmt: skip
-        commands.append([compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{fingerprint()}"', "-c",
+        commands.append([*compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{fingerprint(extra)}"', "-c",
                          str(SOURCE / "library.cpp"), "-o", str(folder / "library.o")])  # fmt: skip
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY
-        _run([compiler, "-shared", "-pthread", *extra, "-o", str(linked), *map(str, sorted(folder.glob("*.o")))])
+        # the portable kernels first: what objects have in common is taken from the first, and must run everywhere
+        objects = [str(folder / f"{name}.o") for name in (*kernels_of_machine(), "library")]
+        _run([*compiler, "-shared", "-pthread", *extra, "-o", str(linked), *objects])
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
             shutil.copyfile(linked, beside)
             beside.replace(target)
         except OSError as error:
+            beside.unlink(missing_ok=True)
             raise BuildError(f"{target} cannot be written: {error.strerror}") from None
     return target
 
 
-def _compiler() -> str | None:
-    """$CXX, as every build tool has it, or the first of the usual ones."""
+def _compiler() -> list[str] | None:
+    """$CXX, with arguments perhaps, as every build tool has it, or the first of the usual ones."""
     named = os.environ.get("CXX")  # noqa: TID251  # the compiler's own variable, not a setting of ours
-    return named or next((name for name in COMPILERS if shutil.which(name)), None)
+    return shlex.split(named) if named else next(([name] for name in COMPILERS if shutil.which(name)), None)
 
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise BuildError(f"{command[0]} cannot be run: {error.strerror}") from None
     if done.returncode:

@@ -125,6 +125,14 @@ def run(
         "key": (batch, groups * key_maps, keys, width),
         "value": (batch, groups * parts, keys, value.shape[3]),
     }
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    for tensor in (key, value, *(() if grad is None else (grad,))):
+        if tensor.dtype != query.dtype:
+            raise ValueError(f"query, key, value and their gradient must share a dtype: {query.dtype}, {tensor.dtype}")
+    if (lam is not None and lam.dtype != exact) or (mask is not None and mask.dtype != torch.bool):
+        raise ValueError(f"lam must be {exact} for a query of {query.dtype}, and mask boolean")
+    if edges is not None:
+        _check_edges(edges, batch, queries, keys)
     if (
         not 1 <= key_maps <= maps
         or parts not in (1, 2)
@@ -152,6 +160,18 @@ def run(
         raise MemoryError("the native attention kernels found no memory for their scratch space")
     if status:
         raise RuntimeError(f"{LIBRARY} refused the problem (status {status})")
+
+
+def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> None:
+    """Both begin at 0, never fall and end at the length.
+
+    Raises:
+        ValueError: they do not.
+    """
+    for side, length in zip(edges, lengths, strict=True):
+        found = side.tolist() if side.dtype == torch.int32 and side.dim() == 1 else []
+        if batch != 1 or len(found) != len(edges[0]) or found != sorted(found) or [found[0], found[-1]] != [0, length]:
+            raise ValueError(f"edges must be int32 and rise from 0 to {length}, as many on both sides, got {side}")
 
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:

@@ -206,6 +206,9 @@ def attend_few(
     scale: float,
 ) -> Tensor:
     """A few queries against many keys, without derivatives; arguments and result as in ``attend``."""
+    # registering an autograd that refuses would cost more than the call
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, lam)):
+        raise RuntimeError("native_attention_of_few has no derivatives; use differential_attention")
     query, key, value = _rows(query), _rows(key), _rows(value)
     out = _empty_output(query, value, lam, groups)
     run(

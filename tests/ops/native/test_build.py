@@ -43,7 +43,7 @@ def compiled(source: str, target: Path) -> None:
     if (reason := build.why_no_compiler()) is not None:
         pytest.skip(reason)
     target.with_suffix(".c").write_text(source)
-    build._run([build._compiler(), "-shared", "-fPIC", "-x", "c", str(target.with_suffix(".c")), "-o", str(target)])
+    build._run([*build._compiler(), "-shared", "-fPIC", "-x", "c", str(target.with_suffix(".c")), "-o", str(target)])
 
 
 @pytest.mark.parametrize("source", ["int other;", 'const char *antiphase_sources(void) { return "others"; }'])

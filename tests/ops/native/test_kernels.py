@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from antiphase import differential_attention
-from antiphase.interface import softmax_weights
+from antiphase.interface import differential_output, softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
 
@@ -328,6 +328,79 @@ def test_second_derivatives_and_forward_mode_are_refused():
         dual = forward_ad.make_dual(query.detach(), torch.ones_like(query))
         with pytest.raises(ValueError, match="no forward-mode derivatives"):
             differential_attention(dual, key, value, 0.5, impl="native")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_scores_at_the_edge_of_what_a_number_holds(dtype):
+    """The largest score of a row counts as 1 whatever its size."""
+    query, key, value = (t.detach() for t in inputs(1, 1, 1, 70, 70, 128, 8, 2, dtype))
+    key[:, :, 33] = query[:, :, 33] = 1e5  # a score of 1e11
+    for rows in (slice(None), slice(33, 34)):  # many queries, and few
+        found = differential_attention(query[:, :, rows], key, value, 0.25, impl="native")
+        exact = (tensor.double() for tensor in (query[:, :, rows], key, value))
+        expected = differential_attention(*exact, 0.25, impl="reference")
+        torch.testing.assert_close(found, expected.to(dtype))
+        assert found.isfinite().all()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"query_edges": torch.tensor([0, 4]).int(), "key_edges": torch.tensor([0, 6]).int()},
+        {"query_edges": torch.tensor([0, 4]), "key_edges": torch.tensor([0, 5])},
+        {"query_edges": torch.tensor([0, 2, 4]).int(), "key_edges": torch.tensor([0, 5]).int()},
+        {"key": torch.zeros(1, 4, 5, 8, dtype=torch.float64)},
+        {"lam": torch.zeros(1, 2, 4, dtype=torch.float64)},
+    ],
+)
+def test_edges_and_dtypes_are_checked_where_memory_is_read(options):
+    given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
+              "lam": torch.zeros(1, 2, 4), "mask": None, "query_edges": None, "key_edges": None} | options  # fmt: skip
+    with pytest.raises(ValueError, match=r"edges must be|must share a dtype|lam must be"):
+        operators.attend(**given_, groups=2, is_causal=False, sliding_window=0, scale=1.0, save=False)
+
+
+@pytest.mark.usefixtures("built")
+def test_edges_may_change_between_forward_and_backward():
+    tensors = inputs(1, 2, 2, 10, 10, 4, 4, 2)
+    lam = torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
+    edges = torch.tensor([0, 4, 10]).int()
+    out = differential_attention(*tensors, lam, cu_seqlens_q=edges, cu_seqlens_k=edges, impl="native")
+    expected = torch.autograd.grad(out.sum(), tensors, retain_graph=True)
+    edges.numpy()[:] = 10_000
+    for one, other in zip(torch.autograd.grad(out.sum(), tensors), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_operator_of_a_few_queries_refuses_derivatives():
+    query, key, value = inputs(1, 2, 2, 1, 9, 4, 4, 2)
+    with pytest.raises(RuntimeError, match="has no derivatives"):
+        operators.native_attention_of_few(query, key, value, torch.rand(1, 2, 1).double(), None, 2, True, 0, 0.5)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_layer_under_fp16_autocast_takes_another_way():
+    query, key, value = (torch.randn(1, 4, 5, 8) for _ in range(3))
+    options = {"halves": 2, "is_causal": True, "sliding_window": None, "scaling": None}
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = differential_output(query, key, value, torch.tensor(0.3), None, **options)
+    expected = differential_output(query, key, value, torch.tensor(0.3), None, **options)
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(found.float(), expected, atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("window", [None, 4])
+def test_sink_logits_in_the_middle_of_a_cache(window):
+    """Three queries at the end of ten keys, without padding: the mask of positions is (N, M)."""
+    query, key, value = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 10, 8), torch.randn(2, 2, 10, 8)
+    options = {"is_causal": True, "sliding_window": window, "scale": 0.3, "s_aux": torch.randn(4)}
+    weights = softmax_weights(query, key, None, **options)
+    expected = (weights @ value.repeat_interleave(2, dim=1)).transpose(1, 2)
+    torch.testing.assert_close(softmax_attention(query, key, value, None, **options), expected)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -504,7 +504,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t r = 0; r < block.rows; ++r) {
         const auto share = [&](int m) {
           const T then = room.maximum[(m * tiles + t) * BLOCK + r];
-          return then == running[m][r] ? inverse[m][r] : exp2_one(then - running[m][r]) * inverse[m][r];
+          return then == running[m][r] ? inverse[m][r] : exp2_one((then - running[m][r]) * factor_) * inverse[m][r];
         };
         const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
         if (begin >= end) continue;
@@ -522,7 +522,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t c = 0; c < dv_; ++c) put(out + r * call_.out_stride[2] + c, room.result[r * dv_columns_ + c]);
   }
 
-  // The scores of a row in a tile become 2^(score · factor - maximum); returns that maximum, the largest so far.
+  // The scores of a row in a tile become 2^((score - maximum) · factor); returns that maximum, the largest so far.
   T exponentials(const Block &block, const Room &room, int64_t row, int64_t p0, int64_t p1, T *scores, T &running,
                  T &sum) const {
     const int64_t begin = std::max(p0, block.begin[row / ROWS]), end = std::min(p1, block.end[row / ROWS]);
@@ -534,16 +534,16 @@ template <typename In, int S, bool BACKWARD> class Attention {
       T *here = x + (p - begin) * BLOCK * PW;
       most = larger<T>(most, larger<T>(load(here), load(here + L)));
     }
-    const T tile_maximum = max_of<T>(most) * factor_;
+    const T tile_maximum = max_of<T>(most);
     const T maximum = tile_maximum > running ? tile_maximum : running;
     const Vec<T> less = splat(maximum == -std::numeric_limits<T>::infinity() ? T(0) : maximum);
     for (int64_t p = begin; p < end; ++p) {
       T *here = x + (p - begin) * BLOCK * PW;
-      const Vec<T> a = exp2_of(load(here) * factor_ - less), b = exp2_of(load(here + L) * factor_ - less);
+      const Vec<T> a = exp2_of((load(here) - less) * factor_), b = exp2_of((load(here + L) - less) * factor_);
       store<T>(here, a), store<T>(here + L, b);
       sums += a, more += b;
     }
-    if (maximum != running) sum = running == -std::numeric_limits<T>::infinity() ? T(0) : sum * exp2_one(running - maximum);
+    if (maximum != running) sum = running == -std::numeric_limits<T>::infinity() ? T(0) : sum * exp2_one((running - maximum) * factor_);
     sum += sum_of<T>(sums + more);
     return running = maximum;
   }
@@ -575,8 +575,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
           const Vec<T> less = splat(statistics[m * next + r * 2]), share = splat(statistics[m * next + r * 2 + 1]);
           Vec<T> more{};
           for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, g += BLOCK * PW) {
-            const Vec<T> a = exp2_of(load(x) * factor_ - less) * share;
-            const Vec<T> b = exp2_of(load(x + L) * factor_ - less) * share;
+            const Vec<T> a = exp2_of((load(x) - less) * factor_) * share;
+            const Vec<T> b = exp2_of((load(x + L) - less) * factor_) * share;
             store<T>(x, a), store<T>(x + L, b);
             sums[m] += a * load(g), more += b * load(g + L);
           }

@@ -42,7 +42,7 @@ template <typename In, int S> class FewQueries {
   explicit FewQueries(const antiphase_problem &call) : call_(call) {
     d_columns_ = round_up(call.width, L), dv_columns_ = round_up(call.value_width, L);
     units_ = call.batch * call.groups, rows_ = call.repeats * call.queries;
-    chunks_ = divide_up(call.keys, CHUNK), keys_ = chunks_ * CHUNK;
+    chunks_ = std::max<int64_t>(1, divide_up(call.keys, CHUNK)), keys_ = chunks_ * CHUNK;
     factor_ = T(call.scale * 1.4426950408889634074);
   }
 
@@ -190,10 +190,10 @@ template <typename In, int S> class FewQueries {
     }
     Vec<T> most = splat(hidden), sums{};
     for (int64_t j = 0; j < whole; j += L) most = larger<T>(most, load(scores + j));
-    maximum = max_of<T>(most) * factor_;
+    maximum = max_of<T>(most);
     const Vec<T> less = splat(maximum == hidden ? T(0) : maximum);
     for (int64_t j = 0; j < whole; j += L) {
-      const Vec<T> x = exp2_of(load(scores + j) * factor_ - less);
+      const Vec<T> x = exp2_of((load(scores + j) - less) * factor_);
       store<T>(scores + j, x);
       sums += x;
     }
@@ -210,9 +210,9 @@ template <typename In, int S> class FewQueries {
     if (most == -std::numeric_limits<T>::infinity()) return 0;
     for (int64_t c = 0; c < chunks_; ++c) {
       const int64_t at = place(unit, c, map, row);
-      if (sum_[at] != 0) total += sum_[at] * exp2_one(maximum_[at] - most);
+      if (sum_[at] != 0) total += sum_[at] * exp2_one((maximum_[at] - most) * factor_);
     }
-    return exp2_one(maximum_[place(unit, chunk, map, row)] - most) / total;
+    return exp2_one((maximum_[place(unit, chunk, map, row)] - most) * factor_) / total;
   }
 
   void weigh_chunk(int64_t unit, int64_t chunk) {

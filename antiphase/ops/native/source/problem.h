@@ -17,7 +17,7 @@ typedef struct {
   const uint8_t *mask;  // (B, G R, N, M) by strides, not 0 = may attend; or null
   const int32_t *query_edges, *key_edges;  // (sequences + 1,) where sequences lie end to end and B = 1; or null
   void *out;         // (B, G R, N, dv)
-  void *statistics;  // (B, G R S, N, 2), contiguous: base-2 maximum and 1 / sum of each row; float or double; or null
+  void *statistics;  // (B, G R S, N, 2), contiguous: largest score and 1 / sum of each row; float or double; or null
   const void *grad;  // (B, G R, N, dv)
   void *grad_query, *grad_key, *grad_value;  // contiguous
   void *grad_lam;    // (B, G R, N), contiguous, float or double

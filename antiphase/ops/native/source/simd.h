@@ -42,9 +42,16 @@ template <typename T> INLINE IntVec<T> iota() {
   for (int i = 0; i < LANES<T>; ++i) v[i] = i;
   return v;
 }
+// GCC has Clang's name for it since its version 12.
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLED(V, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+template <typename V> using IndexVec = decltype(V{} < V{});
+#define SHUFFLED(V, a, b, ...) __builtin_shuffle(a, b, IndexVec<V>{__VA_ARGS__})
+#endif
 // Every lane gets what stands HALF lanes away, in blocks of twice that size.
 template <typename V, int HALF, int... I> INLINE V swapped(V v, std::integer_sequence<int, I...>) {
-  return __builtin_shufflevector(v, v, (I ^ HALF)...);
+  return SHUFFLED(V, v, v, (I ^ HALF)...);
 }
 template <typename T> INLINE Vec<T> larger(Vec<T> a, Vec<T> b) { return a > b ? a : b; }
 template <typename T, int HALF = LANES<T> / 2> INLINE T sum_of(Vec<T> v) {
@@ -118,8 +125,8 @@ INLINE void put(BFloat16 *to, float x) {
 template <typename V, int HALF, bool HIGH, int... I>
 INLINE V exchange(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int count = sizeof...(I);
-  return __builtin_shufflevector(
-      a, b, ((I & HALF) ? (HIGH ? count + I : count + I - HALF) : (HIGH ? I + HALF : I))...);
+  return SHUFFLED(
+      V, a, b, ((I & HALF) ? (HIGH ? count + I : count + I - HALF) : (HIGH ? I + HALF : I))...);
 }
 template <typename T, int HALF> INLINE void transpose_round(Vec<T> *rows) {
   if constexpr (HALF > 0) {
