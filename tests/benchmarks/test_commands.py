@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from antiphase.benchmarks import attention, calibration, model
-from antiphase.benchmarks.schemes import COMPARED, Case
+from antiphase.benchmarks.schemes import COMPARED, WITH_NATIVE, Case
 from antiphase.report import benchmarks, figures, summary
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_attention(monkeypatch):
     whole = benchmarks.timing(record)
     assert len(whole.rows) == len(rows)
     assert any("d = 8" in row[0] for row in whole.text())
-    assert len(memory.rows) == 4
+    assert len(memory.rows) == 4 + len(WITH_NATIVE)
     figure = figures.FIGURES["benchmark"](record)
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [f"{task}, {dtype}" for dtype in ("fp32", "bf16") for task in COMPARED]
