@@ -13,7 +13,6 @@ from antiphase.report import benchmarks, figures, summary
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.essential
 def test_attention(monkeypatch):
     small = [
         Case(n, 2, 64, dtype, task) for task in COMPARED for dtype in (torch.float32, torch.bfloat16) for n in (40, 70)

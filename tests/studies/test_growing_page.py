@@ -54,7 +54,6 @@ def test_a_finished_page_does_not_load_itself_again(study, tmp_path):
     assert "of the training is done" not in page
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 def test_what_is_shown_during_a_comparison_is_the_beginning_of_what_it_records(study, monkeypatch):
     monkeypatch.setattr(compare_module, "FIRST_PAGE", 0.0)
