@@ -65,6 +65,8 @@ LABELLED_TOKENS = 64
 """Most tokens of an attention map whose axes are labelled with them."""
 TALLEST_BAR = 2.6
 """Of times relative to the ordinary way; a longer bar is cut and its number stands above it."""
+MOST_LEVEL_NUMBERS = 6
+"""Bars of a group whose numbers stand side by side; those of more are turned."""
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
@@ -420,15 +422,19 @@ def relative_times(record: Record) -> Figure | None:
                     min(ratio, TALLEST_BAR),
                     0.92 * width,
                     color=COLOURS[drawn.index(name) % len(COLOURS)],
+                    hatch="///" if drawn.index(name) >= len(COLOURS) else None,
+                    edgecolor="white",
+                    linewidth=0,
                     label=name,
                 )
                 axes.annotate(
                     f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}", (x, min(ratio, TALLEST_BAR)), xytext=(0, 2),
                     textcoords="offset points", ha="center", fontsize=8.5,
+                    rotation=90 if len(drawn) > MOST_LEVEL_NUMBERS else 0,
                 )  # fmt: skip
             axes.set_xticks(range(len(lengths)), [f"{found:,}" for found in sorted(lengths)])
         axes.axhline(1.0, color="#333333", linewidth=1.4, label=ordinary)
-        axes.set(title=f"{task}, {SHORT_TYPES.get(dtype, dtype)}", ylim=(0, TALLEST_BAR * 1.12))
+        axes.set(title=f"{task}, {SHORT_TYPES.get(dtype, dtype)}", ylim=(0, TALLEST_BAR * 1.18))
         axes.grid(visible=False, axis="x")
         if row == len(types) - 1:
             axes.set_xlabel("cached tokens" if task == "decode" else "tokens")

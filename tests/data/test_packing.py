@@ -237,7 +237,7 @@ def test_blocks_lie_end_to_end_and_the_rest_is_left_out() -> None:
         with pytest.raises(IndexError):
             packed.block(index)
     with pytest.raises(FrozenInstanceError):
-        packed.sequence_length = 3  # type: ignore[misc]
+        packed.sequence_length = 3  # type: ignore[misc]  # what the test is about
 
 
 def test_a_block_can_be_changed_without_changing_the_file(

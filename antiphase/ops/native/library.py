@@ -81,10 +81,11 @@ def why_not(query: Tensor, scale: float) -> str | None:
 
 
 def kernels() -> str:
-    """Which kernels of the library run on this processor: "portable", "AVX2" or "AVX-512"."""
+    """Which kernels run on this processor: "portable", "AVX2" or "AVX-512"; and whether on one thread only."""
     found = library()
     assert not isinstance(found, str)
-    return KERNELS[found.antiphase_kernels()]
+    name = KERNELS[found.antiphase_kernels()]
+    return name if threads_of_torch() else f"{name}, on one thread: this build of PyTorch has no OpenMP to share"
 
 
 def run(
