@@ -57,7 +57,10 @@ def why_no_compiler() -> str | None:
     """Why nothing can be built here and what to do; None: it can."""
     if os.name != "posix":
         return f"the native kernels are for Linux and macOS, this is {platform.system()}"
-    if _compiler() is None:
+    compiler = _compiler()
+    if compiler is not None and shutil.which(compiler[0]) is None:
+        return f"the C++ compiler that CXX names, {compiler[0]}, cannot be found"
+    if compiler is None:
         return "there is no C++ compiler (g++ or clang++); on Debian and Ubuntu: apt install g++"
     return None
 

@@ -71,7 +71,9 @@ def test_without_a_compiler_the_build_says_which_tool_is_missing(monkeypatch, tm
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("compiler", "message"), [("false", "false failed"), ("/no/such", "cannot be run")])
+@pytest.mark.parametrize(
+    ("compiler", "message"), [("false", "false failed"), ("/no/such", "CXX names, /no/such, cannot be found")]
+)
 def test_a_compiler_that_fails_is_named_and_the_library_stays(monkeypatch, tmp_path, compiler, message):
     target = tmp_path / build.LIBRARY
     target.write_text("as it was")
