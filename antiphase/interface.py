@@ -21,7 +21,7 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.attention_kinds import has_two_keys, is_differential, refuse_unread
-from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention, serves_cache
+from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
@@ -142,15 +142,12 @@ def differential_output(
     impl: str = "auto",
 ) -> Tensor:
     """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
-    groups = key.shape[1] // halves
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    # halves are read as they lie: joining them would copy them
-    if halves == 2 and serves_cache(query, key, value, lam, mask, groups=groups, scale=scale, impl=impl):
-        out = attend_cached(
-            query, key, value, lam, mask,
-            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
-        )  # fmt: skip
-    else:
+    out = attend_cached(
+        query, key, value, lam, mask, groups=key.shape[1] // halves,
+        is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
+    )  # fmt: skip
+    if out is None:  # joining halves copies them
         out = differential_attention(
             query, key, join_halves(value) if halves == 2 else value, lam,
             attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, impl=impl,

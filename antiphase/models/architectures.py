@@ -67,11 +67,17 @@ def attention_inside(
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
         sliding_window = None
-    out = differential_output(
-        query, key, value, heads.lam(), mask,
-        halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+    out = heads.step(
+        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window,
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
     )  # fmt: skip
-    return heads.finish(out).to(query.dtype).unflatten(3, (2, -1)).flatten(2, 3), None
+    if out is None:
+        out = differential_output(
+            query, key, value, heads.lam(), mask,
+            halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+        )  # fmt: skip
+        out = heads.finish(out)
+    return out.to(query.dtype).unflatten(3, (2, -1)).flatten(2, 3), None
 
 
 class WithDifferentialHeads(PreTrainedModel):

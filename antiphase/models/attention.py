@@ -14,12 +14,22 @@ from transformers import Cache, EncoderDecoderCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from antiphase.interface import AttentionFunction, differential_function, subtracting_function
+from antiphase.interface import (
+    AttentionFunction,
+    antiphase_attention,
+    carries_positions,
+    differential_function,
+    refuse_unknown,
+    subtracting_function,
+    visible_keys,
+)
 from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
 from antiphase.models.classic_configs import VanillaConfig
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.norm import RMSNorm
 from antiphase.models.start import mark_first_weight, mark_residual_output
 from antiphase.models.variants import ACROSS, variant_of
+from antiphase.ops.layer import exponential_lambda, v1_step
 from antiphase.ops.shapes import statistics_dtype
 
 LAMBDA_STD = 0.1
@@ -61,7 +71,7 @@ class Attention(nn.Module):
         """Parameters besides the four projections."""
         variant, config, width = self.variant, self.config, self.head_dim
         if variant.head_norm:
-            self.head_norm = nn.RMSNorm(self.head_width, eps=config.head_norm_eps)
+            self.head_norm = RMSNorm(self.head_width, config.head_norm_eps, self.head_factor)
             mark_first_weight(self.head_norm, getattr(config, "head_norm_init", 1.0))
         if variant.output_gate:
             self.output_gate = nn.Linear(config.hidden_size, self.outputs * width, bias=False)
@@ -88,6 +98,11 @@ class Attention(nn.Module):
     def head_width(self) -> int:
         """Width of a head's output."""
         return self.head_dim
+
+    @property
+    def head_factor(self) -> float:
+        """Constant factor of the heads' outputs, behind their norm."""
+        return 1.0
 
     @property
     def outputs(self) -> int:
@@ -122,14 +137,27 @@ class Attention(nn.Module):
         else:
             assert past_key_values is None or isinstance(past_key_values, EncoderDecoderCache)
             key, value = self._keys_of_context(context, past_key_values)
+        out, weights = self._attend(query, key, value, attention_mask, hidden_states, **kwargs)
+        out = out.reshape(*tokens, -1)
+        if self.variant.output_gate:
+            out = out * torch.sigmoid(self.output_gate(hidden_states))
+        return self.o_proj(out), weights
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        hidden_states: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs (B, N, heads, width) before gate and output projection, and the weights or None."""
         out, weights = self._attention_function()(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
             sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
         )  # fmt: skip
-        out = self._finish(out, hidden_states).reshape(*tokens, -1)
-        if self.variant.output_gate:
-            out = out * torch.sigmoid(self.output_gate(hidden_states))
-        return self.o_proj(out), weights
+        return self._finish(out, hidden_states), weights
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
         """(B, N, hidden) to (B, maps, N, d)."""
@@ -163,10 +191,7 @@ class Attention(nn.Module):
             chosen = [head in self.variant.dex_heads[self.layer_idx] for head in range(out.shape[2])]
             scale = self.extension_lambda() * torch.tensor(chosen, device=out.device)  # (heads,)
             out = out - scale[:, None].to(out.dtype) * (out @ self.dex_weight.to(out.dtype))
-        return self._normed(out) if self.variant.head_norm else out
-
-    def _normed(self, out: Tensor) -> Tensor:
-        return self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
+        return self.head_norm(out) if self.variant.head_norm else out
 
     def extension_lambda(self) -> Tensor:
         """λ(t) = (1 - α)·α·λinit + α·λlearned of DEX (2505.16333, equation 4), (1,) in fp32.
@@ -181,7 +206,7 @@ class _LambdaAndNorm(nn.Module):
     """What V1 adds to a softmax layer: λ by four vectors, and a norm of each head's output."""
 
     lambda_init: float
-    head_norm: nn.RMSNorm
+    head_norm: RMSNorm
 
     def _add_lambda(self, width: int) -> None:
         self.lambda_q1 = nn.Parameter(torch.zeros(width, dtype=torch.float32))
@@ -197,15 +222,38 @@ class _LambdaAndNorm(nn.Module):
 
     def lam(self) -> Tensor:
         """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
-        with torch.autocast(self.lambda_q1.device.type, enabled=False):
-            first = torch.exp(torch.dot(self.lambda_q1.float(), self.lambda_k1.float()))
-            second = torch.exp(torch.dot(self.lambda_q2.float(), self.lambda_k2.float()))
-            return first - second + self.lambda_init
+        return exponential_lambda(self._vectors(), self.lambda_init)
+
+    def step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        is_causal: bool,
+        sliding_window: int | None,
+        scale: float,
+    ) -> Tensor | None:
+        """The heads' outputs (B, N, H, 2d), normed, of a decoding step in one call; None where it is not the way.
+
+        Arguments as in ``v1_step``. Who listens to the norm, or has put something else in its place, is not passed by.
+        """
+        norm = self.head_norm
+        if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
+            return None
+        out = v1_step(
+            query, key, value, self._vectors(), norm.weight, mask, is_causal=is_causal, sliding_window=sliding_window,
+            scale=scale, initial=self.lambda_init, eps=norm.eps, factor=norm.factor,
+        )  # fmt: skip
+        return None if out is None else out.transpose(1, 2)
+
+    def _vectors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
 
     def finish(self, out: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
-        normed = self.head_norm(out.to(self.head_norm.weight.dtype))  # in full precision under autocast
-        return normed * (1.0 - self.lambda_init)
+        return self.head_norm(out)
 
 
 class DifferentialHeads(_LambdaAndNorm):
@@ -215,7 +263,7 @@ class DifferentialHeads(_LambdaAndNorm):
         super().__init__()
         self.lambda_init = lambda_init(layer_idx)
         self._add_lambda(width)
-        self.head_norm = nn.RMSNorm(2 * width, eps=eps)
+        self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init)
         self.reset_lambda()
 
 
@@ -244,6 +292,10 @@ class DifferentialAttentionV1(Attention, _LambdaAndNorm):
     @property
     def head_width(self) -> int:
         return 2 * self.head_dim
+
+    @property
+    def head_factor(self) -> float:
+        return 1.0 - self.lambda_init if self.variant.head_scale else 1.0
 
     def reset_variant(self) -> None:
         super().reset_variant()
@@ -278,11 +330,30 @@ class DifferentialAttentionV1(Attention, _LambdaAndNorm):
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         return {"lam": self.lam()}
 
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        hidden_states: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        published = self.variant.lambda_form == "exponential" and self.variant.head_norm
+        if published and query.shape[2] == 1 and self._attention_function() is antiphase_attention:
+            refuse_unknown(kwargs)
+            mask, _ = visible_keys(self, attention_mask, 1)
+            out = self.step(
+                query, key, value, mask, is_causal=False, scale=self.scaling,
+                sliding_window=None if carries_positions(mask, 1) else self.sliding_window,
+            )  # fmt: skip
+            if out is not None:
+                return out, None
+        return super()._attend(query, key, value, attention_mask, hidden_states, **kwargs)
+
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm of each head (equation 3), without what an ablation leaves out."""
-        if self.variant.head_norm:
-            out = self._normed(out)
-        return out * (1.0 - self.lambda_init) if self.variant.head_scale else out
+        return self.head_norm(out) if self.variant.head_norm else out * self.head_factor
 
 
 class DifferentialAttentionV2(Attention):

@@ -20,6 +20,7 @@ from transformers.utils.output_capturing import capture_outputs
 from antiphase.models.attention import ATTENTION_LAYERS, Attention
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
+from antiphase.models.norm import RMSNorm
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.start import embedding_std, linear_spread, mark_residual_output
 
@@ -47,8 +48,8 @@ class Block(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = ATTENTION_LAYERS[config.attention_type](config, layer_idx)
         self.mlp = SwiGLU(config)
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
@@ -94,7 +95,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()

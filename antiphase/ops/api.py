@@ -18,7 +18,7 @@ from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is
 from antiphase.ops.native.library import why_not as why_not_native
 from antiphase.ops.native.operators import native_attention, native_attention_of_few
 from antiphase.ops.reference import reference_attention
-from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors, statistics_dtype
+from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors, four_dimensions, statistics_dtype
 
 IMPLEMENTATIONS = ("auto", "reference", "blockwise", "native", "triton")
 HAS_TRITON = util.find_spec("triton") is not None
@@ -204,14 +204,6 @@ def _native_attention(
     return out
 
 
-def _of_four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
-    """A mask as (1|B, 1|H, 1|N, M)."""
-    if mask is None:
-        return None
-    mask = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    return mask.expand(-1, -1, -1, keys)
-
-
 def native_softmax_attention(
     query: Tensor,
     key: Tensor,
@@ -236,7 +228,7 @@ def native_softmax_attention(
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
     return _native_attention(
-        query, key, value, None, _of_four_dimensions(mask, key.shape[2]),
+        query, key, value, None, four_dimensions(mask, key.shape[2]),
         groups=key.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
     )  # fmt: skip
 
@@ -256,11 +248,13 @@ def _triton_attention(
 ) -> Tensor:
     _refuse_forward_mode("Triton", query, key, value, lam)
     groups = value.shape[1]
-    if longest is None and serves_cache(query, key, value, lam, mask, groups=groups, scale=scale, impl="triton"):
-        return attend_cached(
+    if longest is None:
+        out = attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl="triton",
         )  # fmt: skip
+        if out is not None:
+            return out
     sizes = (query.shape[2], key.shape[2]) if longest is None else longest
     launch, save = _kernels(query, value.shape[-1]), _differentiates(query, key, value, lam)
     out, _, _ = launch.triton_attention(
@@ -299,28 +293,6 @@ def _differentiates(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
-def serves_cache(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor,
-    mask: Tensor | None,
-    *,
-    groups: int,
-    scale: float,
-    impl: str,
-) -> bool:
-    """Whether ``attend_cached`` is the way for these tensors: always with the native kernels, else for few queries;
-    no derivatives in those for GPUs.
-    """
-    if impl in ("auto", "native") and why_not_native(_as_autocast_says(query)[0], scale) is None:
-        return True
-    if impl != "triton":
-        return is_few(query, key, groups, mask)
-    most = FEW_ROWS_OF_KERNELS if value.shape[1] // groups * value.shape[-1] <= 128 else FEW_ROWS
-    return is_few(query, key, groups, mask, most) and not _differentiates(query, key, value, lam)
-
-
 def attend_cached(
     query: Tensor,
     key: Tensor,
@@ -333,25 +305,32 @@ def attend_cached(
     sliding_window: int | None,
     scale: float,
     impl: str,
-) -> Tensor:
-    """``decoding.attend_few``, or kernels in its place: with impl="triton" without derivatives, native ones for any
-    number of queries. Arguments and result as there.
+) -> Tensor | None:
+    """Attention with keys and values as a cache holds them: by the native kernels, else for few queries.
+
+    Arguments and result as in ``decoding.attend_few``; None where ``differential_attention`` is the way, and for the
+    kernels of GPUs, which have no derivatives here, where there are to be some.
     """
     query, key, value = _as_autocast_says(query, key, value)
-    if _native_or(impl, query, scale) == "native":
+    chosen = _native_or(impl, query, scale)
+    if chosen == "native":
         check_alike(query, key, value)
         lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).to(statistics_dtype(query.dtype))
         return _native_attention(
-            query, key, value, lam, _of_four_dimensions(mask, key.shape[2]),
+            query, key, value, lam, four_dimensions(mask, key.shape[2]),
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
-    if impl != "triton":
+    if chosen == "auto" and is_few(query, key, groups, mask):
         return attend_few(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
+    width = value.shape[1] // groups * value.shape[3]
+    most = FEW_ROWS_OF_KERNELS if width <= 128 else FEW_ROWS
+    if chosen != "triton" or _differentiates(query, key, value, lam) or not is_few(query, key, groups, mask, most):
+        return None
     check_alike(query, key, value)
-    launch = _kernels(query, value.shape[1] // groups * value.shape[-1])
+    launch = _kernels(query, width)
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
     return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
 

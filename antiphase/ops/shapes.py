@@ -155,6 +155,13 @@ def check_mask(attn_mask: Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     return attn_mask.reshape(shape).expand(-1, -1, -1, shapes.keys)
 
 
+def four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
+    """A mask as (1|B, 1|H, 1|N, M)."""
+    if mask is None:
+        return None
+    return mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape)).expand(-1, -1, -1, keys)
+
+
 def positions_mask(
     queries: int, keys: int, *, is_causal: bool, sliding_window: int | None, device: torch.device
 ) -> Tensor | None:

@@ -256,13 +256,13 @@ class _Split(_Replay):
         self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
 
     def _freeze(self, norm: nn.RMSNorm, args: tuple[Tensor], output: Tensor) -> Tensor | None:
-        """A norm's scale is that of the actual output; ``eps`` as in ``torch.nn.RMSNorm``."""
+        """A norm's scale is that of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` in ours."""
         (given,) = args
         if self._given is None:
             eps = torch.finfo(given.dtype).eps if norm.eps is None else norm.eps
             self._scales[norm] = torch.rsqrt(given.square().mean(-1, keepdim=True) + eps)
             return None
-        scaled = given * self._scales[norm]
+        scaled = given * self._scales[norm] * getattr(norm, "factor", 1.0)
         return scaled * norm.weight if norm.elementwise_affine else scaled
 
 

@@ -96,12 +96,12 @@ def test_lora_trains_its_own_weights_only_and_merges(tiny_model, kind):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
-    adapted.eval()
+    adapted.eval().double()  # the norm of heads makes much of a rounding where a head's output nearly cancels
     with torch.no_grad():
         expected = adapted(input_ids=ids).logits
         merged = adapted.merge_and_unload()
-        torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-4, atol=1e-4)
-    changed = {name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, before[name])}
+        torch.testing.assert_close(merged(input_ids=ids).logits, expected, rtol=1e-9, atol=1e-9)
+    changed = {name for name, tensor in merged.state_dict().items() if not torch.equal(tensor, before[name].double())}
     assert changed == {name for name in before if name.endswith(("q_proj.weight", "v_proj.weight"))}
 
 

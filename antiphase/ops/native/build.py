@@ -82,7 +82,7 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         commands = [
-            [*compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_ENTRY=antiphase_run_{name}", "-c",
+            [*compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_KIND={name}", "-c",
              str(SOURCE / "kernel.cpp"), "-o", str(folder / f"{name}.o")]
             for name, flags in kernels_of_machine().items()
         ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from ctypes import c_char_p, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -18,9 +18,11 @@ FORWARD, BACKWARD, FEW = range(3)
 KERNELS = ("portable", "AVX2", "AVX-512")
 """By the library's own numbers."""
 
-PROBLEM = struct.Struct("@14P21q12qd4iP")
+PROBLEM = struct.Struct("@15P21q12q3d4iP")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
 A call of a short sequence takes as long as filling it in, and this is the fastest way."""
+NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
+"""``antiphase_norm_problem``."""
 Strides = tuple[int, int, int]
 NO_STRIDES: Strides = (0, 0, 0)
 
@@ -39,9 +41,11 @@ def library() -> ctypes.CDLL | str:
         loaded.antiphase_sources.restype = c_char_p
     if not hasattr(loaded, "antiphase_sources") or loaded.antiphase_sources() != fingerprint().encode():
         return f"the native kernels in {path} are of another version of antiphase: run `antiphase build`"
-    loaded.antiphase_problem_bytes.restype = c_int64
+    loaded.antiphase_problem_bytes.restype = loaded.antiphase_norm_bytes.restype = c_int64
     assert loaded.antiphase_problem_bytes() == PROBLEM.size, "problem.h and PROBLEM differ"
-    loaded.antiphase_run.argtypes = [c_char_p]
+    assert loaded.antiphase_norm_bytes() == NORM_PROBLEM.size, "problem.h and NORM_PROBLEM differ"
+    loaded.antiphase_run.argtypes = loaded.antiphase_norm.argtypes = [c_char_p]
+    loaded.antiphase_lambda.argtypes = [*[c_void_p] * 4, c_int64, c_double, c_void_p]
     return loaded
 
 
@@ -106,8 +110,11 @@ def run(
     grad: Tensor | None = None,
     grads: tuple[Tensor, Tensor, Tensor] | None = None,
     grad_lam: Tensor | None = None,
+    norm: tuple[Tensor, float, float] | None = None,
 ) -> None:
     """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
+
+    ``norm`` of a few queries' outputs: weight (dv,), ε and a factor.
 
     Raises:
         ValueError: shapes that do not fit together: what lies behind a tensor is never read.
@@ -121,11 +128,6 @@ def run(
     batch, maps_of_all, queries, width = query.shape
     _, key_heads, keys, _ = key.shape
     maps, key_maps, parts = (1 if lam is None else 2), key_heads // groups, value.shape[1] // groups
-    expected = {
-        "query": (batch, groups * (maps_of_all // maps // groups) * maps, queries, width),
-        "key": (batch, groups * key_maps, keys, width),
-        "value": (batch, groups * parts, keys, value.shape[3]),
-    }
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     for tensor in (key, value, *(() if grad is None else (grad,))):
         if tensor.dtype != query.dtype:
@@ -137,11 +139,14 @@ def run(
     if (
         not 1 <= key_maps <= maps
         or parts not in (1, 2)
-        or expected != {"query": query.shape, "key": key.shape, "value": value.shape}
+        or query.shape[1] != groups * (maps_of_all // maps // groups) * maps
+        or key.shape != (batch, groups * key_maps, keys, width)
+        or value.shape[:3] != (batch, groups * parts, keys)
+        or (norm is not None and (norm[0].shape != (value.shape[3] * parts,) or norm[0].dtype != query.dtype))
         or (lam is not None and not _fits(lam, (batch, maps_of_all // 2, queries)))
         or (mask is not None and not _fits(mask, (batch, maps_of_all // maps, queries, keys)))
     ):
-        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask}
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm and norm[0]}
         sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
         raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
     status = found.antiphase_run(
@@ -150,17 +155,50 @@ def run(
             *((0, 0) if edges is None else (edges[0].data_ptr(), edges[1].data_ptr())),
             address(out), address(statistics), address(grad),
             *((0, 0, 0) if grads is None else (t.data_ptr() for t in grads)), address(grad_lam),
+            0 if norm is None else norm[0].data_ptr(),
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
             *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
             batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, keys, width,
             value.shape[3] * parts, parts, 0 if edges is None else len(edges[0]) - 1, sliding_window, scale,
-            is_causal, DTYPES[query.dtype], task, torch.get_num_threads() if parallel else 1, parallel,
+            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
+            torch.get_num_threads() if parallel else 1, parallel,
         )
     )  # fmt: skip
     if status == 1:
         raise MemoryError("the native attention kernels found no memory for their scratch space")
     if status:
         raise RuntimeError(f"{LIBRARY} refused the problem (status {status})")
+
+
+def run_norm(
+    tensor: Tensor, weight: Tensor, grad: Tensor | None, out: Tensor, grad_weight: Tensor | None, eps: float,
+    factor: float,
+) -> None:  # fmt: skip
+    """The norm of rows, or with ``grad`` its gradients; arguments as in ``norm.normalize``, all of them contiguous.
+
+    Raises:
+        ValueError: shapes or dtypes that do not fit together.
+        MemoryError: the system has no memory left.
+        RuntimeError: there is no library, or it does not know the dtype.
+    """
+    found = library()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    width = tensor.shape[-1]
+    if weight.shape != (width,) or (grad is not None and grad.shape != tensor.shape):
+        raise ValueError(f"a norm of {tuple(tensor.shape)} needs a weight of ({width},), got {tuple(weight.shape)}")
+    if weight.dtype != tensor.dtype or (grad is not None and grad.dtype != tensor.dtype):
+        raise ValueError(f"a norm of {tensor.dtype} needs all its tensors so, got a weight of {weight.dtype}")
+    parallel = threads_of_torch()
+    status = found.antiphase_norm(
+        NORM_PROBLEM.pack(
+            tensor.data_ptr(), weight.data_ptr(), address(grad), out.data_ptr(), address(grad_weight),
+            tensor.numel() // width, width, eps, factor, DTYPES[tensor.dtype],
+            torch.get_num_threads() if parallel else 1, parallel,
+        )
+    )  # fmt: skip
+    if status:
+        raise MemoryError("the native norm found no memory for its scratch space")
 
 
 def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> None:

@@ -4,22 +4,14 @@
 // Keys are cut in chunks of one size, whatever the number of threads, so that every sum is formed in the same order.
 // First all chunks' scores and their exponentials, then, when a group's rows are whole, the product with the values.
 #pragma once
+#include <cmath>
+
 #include "attention.h"
 
 namespace {
 
 constexpr int CHUNK = 512;  // keys
 
-template <typename In> INLINE Vec<typename Statistics<In>::type> load_wide(const In *from) {
-  if constexpr (std::is_same_v<In, BFloat16>) {
-    typename VectorOf<uint16_t, LANES<float>>::type half;
-    std::memcpy(&half, from, sizeof(half));
-    using Wide = typename VectorOf<uint32_t, LANES<float>>::type;
-    return (Vec<float>)(__builtin_convertvector(half, Wide) << 16);
-  } else {
-    return load(from);
-  }
-}
 // Lane i of the result is the sum of the lanes of vectors[i].
 template <typename T, int HALF = LANES<T> / 2> INLINE Vec<T> sums_of(Vec<T> *vectors) {
   if constexpr (HALF == 0) {
@@ -288,8 +280,20 @@ template <typename In, int S> class FewQueries {
     for (int64_t r = 0; r < rows_; ++r) {
       In *out = static_cast<In *>(call_.out) + batch * call_.out_stride[0] + head_of(unit, r) * call_.out_stride[1] +
                 r % call_.queries * call_.out_stride[2];
-      for (int64_t c = 0; c < call_.value_width; ++c) put(out + c, total[r * dv_columns_ + c]);
+      T *const row = total + r * dv_columns_;
+      if (call_.norm_weight) normalize(row);
+      for (int64_t c = 0; c < call_.value_width; ++c) put(out + c, row[c]);
     }
+  }
+
+  // As norm.h has it; what lies behind the row is zero.
+  void normalize(T *row) const {
+    const In *weight = static_cast<const In *>(call_.norm_weight);
+    Vec<T> squares{};
+    for (int64_t c = 0; c < dv_columns_; c += L) squares += load(row + c) * load(row + c);
+    const T mean = sum_of<T>(squares) / T(call_.value_width);
+    const T scale = T(call_.norm_factor) / std::sqrt(mean + T(call_.norm_epsilon));
+    for (int64_t c = 0; c < call_.value_width; ++c) row[c] *= scale * number(weight[c]);
   }
 
   const antiphase_problem &call_;

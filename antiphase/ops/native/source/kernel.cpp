@@ -1,7 +1,11 @@
-// The kernels for one kind of processor: compiled once for each, with ANTIPHASE_ENTRY naming the way in.
+// The kernels for one kind of processor: compiled once for each, with ANTIPHASE_KIND naming it.
 #include <new>
 
 #include "few.h"
+#include "norm.h"
+
+#define JOINED(a, b) a##b
+#define NAMED(name, kind) JOINED(name, kind)
 
 namespace {
 
@@ -16,7 +20,16 @@ template <typename In> int dispatch(const antiphase_problem &call) {
 
 }  // namespace
 
-extern "C" int ANTIPHASE_ENTRY(const antiphase_problem *call) {
+extern "C" int NAMED(antiphase_norm_, ANTIPHASE_KIND)(const antiphase_norm_problem *call) {
+  switch (call->dtype) {
+    case ANTIPHASE_FLOAT32: return Norm<float>(*call).run();
+    case ANTIPHASE_BFLOAT16: return Norm<BFloat16>(*call).run();
+    case ANTIPHASE_FLOAT64: return Norm<double>(*call).run();
+    default: return 2;
+  }
+}
+
+extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *call) {
   try {
     switch (call->dtype) {
       case ANTIPHASE_FLOAT32: return dispatch<float>(*call);

@@ -1,12 +1,18 @@
 // The library's way in: takes the kernels that the processor at hand can run.
+#include <cmath>
+
 #include "problem.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-extern "C" int antiphase_run_portable(const antiphase_problem *);
+#define KERNELS(kind)                                    \
+  extern "C" int antiphase_run_##kind(const antiphase_problem *); \
+  extern "C" int antiphase_norm_##kind(const antiphase_norm_problem *);
+
+KERNELS(portable)
 #if defined(__x86_64__)
-extern "C" int antiphase_run_avx2(const antiphase_problem *);
-extern "C" int antiphase_run_avx512(const antiphase_problem *);
+KERNELS(avx2)
+KERNELS(avx512)
 #endif
 
 namespace {
@@ -29,6 +35,7 @@ int chosen = best();
 // What these sources are, by antiphase/ops/native/build.py.
 EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
+EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
 
 // Which kernels run: 0 portable, 1 AVX2, 2 AVX-512.
 EXPORT int antiphase_kernels() { return chosen; }
@@ -47,4 +54,19 @@ EXPORT int antiphase_run(const antiphase_problem *call) {
   if (chosen == AVX2) return antiphase_run_avx2(call);
 #endif
   return antiphase_run_portable(call);
+}
+EXPORT int antiphase_norm(const antiphase_norm_problem *call) {
+#if defined(__x86_64__)
+  if (chosen == AVX512) return antiphase_norm_avx512(call);
+  if (chosen == AVX2) return antiphase_norm_avx2(call);
+#endif
+  return antiphase_norm_portable(call);
+}
+
+// λ = exp(q1 · k1) - exp(q2 · k2) + initial (2410.05258, equation 2); a sum in double has no rounding to speak of.
+EXPORT void antiphase_lambda(const float *q1, const float *k1, const float *q2, const float *k2, int64_t width,
+                             double initial, float *to) {
+  double first = 0, second = 0;
+  for (int64_t i = 0; i < width; ++i) first += double(q1[i]) * k1[i], second += double(q2[i]) * k2[i];
+  *to = float(std::exp(first) - std::exp(second) + initial);
 }

@@ -21,11 +21,25 @@ typedef struct {
   const void *grad;  // (B, G R, N, dv)
   void *grad_query, *grad_key, *grad_value;  // contiguous
   void *grad_lam;    // (B, G R, N), contiguous, float or double
+  const void *norm_weight;  // (dv,); few queries: a norm of every row of the output follows, as below; or null
   int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
   int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
   int64_t window;  // 0: none
   double scale;    // above 0
+  double norm_epsilon, norm_factor;
   int32_t causal, dtype, task, threads;
   // runs function(data) on so many threads at once, as GOMP_parallel does
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 } antiphase_problem;
+
+// y = factor · x / √(mean of x² + epsilon) · weight, by rows; with `grad`, the gradients of x and of weight instead.
+typedef struct {
+  const void *input, *weight;  // (rows, width) and (width,), contiguous
+  const void *grad;            // (rows, width), contiguous; null: forward
+  void *output;                // (rows, width): y, or the gradient of x
+  void *grad_weight;           // (width,)
+  int64_t rows, width;
+  double epsilon, factor;
+  int32_t dtype, threads;
+  void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above
+} antiphase_norm_problem;

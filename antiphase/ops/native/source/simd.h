@@ -121,6 +121,17 @@ INLINE void put(BFloat16 *to, float x) {
   to->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? (bits >> 16) | 0x40 : rounded);
 }
 
+template <typename In> INLINE Vec<typename Statistics<In>::type> load_wide(const In *from) {
+  if constexpr (std::is_same_v<In, BFloat16>) {
+    typename VectorOf<uint16_t, LANES<float>>::type half;
+    std::memcpy(&half, from, sizeof(half));
+    using Wide = typename VectorOf<uint32_t, LANES<float>>::type;
+    return (Vec<float>)(__builtin_convertvector(half, Wide) << 16);
+  } else {
+    return load(from);
+  }
+}
+
 // Transposes LANES × LANES numbers in registers: log2(LANES) rounds, each exchanging blocks of half the size.
 template <typename V, int HALF, bool HIGH, int... I>
 INLINE V exchange(V a, V b, std::integer_sequence<int, I...>) {

@@ -1,0 +1,115 @@
+"""What a layer does around attention, on the native kernels where they serve it: norms, λ, and a V1 layer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from antiphase.ops.decoding import is_few, within_window
+from antiphase.ops.native.layer import native_lambda, native_norm, native_norm_with_derivatives, native_v1_step
+from antiphase.ops.native.library import DTYPES, why_not_built
+from antiphase.ops.shapes import four_dimensions
+
+
+def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
+    """RMSNorm over the last dimension, factor · x / √(mean of x² + eps) · weight (Zhang & Sennrich, 1910.07467, eq. 4).
+
+    Args:
+        tensor: (…, width), any floating dtype; it is cast to the weight's first, so autocast does not lower the norm.
+        weight: (width,).
+        eps: added to the mean of squares.
+        factor: a constant, 1 - λinit for the heads of a V1 layer.
+
+    Returns:
+        (…, width) in the weight's dtype.
+    """
+    tensor = tensor.to(weight.dtype)
+    if _is_served(tensor):
+        if torch.is_grad_enabled() and (tensor.requires_grad or weight.requires_grad):
+            return native_norm_with_derivatives(tensor, weight, eps, factor)
+        return native_norm(tensor, weight, eps, factor)
+    out = torch.rms_norm(tensor, weight.shape, weight, eps)
+    return out if factor == 1.0 else out * factor
+
+
+def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
+    """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (2410.05258, equation 2), 0-d in fp32, under autocast too.
+
+    Args:
+        vectors: λq1, λk1, λq2, λk2, (d,) each.
+        initial: λinit.
+    """
+    q1, k1, q2, k2 = vectors
+    if not _differentiates(vectors) and _is_served(q1) and all(vector.dtype == torch.float32 for vector in vectors):
+        return native_lambda(q1, k1, q2, k2, initial)
+    with torch.autocast(q1.device.type, enabled=False):
+        first = torch.exp(torch.dot(q1.float(), k1.float()))
+        second = torch.exp(torch.dot(q2.float(), k2.float()))
+        return first - second + initial
+
+
+def v1_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    vectors: Sequence[Tensor],
+    weight: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor | None:
+    """λ, attention and the norm of heads of a decoding step in one call; None where it is not the way.
+
+    A step of a small model takes as long as asking for its parts.
+
+    Args:
+        query: (B, 2H, N, d), a few.
+        key, value: (B, 2 · groups, M, d), as the cache holds them.
+        vectors, initial: of ``exponential_lambda``.
+        weight, eps, factor: of ``rms_norm``, (2d,).
+        mask: boolean, broadcastable to (B, 1, N, M), True = may attend.
+        is_causal, sliding_window, scale: of ``differential_attention``.
+
+    Returns:
+        (B, H, N, 2d) in the query's dtype.
+    """
+    groups = key.shape[1] // 2
+    mask = four_dimensions(mask, key.shape[2])
+    if (
+        not _is_served(query)
+        or not query.dtype == key.dtype == value.dtype == weight.dtype
+        or torch.is_autocast_enabled("cpu")
+        or not scale > 0
+        or not is_few(query, key, groups, mask)
+        or _differentiates((query, key, value, weight, *vectors))
+        or any(vector.dtype != torch.float32 for vector in vectors)
+    ):
+        return None
+    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
+    return native_v1_step(
+        query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
+    )
+
+
+def _is_served(tensor: Tensor) -> bool:
+    """Whether small native operators are to be taken: not where a compiler joins PyTorch's own, not in forward mode."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.dtype in DTYPES
+        and tensor.numel() > 0
+        and not torch.compiler.is_compiling()
+        and forward_ad._current_level < 0
+        and why_not_built() is None
+    )
+
+
+def _differentiates(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

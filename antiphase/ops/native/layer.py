@@ -1,0 +1,158 @@
+"""What a layer does around attention as operators: the norm of rows with its derivatives, λ, and a V1 layer's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.ops.native.library import FEW, library, run, run_norm
+from antiphase.ops.native.operators import empty_output, operator, rows
+from antiphase.ops.shapes import statistics_dtype
+
+
+def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
+    """The norm by rows, factor · x / √(mean of x² + eps) · weight over (…, width); one rounding to the dtype.
+
+    Args:
+        tensor: fp32, bf16 or fp64, without derivatives.
+        weight: (width,) in the same dtype.
+    """
+    tensor = tensor.contiguous()
+    out = torch.empty_like(tensor)
+    run_norm(tensor, weight.contiguous(), None, out, None, eps, factor)
+    return out
+
+
+native_norm = operator("native_norm", normalize)
+
+
+@torch.library.register_fake("antiphase::native_norm")
+def _(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+native_norm_with_derivatives = operator("native_norm_with_derivatives", normalize)
+"""The same: registering derivatives makes a call cost 40 µs more, whether they are asked for or not."""
+
+
+@torch.library.register_fake("antiphase::native_norm_with_derivatives")
+def _(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def normalize_backward(
+    grad: Tensor, tensor: Tensor, weight: Tensor, eps: float, factor: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients of tensor and weight, in their shapes and dtypes."""
+    tensor, weight = tensor.contiguous(), weight.contiguous()
+    grad_tensor, grad_weight = torch.empty_like(tensor), torch.empty_like(weight)
+    run_norm(tensor, weight, grad.contiguous(), grad_tensor, grad_weight, eps, factor)
+    return grad_tensor, grad_weight
+
+
+native_norm_backward = operator("native_norm_backward", normalize_backward)
+
+
+@torch.library.register_fake("antiphase::native_norm_backward")
+def _(grad: Tensor, tensor: Tensor, weight: Tensor, eps: float, factor: float) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format), torch.empty_like(weight)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensor, weight, ctx.eps, ctx.factor = inputs
+    ctx.save_for_backward(tensor, weight)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *native_norm_backward(grad, *ctx.saved_tensors, ctx.eps, ctx.factor), None, None
+
+
+torch.library.register_autograd("antiphase::native_norm_with_derivatives", _backward, setup_context=_setup_context)
+
+
+def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("the native norm has no second derivatives; use torch.rms_norm")
+
+
+torch.library.register_autograd("antiphase::native_norm_backward", _refuse_backward)
+
+
+def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
+    """λ = exp(q1 · k1) - exp(q2 · k2) + initial of fp32 vectors (d,), 0-d in fp32, without derivatives."""
+    vectors = [vector.contiguous() for vector in (q1, k1, q2, k2)]
+    if any(vector.dtype != torch.float32 or vector.shape != q1.shape for vector in vectors):
+        raise ValueError(f"λ takes four fp32 vectors of one length, got {[(v.dtype, v.shape) for v in vectors]}")
+    found = library()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    lam = q1.new_empty(())
+    found.antiphase_lambda(*(vector.data_ptr() for vector in vectors), q1.numel(), initial, lam.data_ptr())
+    return lam
+
+
+native_lambda = operator("native_lambda", exponential_lambda)
+
+
+@torch.library.register_fake("antiphase::native_lambda")
+def _(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
+    return q1.new_empty(())
+
+
+def attend_in_v1(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor:
+    """λ, attention of a few queries and the norm of heads, without derivatives and rounded once: (B, H, N, 2d).
+
+    Arguments as in ``exponential_lambda``, ``operators.attend`` and ``normalize``, in that order of meaning.
+    """
+    query, key, value = rows(query), rows(key), rows(value)
+    lam = exponential_lambda(q1, k1, q2, k2, initial)
+    out = empty_output(query, value, lam, groups)
+    run(
+        FEW, query=query, key=key, value=value, lam=lam.view(1, 1, 1).to(statistics_dtype(query.dtype)),
+        mask=None if mask is None else rows(mask), groups=groups, is_causal=is_causal,
+        sliding_window=sliding_window, scale=scale, out=out, norm=(weight.contiguous(), eps, factor),
+    )  # fmt: skip
+    return out
+
+
+native_v1_step = operator("native_v1_step", attend_in_v1)
+
+
+@torch.library.register_fake("antiphase::native_v1_step")
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor:
+    return empty_output(query, value, q1, groups)

@@ -1,0 +1,252 @@
+"""Norm, λ and a V1 layer's step on the native kernels equal PyTorch's own, in values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+from transformers import DynamicCache, StaticCache
+
+from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+from antiphase.models.norm import RMSNorm
+from antiphase.ops import layer as layer_module
+from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
+from antiphase.ops.native import layer
+from antiphase.ops.reference import reference_attention
+from antiphase.ops.shapes import check_tensors
+
+EPS, FACTOR = 1e-5, 0.3
+
+
+def formula(tensor, weight, eps=EPS, factor=FACTOR):
+    return factor * tensor * torch.rsqrt(tensor.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def with_gradients(function, tensor, weight):
+    out = function(tensor, weight, EPS, FACTOR)
+    cotangent = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
+    return out, *torch.autograd.grad(out, (tensor, weight), cotangent)
+
+
+def drawn(*shape, dtype=torch.float64):
+    return (
+        torch.randn(shape, dtype=dtype, requires_grad=True),
+        torch.randn(shape[-1], dtype=dtype, requires_grad=True),
+    )
+
+
+@pytest.mark.usefixtures("kernels")
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.sampled_from([1, 2, 127, 128, 129, 300]), width=st.integers(1, 70), heads=st.integers(1, 3))
+def test_the_norm_and_its_gradients(rows, width, heads):
+    tensor, weight = drawn(rows, heads, width)
+    for one, other in zip(
+        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 9, 4, 64), (700, 33), (3, 1000)])
+def test_the_norm_errs_no_more_than_twice_pytorchs(dtype, shape):
+    """Root mean squares over each tensor, against fp64."""
+    tensor, weight = drawn(*shape, dtype=dtype)
+    exact = [t.detach().double().requires_grad_() for t in (tensor, weight)]
+    for fast, eager, true in zip(
+        with_gradients(rms_norm, tensor, weight),
+        with_gradients(lambda t, w, eps, factor: torch.rms_norm(t, w.shape, w, eps) * factor, tensor, weight),
+        with_gradients(formula, *exact),
+        strict=True,
+    ):
+        errors = [(t.double() - true).square().mean().sqrt() for t in (fast, eager, true.to(dtype))]
+        assert errors[0] <= 2 * (errors[1] + errors[2])
+
+
+@pytest.mark.usefixtures("kernels")
+def test_gradcheck_of_the_norm():
+    tensor, weight = drawn(5, 7)
+    assert torch.autograd.gradcheck(lambda t, w: rms_norm(t, w, EPS, FACTOR), (tensor, weight))
+    with pytest.raises(RuntimeError, match="the native norm has no second derivatives"):
+        torch.autograd.gradgradcheck(lambda t, w: rms_norm(t, w, EPS, FACTOR), (tensor, weight))
+
+
+@pytest.mark.usefixtures("built")
+def test_operators_are_what_pytorch_expects():
+    tensor, weight = drawn(4, 6, dtype=torch.float32)
+    plain = tensor.detach(), weight.detach()
+    vectors = [torch.randn(8) for _ in range(4)]
+    torch.library.opcheck(layer.native_norm_with_derivatives, (tensor, weight, EPS, FACTOR))
+    torch.library.opcheck(layer.native_norm, (*plain, EPS, FACTOR))
+    torch.library.opcheck(layer.native_norm_backward, (plain[0], *plain, EPS, FACTOR))
+    torch.library.opcheck(layer.native_lambda, (*vectors, 0.4))
+    query, key, value = (torch.randn(2, 4, n, 8) for n in (1, 9, 9))
+    step = (query, key, value, *vectors, torch.rand(16), None, 2, False, 0, 0.3, 0.2, EPS, FACTOR)
+    torch.library.opcheck(layer.native_v1_step, step)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_threads_gives_the_same_bits(dtype):
+    tensor, weight = drawn(3000, 96, dtype=dtype)
+    found = []
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        found.append(with_gradients(rms_norm, tensor, weight))
+    for others in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], others, strict=True))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_nothing_beside_a_row_is_read_or_written():
+    room = torch.full((40, 50), float("nan"), dtype=torch.float64)
+    room[3:7, 10:33] = torch.randn(4, 23, dtype=torch.float64)
+    tensor, weight = room[3:7, 10:33].requires_grad_(), torch.randn(23, dtype=torch.float64, requires_grad=True)
+    for one, other in zip(
+        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.usefixtures("built")
+def test_what_is_no_number_stays_none():
+    tensor, weight = torch.randn(3, 20), torch.ones(20)
+    tensor[1, 4] = float("nan")
+    found = rms_norm(tensor, weight, EPS)
+    assert found[1].isnan().all()
+    assert found[[0, 2]].isfinite().all()
+    torch.testing.assert_close(rms_norm(torch.zeros(2, 5), torch.ones(5), EPS), torch.zeros(2, 5))
+
+
+@pytest.mark.usefixtures("built")
+def test_a_weight_of_another_width_is_refused():
+    with pytest.raises(ValueError, match=r"a norm of \(3, 8\) needs a weight of \(8,\), got \(7,\)"):
+        layer.native_norm(torch.randn(3, 8), torch.ones(7), EPS, 1.0)
+    with pytest.raises(ValueError, match=r"a norm of torch.float32 needs all its tensors so, got .* torch.bfloat16"):
+        layer.native_norm(torch.randn(3, 8), torch.ones(8, dtype=torch.bfloat16), EPS, 1.0)
+
+
+@pytest.mark.usefixtures("built")
+def test_the_norm_is_in_the_weights_dtype_under_autocast():
+    norm = RMSNorm(16, EPS, FACTOR)
+    tensor = torch.randn(5, 16, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = norm(tensor)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, formula(tensor.float(), norm.weight))
+
+
+@pytest.mark.usefixtures("built")
+def test_forward_mode_goes_through_the_norm():
+    tensor, tangent, weight = torch.randn(3, 8), torch.randn(3, 8), torch.rand(8)
+    with forward_ad.dual_level():
+        out = rms_norm(forward_ad.make_dual(tensor, tangent), weight, EPS, FACTOR)
+        found = forward_ad.unpack_dual(out).tangent
+    _, expected = torch.func.jvp(lambda t: formula(t, weight), (tensor,), (tangent,))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("built")
+def test_lambda_is_that_of_the_formula():
+    vectors = [torch.randn(32) * 0.3 for _ in range(4)]
+    q1, k1, q2, k2 = (vector.double() for vector in vectors)
+    expected = torch.exp(q1 @ k1) - torch.exp(q2 @ k2) + 0.2
+    found = exponential_lambda(vectors, 0.2)
+    assert (found.dtype, found.shape) == (torch.float32, ())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-7, atol=0)
+    leaves = [vector.requires_grad_() for vector in vectors]
+    torch.testing.assert_close(exponential_lambda(leaves, 0.2), found)
+    (grad,) = torch.autograd.grad(exponential_lambda(leaves, 0.2), leaves[2])
+    torch.testing.assert_close(grad, -(torch.exp(q2 @ k2) * k2).float())
+
+
+def step_inputs(batch, heads, groups, queries, keys, width, dtype=torch.float64):
+    query = torch.randn(batch, 2 * heads, queries, width, dtype=dtype)
+    key, value = (torch.randn(batch, 2 * groups, keys, width, dtype=dtype) for _ in range(2))
+    return query, key, value, [torch.randn(width) * 0.2 for _ in range(4)], torch.rand(2 * width, dtype=dtype)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("heads", "groups", "queries", "keys", "width"), [(4, 2, 1, 9, 5), (2, 2, 3, 700, 16)])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_step_is_attention_and_norm(heads, groups, queries, keys, width, window):
+    query, key, value, vectors, weight = step_inputs(2, heads, groups, queries, keys, width)
+    mask = torch.rand(2, 1, 1, keys) > 0.3
+    found = v1_step(
+        query, key, value, vectors, weight, mask,
+        is_causal=True, sliding_window=window, scale=0.3, initial=0.2, eps=EPS, factor=FACTOR,
+    )  # fmt: skip
+    whole = value.view(2, groups, 2, keys, width).transpose(2, 3).flatten(3)
+    expected, _ = reference_attention(
+        query, key, whole, exponential_lambda(vectors, 0.2).double().view(1, 1, 1), mask,
+        is_causal=True, sliding_window=window, scale=0.3, shapes=check_tensors(query, key, whole),
+    )  # fmt: skip
+    torch.testing.assert_close(found, formula(expected, weight), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.usefixtures("built")
+def test_a_step_is_taken_where_it_serves_and_nowhere_else():
+    query, key, value, vectors, weight = step_inputs(1, 2, 2, 1, 9, 4, torch.float32)
+    rest = {"is_causal": False, "sliding_window": None, "scale": 0.3, "initial": 0.2, "eps": EPS, "factor": 1.0}
+    assert v1_step(query, key, value, vectors, weight, None, **rest) is not None
+    assert v1_step(query, key, value, vectors, weight.double(), None, **rest) is None
+    assert v1_step(query, key, value, [v.double() for v in vectors], weight, None, **rest) is None
+    assert v1_step(query, key, value, vectors, weight.clone().requires_grad_(), None, **rest) is None
+    assert v1_step(query.expand(-1, -1, 99, -1), key, value, vectors, weight, None, **rest) is None
+    with torch.autocast("cpu", torch.bfloat16):
+        assert v1_step(query, key, value, vectors, weight, None, **rest) is None
+    with pytest.raises(ValueError, match="norm"):
+        v1_step(query, key, value, vectors, weight[1:], None, **rest)
+
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "attention_type": "differential",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
+def test_a_model_takes_its_steps_so(cache, window, monkeypatch):
+    """With a cache of either kind, padding and a window, as the reference does."""
+    sliding = {} if window is None else {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}
+    config = AntiphaseConfig(**SIZES, **sliding)
+    model = AntiphaseForCausalLM(config).eval()
+    taken = []
+    monkeypatch.setattr(layer_module, "native_v1_step", lambda *args: taken.append(1) or layer.native_v1_step(*args))
+    ids = torch.randint(0, 61, (2, 12))
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    results = {}
+    for implementation in ("antiphase", "eager"):
+        model.set_attn_implementation(implementation)
+        known = cache(config=config) if cache is DynamicCache else cache(config=config, max_cache_len=16)
+        with torch.no_grad():
+            model(ids[:, :9], attention_mask=mask[:, :9], past_key_values=known)
+            results[implementation] = torch.cat([
+                model(ids[:, n : n + 1], attention_mask=mask[:, : n + 1], past_key_values=known).logits
+                for n in range(9, 12)
+            ], dim=1)  # fmt: skip
+        assert len(taken) == 6  # three steps of two layers, and none in eager attention
+    torch.testing.assert_close(results["antiphase"], results["eager"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("built")
+def test_who_listens_to_the_norm_is_heard():
+    model = AntiphaseForCausalLM(AntiphaseConfig(**SIZES)).eval()
+    heard = []
+    norm = model.model.layers[0].self_attn.head_norm
+    handle = norm.register_forward_hook(lambda module, args, output: heard.append(args[0].shape))
+    with torch.no_grad():
+        model(torch.tensor([[3]]))
+    assert heard == [(1, 1, 2, 16)]
+    handle.remove()
+    replaced = torch.nn.Identity()
+    model.model.layers[0].self_attn.head_norm = replaced
+    replaced.register_forward_hook(lambda module, args, output: heard.append("replaced"))
+    with torch.no_grad():
+        model(torch.tensor([[3]]))
+    assert heard[-1] == "replaced"
