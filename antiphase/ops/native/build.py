@@ -49,7 +49,9 @@ def fingerprint(extra: tuple[str, ...] = ()) -> str:
 def kernels_of_machine() -> dict[str, tuple[str, ...]]:
     """Compiler flags by the name of the kernels that this machine's architecture has."""
     if platform.machine() in ("x86_64", "AMD64"):
-        return {"portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512}
+        return {
+            "portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16"),
+        }  # fmt: skip
     return {"portable": ()}
 
 

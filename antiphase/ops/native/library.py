@@ -15,7 +15,7 @@ from antiphase.ops.native.build import LIBRARY, fingerprint, library_path
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 FORWARD, BACKWARD, FEW = range(3)
-KERNELS = ("portable", "AVX2", "AVX-512")
+KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16")
 """By the library's own numbers."""
 
 PROBLEM = struct.Struct("@15P21q12q3d4iP")
@@ -85,7 +85,7 @@ def why_not(query: Tensor, scale: float) -> str | None:
 
 
 def kernels() -> str:
-    """Which kernels run on this processor: "portable", "AVX2" or "AVX-512"; and whether on one thread only."""
+    """Which of ``KERNELS`` run on this processor; and whether on one thread only."""
     found = library()
     assert not isinstance(found, str)
     name = KERNELS[found.antiphase_kernels()]

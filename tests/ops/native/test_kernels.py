@@ -338,10 +338,14 @@ def test_scores_at_the_edge_of_what_a_number_holds(dtype):
     key[:, :, 33] = query[:, :, 33] = 1e5  # a score of 1e11
     for rows in (slice(None), slice(33, 34)):  # many queries, and few
         found = differential_attention(query[:, :, rows], key, value, 0.25, impl="native")
-        exact = (tensor.double() for tensor in (query[:, :, rows], key, value))
-        expected = differential_attention(*exact, 0.25, impl="reference")
-        torch.testing.assert_close(found, expected.to(dtype))
-        assert found.isfinite().all()
+        given = query[:, :, rows], key, value
+        exact = differential_attention(*(tensor.double() for tensor in given), 0.25, impl="reference")
+        eager = differential_attention(*given, 0.25, impl="reference")
+        if dtype == torch.float64:
+            torch.testing.assert_close(found, exact)
+            continue
+        rounding = torch.finfo(dtype).eps / 2 * exact.abs().max()
+        assert (found.double() - exact).abs().max() <= 2 * ((eager.double() - exact).abs().max() + rounding)
 
 
 @pytest.mark.usefixtures("built")

@@ -47,15 +47,17 @@ inline thread_local Arena shared_room, own_room;
 
 template <typename In, int S, bool BACKWARD> class Attention {
   using T = typename Statistics<In>::type;
-  static constexpr int L = LANES<T>, PW = PANEL<T>, GROUPS = BLOCK / ROWS, TP = TILE / PW;
+  using E = Operand<In>;
+  static constexpr bool IN_PAIRS = STEPS<E> == 2;
+  static constexpr int L = LANES<T>, PW = PANEL<T>, PW_STEPS = PW / STEPS<E>, GROUPS = BLOCK / ROWS, TP = TILE / PW;
   static constexpr int64_t END = std::numeric_limits<int64_t>::max();
 
   // What a group of keys and values is packed into, and the sums of its gradients.
   struct Slot {
-    T *keys_across;    // (K, panels, d, PW)
-    T *keys_along;     // (K, panels, PW, columns), for the gradient of queries
-    T *values_across;  // (panels, dv, PW), for the gradient of the map
-    T *values_along;   // (panels, PW, columns)
+    E *keys_across;    // (K, panels, d steps, PW)
+    E *keys_along;     // (K, panels, PW steps, columns), for the gradient of queries
+    E *values_across;  // (panels, dv steps, PW), for the gradient of the map
+    E *values_along;   // (panels, PW steps, columns)
     T *key_sums[2], *value_sum;  // (M, columns); in the gradients themselves where they can hold them
     std::atomic<int64_t> *passed;  // by block: the panel up to which its sums are in, the largest number at its end
     std::atomic<int64_t> *ended;   // so many blocks at least, from the first on
@@ -63,11 +65,14 @@ template <typename In, int S, bool BACKWARD> class Attention {
   // What a thread needs for a block.
   struct Room {
     T *scores[3];  // (panels, BLOCK, PW): both maps and, going back, the gradient of their difference
-    T *query;      // (S, BLOCK, d columns)
-    T *result;     // (BLOCK, dv columns): outputs; going back, their gradients
+    E *query;      // (S, BLOCK, d stride)
+    T *result;     // (BLOCK, dv columns): outputs
+    E *grad;       // (BLOCK, dv stride): gradients of outputs
+    E *query_down, *grad_down;  // (S, BLOCK steps, d columns), (BLOCK steps, dv columns): the same, except in pairs
+    E *slopes_down;  // (S, panels of a tile, BLOCK steps, PW): gradients of the scores, in pairs
     T *grad_query;  // (S, BLOCK, d columns)
     T *maximum;     // (S, tiles, BLOCK): under which a tile's exponentials were formed
-    T *converted;   // (L, wider of d and dv)
+    E *converted;   // (L, wider of d and dv)
     uint8_t *hides;  // (panels): of keys, by a mask that all queries share: 0 none, 1 some, 2 all
   };
   struct Block {
@@ -83,6 +88,9 @@ template <typename In, int S, bool BACKWARD> class Attention {
   explicit Attention(const antiphase_problem &call) : call_(call), items_(items_of(call)) {
     d_ = call.width, dv_ = call.value_width, K_ = call.key_maps;
     d_columns_ = round_up(d_, L), dv_columns_ = round_up(dv_, L);
+    d_steps_ = divide_up(d_, STEPS<E>), part_steps_ = divide_up(dv_ / call.value_parts, STEPS<E>);
+    dv_steps_ = part_steps_ * call.value_parts;
+    d_stride_ = IN_PAIRS ? d_steps_ : d_columns_, dv_stride_ = IN_PAIRS ? dv_steps_ : dv_columns_;
     factor_ = T(call.scale * 1.4426950408889634074);
     direct_keys_ = std::is_same_v<In, T> && d_ == d_columns_;
     direct_values_ = std::is_same_v<In, T> && dv_ == dv_columns_ && call.value_parts == 1;
@@ -134,28 +142,37 @@ template <typename In, int S, bool BACKWARD> class Attention {
   Slot cut_slot(Cutter &cutter) const {
     Slot slot{};
     const int64_t keys = most_panels_ * PW;
-    slot.keys_across = cutter.cut<T>(K_ * keys * d_);
+    slot.keys_across = cutter.cut<E>(K_ * keys * d_steps_);
     if (BACKWARD) {
-      slot.keys_along = cutter.cut<T>(K_ * keys * d_columns_);
-      slot.values_across = cutter.cut<T>(keys * dv_);
+      slot.keys_along = cutter.cut<E>(K_ * keys / STEPS<E> * d_columns_);
+      slot.values_across = cutter.cut<E>(keys * dv_steps_);
       if (!direct_keys_)
         for (int k = 0; k < K_; ++k) slot.key_sums[k] = cutter.cut<T>(keys * d_columns_);
       if (!direct_values_) slot.value_sum = cutter.cut<T>(keys * dv_columns_);
       slot.passed = cutter.cut<std::atomic<int64_t>>(std::max<int64_t>(1, most_blocks_ * call_.repeats));
       slot.ended = cutter.cut<std::atomic<int64_t>>(1);
     } else {
-      slot.values_along = cutter.cut<T>(keys * dv_columns_);
+      slot.values_along = cutter.cut<E>(keys / STEPS<E> * dv_columns_);
     }
     return slot;
   }
   Room cut_room(Cutter &cutter) const {
     Room room{};
     for (int m = 0; m < S + BACKWARD; ++m) room.scores[m] = cutter.cut<T>(most_panels_ * BLOCK * PW);
-    room.query = cutter.cut<T>(S * BLOCK * d_columns_);
-    room.result = cutter.cut<T>(BLOCK * dv_columns_);
-    if (BACKWARD) room.grad_query = cutter.cut<T>(S * BLOCK * d_columns_);
+    room.query = room.query_down = cutter.cut<E>(S * BLOCK * d_stride_);
+    if (BACKWARD) {
+      room.grad = room.grad_down = cutter.cut<E>(BLOCK * dv_stride_);
+      room.grad_query = cutter.cut<T>(S * BLOCK * d_columns_);
+      if (IN_PAIRS) {
+        room.query_down = cutter.cut<E>(S * BLOCK / 2 * d_columns_);
+        room.grad_down = cutter.cut<E>(BLOCK / 2 * dv_columns_);
+        room.slopes_down = cutter.cut<E>(S * TP * BLOCK / 2 * PW);
+      }
+    } else {
+      room.result = cutter.cut<T>(BLOCK * dv_columns_);
+    }
     room.maximum = cutter.cut<T>(S * divide_up(std::max<int64_t>(1, most_panels_), TP) * BLOCK);
-    room.converted = cutter.cut<T>(L * std::max(d_, dv_));
+    room.converted = cutter.cut<E>(L * std::max(d_, dv_));
     room.hides = cutter.cut<uint8_t>(most_panels_);
     return room;
   }
@@ -210,68 +227,92 @@ template <typename In, int S, bool BACKWARD> class Attention {
       const int count = int(std::min<int64_t>(PW, item.keys - first));
       for (int k = 0; k < K_; ++k) {
         const In *rows = key_rows(group, k) + first * call_.key_stride[2];
-        pack_across(rows, call_.key_stride[2], count, d_, slot.keys_across + (k * panels + p) * d_ * PW, room);
+        pack_across(rows, call_.key_stride[2], count, d_, slot.keys_across + (k * panels + p) * d_steps_ * PW, room);
         if (BACKWARD)
           pack_along(rows, call_.key_stride[2], count, 0, d_, d_columns_, d_columns_,
-                     slot.keys_along + (k * panels + p) * d_columns_ * PW);
+                     slot.keys_along + (k * panels + p) * d_columns_ * PW_STEPS);
       }
       for (int64_t part = 0; part < parts; ++part) {
         const In *rows = value_rows(group, part) + first * call_.value_stride[2];
         if (BACKWARD)
           pack_across(rows, call_.value_stride[2], count, part_width,
-                      slot.values_across + (p * dv_ + part * part_width) * PW, room);
+                      slot.values_across + (p * dv_steps_ + part * part_steps_) * PW, room);
         else
           pack_along(rows, call_.value_stride[2], count, part * part_width, part_width,
                      part + 1 == parts ? dv_columns_ : (part + 1) * part_width, dv_columns_,
-                     slot.values_along + p * dv_columns_ * PW);
+                     slot.values_along + p * dv_columns_ * PW_STEPS);
       }
     }
     if (BACKWARD) clear_sums(group, begin, end, index == 0, slot);
   }
 
-  // (count, depth) into (depth, PW), zeros behind the last row
-  void pack_across(const In *rows, int64_t stride, int count, int64_t depth, T *to, const Room &room) {
+  // (count, depth) into (depth steps, PW), zeros behind the last row and column
+  void pack_across(const In *rows, int64_t stride, int count, int64_t depth, E *to, const Room &room) {
     for (int half = 0; half < PW; half += L) {
       const int here = std::max(0, std::min(L, count - half));
-      const T *from[L] = {};
+      const In *from[L] = {};
+      for (int i = 0; i < here; ++i) from[i] = rows + (half + i) * stride;
+      const int64_t steps = divide_up(depth, STEPS<E>);
+      const E *whole[L] = {};
       for (int i = 0; i < here; ++i) {
-        const In *row = rows + (half + i) * stride;
-        if constexpr (std::is_same_v<In, T>) {
-          from[i] = row;
+        if constexpr (std::is_same_v<In, E>) {
+          whole[i] = from[i];
         } else {
-          T *converted = room.converted + i * depth;
-          for (int64_t k = 0; k < depth; ++k) converted[k] = number(row[k]);
-          from[i] = converted;
+          E *converted = room.converted + i * steps;
+          load_row(from[i], depth, steps, converted);
+          whole[i] = converted;
         }
       }
       int64_t k = 0;
-      for (; k + L <= depth; k += L) {
-        Vec<T> block[L];
-        for (int i = 0; i < L; ++i) block[i] = i < here ? load(from[i] + k) : Vec<T>{};
-        transpose<T>(block);
+      for (; k + L <= steps; k += L) {
+        Vec<E> block[L];
+        for (int i = 0; i < L; ++i) block[i] = i < here ? load(whole[i] + k) : Vec<E>{};
+        transpose<E>(block);
         for (int i = 0; i < L; ++i) store(to + (k + i) * PW + half, block[i]);
       }
-      for (; k < depth; ++k)
-        for (int i = 0; i < L; ++i) to[k * PW + half + i] = i < here ? from[i][k] : T(0);
+      for (; k < steps; ++k)
+        for (int i = 0; i < L; ++i) to[k * PW + half + i] = i < here ? whole[i][k] : E(0);
     }
   }
 
-  // (count, width) into columns first to stop of (PW, columns), which is cut in strips of two vectors; zeros behind the
-  // last row and column
+  // (count, width) into columns first to stop of (PW steps, columns), which is cut in strips of two vectors; zeros behind
+  // the last row and column
   void pack_along(const In *rows, int64_t stride, int count, int64_t first, int64_t width, int64_t stop,
-                  int64_t columns, T *to) {
+                  int64_t columns, E *to) {
     for (int64_t c = first; c < stop;) {
       const int64_t strip = c / (2 * L) * (2 * L), strip_width = std::min<int64_t>(2 * L, columns - strip);
       const int64_t until = std::min(stop, strip + strip_width), real = std::min(until, first + width);
-      T *target = to + strip * PW + (c - strip);
-      for (int j = 0; j < PW; ++j, target += strip_width) {
-        int64_t i = c;
-        if (j < count)
-          for (const In *row = rows + j * stride - first; i < real; ++i) target[i - c] = number(row[i]);
-        for (; i < until; ++i) target[i - c] = T(0);
-      }
+      E *target = to + strip * PW_STEPS + (c - strip);
+      for (int j = 0; j < PW; j += STEPS<E>, target += strip_width)
+        load_down(rows + j * stride + (c - first), stride, count - j, std::max<int64_t>(0, real - c), until - c, target);
       c = until;
     }
+  }
+
+  // A row of `width` numbers as `steps` operands, zeros behind it.
+  static void load_row(const In *from, int64_t width, int64_t steps, E *to) {
+    int64_t c = 0;
+    if constexpr (IN_PAIRS) {
+      std::memcpy(to, from, size_t(width / 2) * sizeof(E));
+      c = width / 2;
+      if (width % 2) to[c++] = from[width - 1].bits;
+    } else {
+      for (; c < width; ++c) to[c] = number(from[c]);
+    }
+    for (; c < steps; ++c) to[c] = E(0);
+  }
+  // As many rows as an operand holds, one under the other, as `columns` operands; zeros behind the last row and column.
+  static void load_down(const In *from, int64_t stride, int64_t rows, int64_t width, int64_t columns, E *to) {
+    int64_t c = 0;
+    if constexpr (IN_PAIRS) {
+      if (rows > 1)
+        for (const In *next = from + stride; c < width; ++c) to[c] = pair_of(from[c], next[c]);
+      else if (rows == 1)
+        for (; c < width; ++c) to[c] = from[c].bits;
+    } else if (rows > 0) {
+      for (; c < width; ++c) to[c] = number(from[c]);
+    }
+    for (; c < columns; ++c) to[c] = E(0);
   }
 
   In *grad_key_rows(int64_t group, int map) const {
@@ -410,13 +451,21 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return scores + ((panel - block.panels_begin) * BLOCK + row) * PW;
   }
 
-  void load_rows(const In *from, int64_t stride, int64_t rows, int64_t width, int64_t columns, int64_t all, T *to) const {
-    for (int64_t r = 0; r < all; ++r, to += columns) {
-      int64_t c = 0;
-      if (r < rows)
-        for (; c < width; ++c) to[c] = number(from[r * stride + c]);
-      for (; c < columns; ++c) to[c] = T(0);
+  // Rows of a block, `all` of them with those that are none: (all, row_stride) and, in pairs, (all / 2, columns) besides.
+  // A row consists of so many parts, each padded to whole operands.
+  void load_block(const In *from, int64_t stride, int64_t rows, int64_t all, int64_t width, int64_t parts,
+                  int64_t row_stride, int64_t columns, E *to, E *down) const {
+    const int64_t part = width / parts, steps = divide_up(part, STEPS<E>);
+    for (int64_t r = 0; r < all; ++r, to += row_stride) {
+      if (r >= rows)
+        std::fill(to, to + row_stride, E(0));
+      else
+        for (int64_t i = 0; i < parts; ++i)
+          load_row(from + r * stride + i * part, part, i + 1 == parts ? row_stride - i * steps : steps, to + i * steps);
     }
+    if (IN_PAIRS && BACKWARD)
+      for (int64_t r = 0; r < all; r += 2)
+        load_down(from + r * stride, stride, rows - r, width, columns, down + r / 2 * columns);
   }
 
   void attend(int64_t group, int64_t index, const Slot &slot, const Room &room) {
@@ -427,8 +476,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
       const In *from = static_cast<const In *>(call_.query) + block.item.batch * call_.query_stride[0] +
                        (block.head * S + m) * call_.query_stride[1] +
                        (block.item.first_query + block.first) * call_.query_stride[2];
-      load_rows(from, call_.query_stride[2], block.rows, d_, d_columns_, block.groups * ROWS,
-                room.query + m * BLOCK * d_columns_);
+      load_block(from, call_.query_stride[2], block.rows, block.groups * ROWS, d_, 1, d_stride_, d_columns_,
+                 room.query + m * BLOCK * d_stride_, room.query_down + m * (BLOCK / STEPS<E>) * d_columns_);
     }
     T lam[BLOCK] = {};
     if (S == 2)
@@ -447,28 +496,29 @@ template <typename In, int S, bool BACKWARD> class Attention {
       attend_forward(slot, room, block, lam, statistics, next);
   }
 
-  void score(const Block &block, const T *rows, int64_t columns, int64_t depth, const T *panels,
+  void score(const Block &block, const E *rows, int64_t row_stride, int64_t steps, const E *panels,
              int64_t p0, int64_t p1, T *scores) const {
     for (int64_t p = p0; p < p1; ++p)
       for (int g = 0; g < block.groups; ++g)
         if (block.begin[g] <= p && p < block.end[g])
-          multiply<T>(rows + g * ROWS * columns, columns, panels + p * depth * PW, depth,
+          multiply<E>(rows + g * ROWS * row_stride, row_stride, panels + p * steps * PW, steps,
                       scores_at(block, scores, p, g * ROWS));
   }
 
   // result (rows, columns) += the weights of a tile · what lies along the keys
-  void weigh_tile(const Block &block, T *weights, const T *along, int64_t columns, int64_t p0, int64_t p1,
+  void weigh_tile(const Block &block, T *weights, const E *along, int64_t columns, int64_t p0, int64_t p1,
                   T *result) const {
     for (int64_t c = 0; c < columns; c += 2 * L)
       for (int g = 0; g < block.groups; ++g) {
         const int64_t begin = std::max(p0, block.begin[g]), end = std::min(p1, block.end[g]);
         if (begin >= end) continue;
-        const T *from = scores_at(block, weights, begin, g * ROWS), *values = along + begin * columns * PW + c * PW;
+        const E *from = reinterpret_cast<const E *>(scores_at(block, weights, begin, g * ROWS));
+        const E *values = along + (begin * columns + c) * PW_STEPS;
         T *to = result + g * ROWS * columns + c;
         if (columns - c >= 2 * L)
-          weigh<T, 2>(from, BLOCK * PW, values, columns * PW, to, columns, end - begin);
+          weigh<E, 2>(from, BLOCK * PW, values, columns * PW_STEPS, to, columns, end - begin);
         else
-          weigh<T, 1>(from, BLOCK * PW, values, columns * PW, to, columns, end - begin);
+          weigh<E, 1>(from, BLOCK * PW, values, columns * PW_STEPS, to, columns, end - begin);
       }
   }
 
@@ -482,8 +532,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t p0 = block.panels_begin + t * TP, p1 = std::min(block.panels_end, p0 + TP);
       for (int m = 0; m < S; ++m) {
-        score(block, room.query + m * BLOCK * d_columns_, d_columns_, d_,
-              slot.keys_across + (m % K_) * panels * d_ * PW, p0, p1, room.scores[m]);
+        score(block, room.query + m * BLOCK * d_stride_, d_stride_, d_steps_,
+              slot.keys_across + (m % K_) * panels * d_steps_ * PW, p0, p1, room.scores[m]);
         for (int64_t r = 0; r < block.rows; ++r)
           room.maximum[(m * tiles + t) * BLOCK + r] =
               exponentials(block, room, r, p0, p1, room.scores[m], running[m][r], sum[m][r]);
@@ -510,9 +560,10 @@ template <typename In, int S, bool BACKWARD> class Attention {
         if (begin >= end) continue;
         const Vec<T> first = splat(share(0)), second = splat(S == 2 ? lam[r] * share(S - 1) : T(0));
         T *x = scores_at(block, room.scores[0], begin, r), *y = scores_at(block, room.scores[S - 1], begin, r);
-        for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, y += BLOCK * PW)
-          for (int half = 0; half < PW; half += L)
-            store<T>(x + half, S == 2 ? first * load(x + half) - second * load(y + half) : first * load(x + half));
+        const auto weight = [&](int half) {
+          return S == 2 ? first * load(x + half) - second * load(y + half) : first * load(x + half);
+        };
+        for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, y += BLOCK * PW) put_along(x, weight(0), weight(L));
       }
       weigh_tile(block, room.scores[0], slot.values_along, dv_columns_, p0, p1, room.result);
     }
@@ -520,6 +571,17 @@ template <typename In, int S, bool BACKWARD> class Attention {
               block.head * call_.out_stride[1] + (block.item.first_query + block.first) * call_.out_stride[2];
     for (int64_t r = 0; r < block.rows; ++r)
       for (int64_t c = 0; c < dv_; ++c) put(out + r * call_.out_stride[2] + c, room.result[r * dv_columns_ + c]);
+  }
+
+  // PW weights of a row, in place of its scores.
+  static INLINE void put_along(T *to, Vec<T> first, Vec<T> second) {
+#if defined(__AVX512BF16__)
+    if constexpr (IN_PAIRS) {
+      store<E>(reinterpret_cast<E *>(to), pairs_along(first, second));
+      return;
+    }
+#endif
+    store<T>(to, first), store<T>(to + L, second);
   }
 
   // The scores of a row in a tile become 2^((score - maximum) · factor); returns that maximum, the largest so far.
@@ -554,16 +616,17 @@ template <typename In, int S, bool BACKWARD> class Attention {
     const In *grad = static_cast<const In *>(call_.grad) + block.item.batch * call_.grad_stride[0] +
                      block.head * call_.grad_stride[1] +
                      (block.item.first_query + block.first) * call_.grad_stride[2];
-    load_rows(grad, call_.grad_stride[2], block.rows, dv_, dv_columns_, block.groups * ROWS, room.result);
+    load_block(grad, call_.grad_stride[2], block.rows, block.groups * ROWS, dv_, call_.value_parts, dv_stride_,
+               dv_columns_, room.grad, room.grad_down);
     std::fill(room.grad_query, room.grad_query + S * BLOCK * d_columns_, T(0));
     T means[S][BLOCK] = {};  // sums over a row of P · dP
     T *const slope = room.scores[S];
     for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
       const int64_t p1 = std::min(block.panels_end, p0 + TP);
       for (int m = 0; m < S; ++m)
-        score(block, room.query + m * BLOCK * d_columns_, d_columns_, d_,
-              slot.keys_across + (m % K_) * panels * d_ * PW, p0, p1, room.scores[m]);
-      score(block, room.result, dv_columns_, dv_, slot.values_across, p0, p1, slope);
+        score(block, room.query + m * BLOCK * d_stride_, d_stride_, d_steps_,
+              slot.keys_across + (m % K_) * panels * d_steps_ * PW, p0, p1, room.scores[m]);
+      score(block, room.grad, dv_stride_, dv_steps_, slot.values_across, p0, p1, slope);
       for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
         if (begin >= end) continue;
@@ -593,29 +656,14 @@ template <typename In, int S, bool BACKWARD> class Attention {
     for (int k = 0; k < K_; ++k)
       key_sums[k] = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
     T *const value_sum = direct_values_ ? reinterpret_cast<T *>(grad_value_rows(group, 0)) : slot.value_sum;
-    const T scale = T(call_.scale);
     for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
       const int64_t p1 = std::min(block.panels_end, p0 + TP);
-      for (int64_t r = 0; r < block.rows; ++r) {
+      for (int64_t r = 0; r < block.rows; r += STEPS<E>) {
         const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
-        for (int64_t p = begin; p < end; ++p) {
-          T *g = scores_at(block, slope, p, r), *x = scores_at(block, room.scores[0], p, r);
-          T *y = scores_at(block, room.scores[S - 1], p, r);
-          for (int half = 0; half < PW; half += L) {
-            const Vec<T> slope_here = load(g + half), first = load(x + half);
-            store<T>(x + half, scale * (first * (slope_here - means[0][r])));
-            if (S == 2) {
-              const Vec<T> second = -lam[r] * load(y + half);
-              store<T>(y + half, scale * (second * (slope_here - means[S - 1][r])));
-              store<T>(g + half, first + second);
-            } else {
-              store<T>(g + half, first);
-            }
-          }
-        }
+        for (int64_t p = begin; p < end; ++p) slopes(block, room, r, p, p - p0, means, lam);
       }
       for (int m = 0; m < S; ++m)
-        weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW, d_columns_, p0, p1,
+        weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW_STEPS, d_columns_, p0, p1,
                    room.grad_query + m * BLOCK * d_columns_);
       wait_until([&] { return all_passed(slot, index, p1); });  // sums in one order
       for (int64_t p = p0; p < p1; ++p) {
@@ -625,11 +673,16 @@ template <typename In, int S, bool BACKWARD> class Attention {
         if (from == to) continue;
         const int64_t first = from * ROWS;
         const int count = int(std::min<int64_t>(to * ROWS, block.rows) - first);
-        for (int m = 0; m < S; ++m)
-          add_to_keys(block, scores_at(block, room.scores[m], p, first),
-                      room.query + (m * BLOCK + first) * d_columns_, d_columns_, p, count, key_sums[m % K_]);
-        add_to_keys(block, scores_at(block, slope, p, first), room.result + first * dv_columns_, dv_columns_, p, count,
-                    value_sum);
+        const int64_t step = first / STEPS<E>;
+        const int steps = int(divide_up(count, STEPS<E>));
+        for (int m = 0; m < S; ++m) {
+          const E *from = IN_PAIRS ? slopes_down(room, m, p - p0, first)
+                                   : reinterpret_cast<const E *>(scores_at(block, room.scores[m], p, first));
+          add_to_keys(block, from, PW, room.query_down + (m * (BLOCK / STEPS<E>) + step) * d_columns_, d_columns_, p,
+                      steps, key_sums[m % K_]);
+        }
+        add_to_keys(block, reinterpret_cast<const E *>(scores_at(block, slope, p, first)), PW * STEPS<E>,
+                    room.grad_down + step * dv_columns_, dv_columns_, p, steps, value_sum);
       }
       slot.passed[index].store(p1);
     }
@@ -641,6 +694,51 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t r = 0; r < block.rows; ++r)
         for (int64_t c = 0; c < d_; ++c) put(to + r * d_ + c, room.grad_query[(m * BLOCK + r) * d_columns_ + c]);
     }
+  }
+
+  E *slopes_down(const Room &room, int map, int64_t panel, int64_t row) const {
+    return room.slopes_down + ((map * TP + panel) * BLOCK + row) / 2 * PW;
+  }
+
+  // Of as many rows as an operand holds, from `row` on: maps and dP become the gradients of the scores, as products along
+  // the keys and along the queries want them, and the difference of the maps in the place of dP.
+  INLINE void slopes(const Block &block, const Room &room, int64_t row, int64_t panel, int64_t panel_of_tile,
+                     const T (&means)[S][BLOCK], const T *lam) const {
+    const T scale = T(call_.scale);
+    Vec<T> grads[S][STEPS<E>][2] = {}, difference[STEPS<E>][2] = {};
+#pragma GCC unroll 2
+    for (int i = 0; i < STEPS<E>; ++i) {
+      if (row + i >= block.rows) break;
+      const int64_t r = row + i;
+      const T *g = scores_at(block, room.scores[S], panel, r), *x = scores_at(block, room.scores[0], panel, r);
+      const T *y = scores_at(block, room.scores[S - 1], panel, r);
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; ++half) {
+        const Vec<T> slope = load(g + half * L), first = load(x + half * L);
+        grads[0][i][half] = scale * (first * (slope - means[0][r]));
+        difference[i][half] = first;
+        if (S == 2) {
+          const Vec<T> second = -lam[r] * load(y + half * L);
+          grads[S - 1][i][half] = scale * (second * (slope - means[S - 1][r]));
+          difference[i][half] = first + second;
+        }
+      }
+    }
+    T *const g = scores_at(block, room.scores[S], panel, row);
+    for (int m = 0; m < S; ++m)
+      for (int i = 0; i < STEPS<E>; ++i)
+        put_along(scores_at(block, room.scores[m], panel, row + i), grads[m][i][0], grads[m][i][1]);
+#if defined(__AVX512BF16__)
+    if constexpr (IN_PAIRS) {
+      for (int half = 0; half < 2; ++half) {
+        for (int m = 0; m < S; ++m)
+          store<E>(slopes_down(room, m, panel_of_tile, row) + half * L, pairs_across(grads[m][0][half], grads[m][1][half]));
+        store<E>(reinterpret_cast<E *>(g) + half * L, pairs_across(difference[0][half], difference[1][half]));
+      }
+      return;
+    }
+#endif
+    store<T>(g, difference[0][0]), store<T>(g + L, difference[0][1]);
   }
 
   // Whether every block before this one is done with the panels up to there. Each has to be asked: one that sees few
@@ -655,20 +753,21 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return true;
   }
 
-  void add_to_keys(const Block &block, const T *scores, const T *rows, int64_t columns, int64_t panel, int count,
-                   T *sums) const {
+  void add_to_keys(const Block &block, const E *scores, int64_t scores_stride, const E *rows, int64_t columns,
+                   int64_t panel, int count, T *sums) const {
     const int keys = int(std::min<int64_t>(PW, block.item.keys - panel * PW));
     for (int64_t c = 0; c < columns; c += 2 * L) {
       T *to = sums + panel * PW * columns + c;
       if (columns - c >= 2 * L)
-        collect<T, 2>(keys, scores, rows + c, columns, to, columns, count);
+        collect<E, 2>(keys, scores, scores_stride, rows + c, columns, to, columns, count);
       else
-        collect<T, 1>(keys, scores, rows + c, columns, to, columns, count);
+        collect<E, 1>(keys, scores, scores_stride, rows + c, columns, to, columns, count);
     }
   }
 
   const antiphase_problem &call_;
   std::vector<Item> items_;
+  int64_t d_steps_, dv_steps_, part_steps_, d_stride_, dv_stride_;
   int64_t d_, dv_, K_, d_columns_, dv_columns_, most_keys_ = 0, most_blocks_ = 0, most_panels_ = 0, slots_ = 0;
   int64_t total_ = 0;
   T factor_;

@@ -12,14 +12,18 @@ namespace {
 template <typename In, bool BACKWARD> int run(const antiphase_problem &call) {
   return call.maps == 2 ? Attention<In, 2, BACKWARD>(call).run() : Attention<In, 1, BACKWARD>(call).run();
 }
+template <typename In> int run(const antiphase_problem &call) {
+  return call.task == ANTIPHASE_BACKWARD ? run<In, true>(call) : run<In, false>(call);
+}
 template <typename In> int dispatch(const antiphase_problem &call) {
   if (call.task == ANTIPHASE_FEW)
     return call.maps == 2 ? FewQueries<In, 2>(call).run() : FewQueries<In, 1>(call).run();
-  return call.task == ANTIPHASE_BACKWARD ? run<In, true>(call) : run<In, false>(call);
+  return run<In>(call);
 }
 
 }  // namespace
 
+#if !defined(__AVX512BF16__)
 extern "C" int NAMED(antiphase_norm_, ANTIPHASE_KIND)(const antiphase_norm_problem *call) {
   switch (call->dtype) {
     case ANTIPHASE_FLOAT32: return Norm<float>(*call).run();
@@ -41,3 +45,13 @@ extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *ca
     return 1;
   }
 }
+#else
+// Of these kernels only those that multiply pairs of bfloat16: the others are the same as without.
+extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *call) {
+  try {
+    return call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW ? run<BFloat16>(*call) : 2;
+  } catch (const std::bad_alloc &) {  // as above
+    return 1;
+  }
+}
+#endif

@@ -13,10 +13,11 @@ KERNELS(portable)
 #if defined(__x86_64__)
 KERNELS(avx2)
 KERNELS(avx512)
+extern "C" int antiphase_run_avx512bf16(const antiphase_problem *);
 #endif
 
 namespace {
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2 };
+enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3 };
 
 int best() {
 #if defined(__x86_64__)
@@ -24,7 +25,7 @@ int best() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return AVX512;
+    return __builtin_cpu_supports("avx512bf16") ? AVX512BF16 : AVX512;
   if (has_avx2) return AVX2;
 #endif
   return PORTABLE;
@@ -37,7 +38,7 @@ EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
 EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
 
-// Which kernels run: 0 portable, 1 AVX2, 2 AVX-512.
+// Which kernels run: 0 portable, 1 AVX2, 2 AVX-512, 3 the same with products of bfloat16.
 EXPORT int antiphase_kernels() { return chosen; }
 
 // Takes other kernels, for tests; returns whether this processor can run them.
@@ -50,14 +51,16 @@ EXPORT int antiphase_choose(int kernels) {
 // 0: done; 1: no memory left; 2: a problem that no kernel knows.
 EXPORT int antiphase_run(const antiphase_problem *call) {
 #if defined(__x86_64__)
-  if (chosen == AVX512) return antiphase_run_avx512(call);
+  if (chosen == AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW)
+    return antiphase_run_avx512bf16(call);
+  if (chosen >= AVX512) return antiphase_run_avx512(call);
   if (chosen == AVX2) return antiphase_run_avx2(call);
 #endif
   return antiphase_run_portable(call);
 }
 EXPORT int antiphase_norm(const antiphase_norm_problem *call) {
 #if defined(__x86_64__)
-  if (chosen == AVX512) return antiphase_norm_avx512(call);
+  if (chosen >= AVX512) return antiphase_norm_avx512(call);
   if (chosen == AVX2) return antiphase_norm_avx2(call);
 #endif
   return antiphase_norm_portable(call);

@@ -1,5 +1,6 @@
 // The three matrix products of attention, each a block of scores at a time and all sums in registers. Sums begin at zero
-// and are added to what is there at the end: in two steps they lose less to rounding than in one.
+// and are added to what is there at the end: in two steps they lose less to rounding than in one. Operands E hold STEPS
+// numbers each, neighbours in the dimension that is summed over.
 #pragma once
 #include "simd.h"
 
@@ -11,18 +12,19 @@ constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
 // Keys of a panel: two vectors.
 template <typename T> constexpr int PANEL = 2 * LANES<T>;
 
-// scores (ROWS, PANEL) = rows (ROWS, depth) · panel (depth, PANEL)
-template <typename T>
-INLINE void multiply(const T *rows, int64_t row_stride, const T *panel, int64_t depth, T *scores) {
+// scores (ROWS, PANEL) = rows (ROWS, depth) · panel (depth, PANEL), depth in operands
+template <typename E>
+INLINE void multiply(const E *rows, int64_t row_stride, const E *panel, int64_t depth, SumOf<E> *scores) {
+  using T = SumOf<E>;
   Vec<T> sums[ROWS][2] = {};
 #pragma GCC unroll 2
   for (int64_t k = 0; k < depth; ++k) {
-    const Vec<T> first = load(panel + k * PANEL<T>), second = load(panel + k * PANEL<T> + LANES<T>);
+    const Vec<E> first = load(panel + k * PANEL<T>), second = load(panel + k * PANEL<T> + LANES<T>);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; ++r) {
-      const Vec<T> number = splat(rows[r * row_stride + k]);
-      sums[r][0] += number * first;
-      sums[r][1] += number * second;
+      const Vec<E> number = splat(rows[r * row_stride + k]);
+      sums[r][0] = add_product<E>(sums[r][0], first, number);
+      sums[r][1] = add_product<E>(sums[r][1], second, number);
     }
   }
 #pragma GCC unroll 16
@@ -32,23 +34,25 @@ INLINE void multiply(const T *rows, int64_t row_stride, const T *panel, int64_t 
   }
 }
 
-// result (ROWS, VECTORS · LANES) += weights (panels, ROWS, PANEL) · values (panels, PANEL, VECTORS · LANES)
-template <typename T, int VECTORS>
-INLINE void weigh(const T *weights, int64_t weights_stride, const T *values, int64_t values_stride, T *result,
+// result (ROWS, VECTORS · LANES) += weights (panels, ROWS, PANEL) · values (panels, PANEL, VECTORS · LANES), PANEL keys in
+// operands; the weights of a row begin PANEL operands after those of the one before
+template <typename E, int VECTORS>
+INLINE void weigh(const E *weights, int64_t weights_stride, const E *values, int64_t values_stride, SumOf<E> *result,
                   int64_t result_stride, int64_t panels) {
+  using T = SumOf<E>;
   constexpr int L = LANES<T>;
   Vec<T> sums[ROWS][VECTORS] = {};
   for (int64_t p = 0; p < panels; ++p, weights += weights_stride, values += values_stride)
 #pragma GCC unroll 2
-    for (int k = 0; k < PANEL<T>; ++k) {
-      Vec<T> value[VECTORS];
+    for (int k = 0; k < PANEL<T> / STEPS<E>; ++k) {
+      Vec<E> value[VECTORS];
 #pragma GCC unroll 2
       for (int v = 0; v < VECTORS; ++v) value[v] = load(values + (k * VECTORS + v) * L);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; ++r) {
-        const Vec<T> weight = splat(weights[r * PANEL<T> + k]);
+        const Vec<E> weight = splat(weights[r * PANEL<T> + k]);
 #pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; ++v) sums[r][v] += weight * value[v];
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_product<E>(sums[r][v], value[v], weight);
       }
     }
 #pragma GCC unroll 16
@@ -60,24 +64,26 @@ INLINE void weigh(const T *weights, int64_t weights_stride, const T *values, int
     }
 }
 
-// result (KEYS, VECTORS · LANES) += scores (rows, PANEL)ᵀ · rows (rows, VECTORS · LANES), KEYS columns of the scores
-template <typename T, int KEYS, int VECTORS>
-INLINE void collect_keys(const T *scores, const T *rows, int64_t row_stride, T *result, int64_t result_stride,
-                         int count) {
+// result (KEYS, VECTORS · LANES) += scores (count, PANEL)ᵀ · rows (count, VECTORS · LANES), KEYS columns of the scores and
+// count rows in operands
+template <typename E, int KEYS, int VECTORS>
+INLINE void collect_keys(const E *scores, int64_t scores_stride, const E *rows, int64_t row_stride, SumOf<E> *result,
+                         int64_t result_stride, int count) {
+  using T = SumOf<E>;
   constexpr int L = LANES<T>;
   for (int j = 0; j < KEYS; ++j)
     for (int v = 0; v < VECTORS; ++v) __builtin_prefetch(result + j * result_stride + v * L, 1);
   Vec<T> sums[KEYS][VECTORS] = {};
 #pragma GCC unroll 2
   for (int r = 0; r < count; ++r) {
-    Vec<T> value[VECTORS];
+    Vec<E> value[VECTORS];
 #pragma GCC unroll 2
     for (int v = 0; v < VECTORS; ++v) value[v] = load(rows + r * row_stride + v * L);
 #pragma GCC unroll 16
     for (int j = 0; j < KEYS; ++j) {
-      const Vec<T> score = splat(scores[r * PANEL<T> + j]);
+      const Vec<E> score = splat(scores[r * scores_stride + j]);
 #pragma GCC unroll 2
-      for (int v = 0; v < VECTORS; ++v) sums[j][v] += score * value[v];
+      for (int v = 0; v < VECTORS; ++v) sums[j][v] = add_product<E>(sums[j][v], value[v], score);
     }
   }
 #pragma GCC unroll 16
@@ -89,12 +95,12 @@ INLINE void collect_keys(const T *scores, const T *rows, int64_t row_stride, T *
     }
 }
 // The same for any number of keys.
-template <typename T, int VECTORS>
-inline void collect(int keys, const T *scores, const T *rows, int64_t row_stride, T *result, int64_t result_stride,
-                    int count) {
+template <typename E, int VECTORS>
+inline void collect(int keys, const E *scores, int64_t scores_stride, const E *rows, int64_t row_stride,
+                    SumOf<E> *result, int64_t result_stride, int count) {
   const auto take = [&]<int KEYS>(std::integral_constant<int, KEYS>) {
     for (; keys >= KEYS; keys -= KEYS, scores += KEYS, result += KEYS * result_stride)
-      collect_keys<T, KEYS, VECTORS>(scores, rows, row_stride, result, result_stride, count);
+      collect_keys<E, KEYS, VECTORS>(scores, scores_stride, rows, row_stride, result, result_stride, count);
   };
   take(std::integral_constant<int, ROWS>{});
   take(std::integral_constant<int, ROWS / 3 * 2>{});

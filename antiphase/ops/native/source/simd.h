@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX512F__)
@@ -131,6 +132,40 @@ template <typename In> INLINE Vec<typename Statistics<In>::type> load_wide(const
     return load(from);
   }
 }
+
+// What products take their numbers from, STEPS of them in each: two bfloat16, the earlier one in the low half, where the
+// processor multiplies such pairs; else one of the type in which sums are kept.
+using Pair = uint32_t;
+#if defined(__AVX512BF16__)
+constexpr bool HAS_PAIRS = true;
+#else
+constexpr bool HAS_PAIRS = false;
+#endif
+template <typename In>
+using Operand =
+    std::conditional_t<std::is_same_v<In, BFloat16> && HAS_PAIRS, Pair, typename Statistics<In>::type>;
+template <typename E> constexpr int STEPS = std::is_same_v<E, Pair> ? 2 : 1;
+template <typename E> using SumOf = std::conditional_t<std::is_same_v<E, Pair>, float, E>;
+
+template <typename E> INLINE Vec<SumOf<E>> add_product(Vec<SumOf<E>> sums, Vec<E> a, Vec<E> b) {
+#if defined(__AVX512BF16__)
+  if constexpr (std::is_same_v<E, Pair>) return (Vec<float>)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+  else
+#endif
+    return sums + a * b;
+}
+INLINE Pair pair_of(BFloat16 low, BFloat16 high) { return low.bits | Pair(high.bits) << 16; }
+#if defined(__AVX512BF16__)
+// Two vectors rounded: numbers 2i and 2i + 1 of both in a row make pair i.
+INLINE Vec<Pair> pairs_along(Vec<float> first, Vec<float> second) {
+  return (Vec<Pair>)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+}
+// Number i of the first and number i of the second make pair i.
+INLINE Vec<Pair> pairs_across(Vec<float> first, Vec<float> second) {
+  const auto wide = [](Vec<float> v) { return (Vec<Pair>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)); };
+  return wide(first) | wide(second) << 16;
+}
+#endif
 
 // Transposes LANES × LANES numbers in registers: log2(LANES) rounds, each exchanging blocks of half the size.
 template <typename V, int HALF, bool HIGH, int... I>
