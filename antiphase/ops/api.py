@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
 from antiphase.ops.native.library import why_not as why_not_native
-from antiphase.ops.native.operators import native_attention, native_attention_of_few
+from antiphase.ops.native.operators import attention_of_few, native_attention
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors, four_dimensions, statistics_dtype
 
@@ -197,7 +197,7 @@ def _native_attention(
     save = _differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-        return native_attention_of_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+        return attention_of_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
     out, _ = native_attention(
         query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save
     )  # fmt: skip
@@ -314,8 +314,10 @@ def attend_cached(
     query, key, value = _as_autocast_says(query, key, value)
     chosen = _native_or(impl, query, scale)
     if chosen == "native":
-        check_alike(query, key, value)
-        lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).to(statistics_dtype(query.dtype))
+        if lam.numel() > 1:
+            lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
+        if lam.dtype != statistics_dtype(query.dtype):
+            lam = lam.to(statistics_dtype(query.dtype))
         return _native_attention(
             query, key, value, lam, four_dimensions(mask, key.shape[2]),
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,

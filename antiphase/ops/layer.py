@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from antiphase.ops.decoding import is_few, within_window
-from antiphase.ops.native.layer import native_lambda, native_norm, native_norm_with_derivatives, native_v1_step
+from antiphase.ops.native import layer
 from antiphase.ops.native.library import DTYPES, why_not_built
 from antiphase.ops.shapes import four_dimensions
 
@@ -29,8 +29,8 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
     tensor = tensor.to(weight.dtype)
     if _is_served(tensor):
         if torch.is_grad_enabled() and (tensor.requires_grad or weight.requires_grad):
-            return native_norm_with_derivatives(tensor, weight, eps, factor)
-        return native_norm(tensor, weight, eps, factor)
+            return layer.native_norm_with_derivatives(tensor, weight, eps, factor)
+        return layer.norm(tensor, weight, eps, factor)
     out = torch.rms_norm(tensor, weight.shape, weight, eps)
     return out if factor == 1.0 else out * factor
 
@@ -44,7 +44,7 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
     """
     q1, k1, q2, k2 = vectors
     if not _differentiates(vectors) and _is_served(q1) and all(vector.dtype == torch.float32 for vector in vectors):
-        return native_lambda(q1, k1, q2, k2, initial)
+        return layer.lambda_of(q1, k1, q2, k2, initial)
     with torch.autocast(q1.device.type, enabled=False):
         first = torch.exp(torch.dot(q1.float(), k1.float()))
         second = torch.exp(torch.dot(q2.float(), k2.float()))
@@ -94,7 +94,7 @@ def v1_step(
     ):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    return native_v1_step(
+    return layer.v1_step(
         query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
     )
 

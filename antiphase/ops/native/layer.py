@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.native.library import FEW, library, run, run_norm
-from antiphase.ops.native.operators import empty_output, operator, rows
+from antiphase.ops.native.operators import empty_output, operator, rows, unwatched
 from antiphase.ops.shapes import statistics_dtype
 
 
@@ -126,7 +126,7 @@ def attend_in_v1(
     lam = exponential_lambda(q1, k1, q2, k2, initial)
     out = empty_output(query, value, lam, groups)
     run(
-        FEW, query=query, key=key, value=value, lam=lam.view(1, 1, 1).to(statistics_dtype(query.dtype)),
+        FEW, query=query, key=key, value=value, lam=lam.to(statistics_dtype(query.dtype)),
         mask=None if mask is None else rows(mask), groups=groups, is_causal=is_causal,
         sliding_window=sliding_window, scale=scale, out=out, norm=(weight.contiguous(), eps, factor),
     )  # fmt: skip
@@ -156,3 +156,11 @@ def _(
     factor: float,
 ) -> Tensor:
     return empty_output(query, value, q1, groups)
+
+
+norm, lambda_of, v1_step = (
+    unwatched(function, operator)
+    for function, operator in (
+        (normalize, native_norm), (exponential_lambda, native_lambda), (attend_in_v1, native_v1_step)
+    )
+)  # fmt: skip

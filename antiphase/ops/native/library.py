@@ -128,12 +128,14 @@ def run(
     batch, maps_of_all, queries, width = query.shape
     _, key_heads, keys, _ = key.shape
     maps, key_maps, parts = (1 if lam is None else 2), key_heads // groups, value.shape[1] // groups
-    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
-    for tensor in (key, value, *(() if grad is None else (grad,))):
-        if tensor.dtype != query.dtype:
-            raise ValueError(f"query, key, value and their gradient must share a dtype: {query.dtype}, {tensor.dtype}")
+    dtype = query.dtype
+    if key.dtype != dtype or value.dtype != dtype or (grad is not None and grad.dtype != dtype):
+        raise ValueError(
+            f"query, key, value and their gradient must share a dtype: {dtype}, {key.dtype}, {value.dtype}"
+        )
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
     if (lam is not None and lam.dtype != exact) or (mask is not None and mask.dtype != torch.bool):
-        raise ValueError(f"lam must be {exact} for a query of {query.dtype}, and mask boolean")
+        raise ValueError(f"lam must be {exact} for a query of {dtype}, and mask boolean")
     if edges is not None:
         _check_edges(edges, batch, queries, keys)
     if (
@@ -214,10 +216,14 @@ def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> Non
 
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether it broadcasts to a shape of as many dimensions; the last one of a mask is whole."""
-    if tensor.dim() != len(shape) or (tensor.dim() == 4 and tensor.shape[3] != shape[3]):
+    """Whether it is one number, or broadcasts to a shape of as many dimensions; the last one of a mask is whole."""
+    if tensor.dim() == 4 and tensor.shape[3] != shape[3]:
         return False
-    return all(size in (1, target) for size, target in zip(tensor.shape, shape, strict=True))
+    if tensor.numel() == 1:
+        return True
+    return tensor.dim() == len(shape) and all(
+        size in (1, target) for size, target in zip(tensor.shape, shape, strict=True)
+    )
 
 
 def address(tensor: Tensor | None) -> int:
@@ -227,6 +233,6 @@ def address(tensor: Tensor | None) -> int:
 
 def broadcast(tensor: Tensor | None) -> tuple[int, ...]:
     """Strides of its first three dimensions, 0 where one row serves all."""
-    if tensor is None:
+    if tensor is None or tensor.numel() == 1:
         return NO_STRIDES
     return tuple(0 if n == 1 else step for n, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True))

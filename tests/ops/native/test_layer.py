@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+from antiphase.interface import differential_output
 from antiphase.models.norm import RMSNorm
-from antiphase.ops import layer as layer_module
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
 from antiphase.ops.native import layer
 from antiphase.ops.reference import reference_attention
@@ -216,7 +218,7 @@ def test_a_model_takes_its_steps_so(cache, window, monkeypatch):
     config = AntiphaseConfig(**SIZES, **sliding)
     model = AntiphaseForCausalLM(config).eval()
     taken = []
-    monkeypatch.setattr(layer_module, "native_v1_step", lambda *args: taken.append(1) or layer.native_v1_step(*args))
+    monkeypatch.setattr(layer, "v1_step", lambda *args: taken.append(1) or layer.native_v1_step(*args))
     ids = torch.randint(0, 61, (2, 12))
     mask = torch.ones_like(ids)
     mask[0, :4] = 0
@@ -250,3 +252,40 @@ def test_who_listens_to_the_norm_is_heard():
     with torch.no_grad():
         model(torch.tensor([[3]]))
     assert heard[-1] == "replaced"
+
+
+class Names(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.found.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("built")
+def test_who_watches_the_dispatcher_sees_every_operator():
+    """Small calls pass it by where nobody does."""
+    vectors = [torch.randn(8) for _ in range(4)]
+    query, key, value = (torch.randn(1, 4, n, 8) for n in (1, 9, 9))
+
+    def everything():
+        rms_norm(query, torch.ones(8), EPS)
+        differential_output(
+            query, key, value, exponential_lambda(vectors, 0.2), None,
+            halves=2, is_causal=False, sliding_window=None, scaling=None,
+        )  # fmt: skip
+
+    names = {"antiphase::native_norm", "antiphase::native_lambda", "antiphase::native_attention_of_few"}
+    with Names() as mode:
+        everything()
+    assert names <= set(mode.found)
+    with torch.profiler.profile() as profile:
+        everything()
+    assert names <= {event.key for event in profile.key_averages()}
+    with FakeTensorMode() as fake:
+        out = rms_norm(fake.from_tensor(query), fake.from_tensor(torch.ones(8)), EPS)
+    assert out.shape == query.shape
+    by_row = torch.vmap(lambda row: rms_norm(row, torch.ones(8), EPS))(query[0])
+    torch.testing.assert_close(by_row, rms_norm(query[0], torch.ones(8), EPS))

@@ -122,21 +122,15 @@ template <typename In, int S> class FewQueries {
     }
   }
 
-  // One query with `count` keys, LANES at most.
+  // One query with `count` keys, LANES at most: key by key, in the order in which they lie.
   INLINE Vec<T> dot(const T *query, const In *keys, int count) const {
     const In *rows[L];
     for (int i = 0; i < L; ++i) rows[i] = keys + std::min(i, count - 1) * call_.key_stride[2];
     Vec<T> sums[L] = {};
-    const int64_t ahead = 2 * L * call_.key_stride[2];  // so many streams are more than the processor foresees
+    const int64_t ahead = L * call_.key_stride[2];
     int64_t c = 0;
-    for (; c + L <= call_.width; c += L) {
-      const Vec<T> q = load(query + c);
-#pragma GCC unroll 16
-      for (int i = 0; i < L; ++i) {
-        __builtin_prefetch(rows[i] + c + ahead);
-        sums[i] += q * load_wide(rows[i] + c);
-      }
-    }
+    for (; c + 4 * L <= call_.width; c += 4 * L) add_columns<4>(query + c, rows, c, ahead, sums);
+    for (; c + L <= call_.width; c += L) add_columns<1>(query + c, rows, c, ahead, sums);
     Vec<T> total = sums_of<T>(sums);
     for (; c < call_.width; ++c) {
       Vec<T> column{};
@@ -144,6 +138,18 @@ template <typename In, int S> class FewQueries {
       total += column * query[c];
     }
     return total;
+  }
+  template <int VECTORS>
+  static INLINE void add_columns(const T *query, const In *const *rows, int64_t column, int64_t ahead, Vec<T> *sums) {
+    Vec<T> q[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) q[v] = load(query + v * L);
+#pragma GCC unroll 16
+    for (int i = 0; i < L; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < VECTORS; ++v) {
+        __builtin_prefetch(rows[i] + column + v * L + ahead);
+        sums[i] += q[v] * load_wide(rows[i] + column + v * L);
+      }
   }
 
   int64_t keys_end(int64_t row) const {
