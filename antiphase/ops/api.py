@@ -22,6 +22,7 @@ from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tenso
 
 IMPLEMENTATIONS = ("auto", "reference", "blockwise", "native", "triton")
 HAS_TRITON = util.find_spec("triton") is not None
+DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
 NO_TRITON = 'impl="triton" needs Triton, which is for Linux: pip install \'antiphase[triton]\', or use impl="blockwise"'
 
 
@@ -152,16 +153,17 @@ def differential_attention(
                 query, key, value, full_lam, mask,
                 groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
             )  # fmt: skip
-        _refuse_forward_mode("blockwise", query, key, value, full_lam)
+        _refuse_transforms("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 
 def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's dtype where it is on."""
+    """In autocast's dtype where it is on; fp64 stays, as it does everywhere in autocast."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
-    return tuple(tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors)
+    lower = torch.get_autocast_dtype(kind)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
 
 
 def _native_or(impl: str, query: Tensor, scale: float) -> str:
@@ -193,7 +195,7 @@ def _native_attention(
 ) -> Tensor:
     """Shapes as in ``native.operators.attend``: lam None is softmax attention."""
     tensors = [query, key, value] if lam is None else [query, key, value, lam]
-    _refuse_forward_mode("native", *tensors)
+    _refuse_transforms("native", *tensors)
     save = _differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
@@ -227,6 +229,8 @@ def native_softmax_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
+    if _transforms(query, key, value) is not None:
+        return None
     return _native_attention(
         query, key, value, None, four_dimensions(mask, key.shape[2]),
         groups=key.shape[1], is_causal=is_causal, sliding_window=sliding_window, scale=scale,
@@ -246,7 +250,7 @@ def _triton_attention(
     edges: Sequence[Tensor | None] = (None, None),
     longest: tuple[int, int] | None = None,
 ) -> Tensor:
-    _refuse_forward_mode("Triton", query, key, value, lam)
+    _refuse_transforms("Triton", query, key, value, lam)
     groups = value.shape[1]
     if longest is None:
         out = attend_cached(
@@ -337,15 +341,26 @@ def attend_cached(
     return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
 
 
-def _refuse_forward_mode(name: str, *tensors: Tensor) -> None:
-    """A custom operator would drop tangents in silence."""
-    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
-        return
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise ValueError(
-            f"the {name} implementation has no forward-mode derivatives; use differential_attention(..., "
-            'impl="reference")'
-        )
+def _refuse_transforms(name: str, *tensors: Tensor) -> None:
+    """A custom operator would drop tangents in silence, and torch.func's derivatives end in words about PyTorch.
+
+    Raises:
+        ValueError: ``_transforms`` finds some.
+    """
+    found = _transforms(*tensors)
+    if found is not None:
+        raise ValueError(f'the {name} implementation has no {found}; use differential_attention(..., impl="reference")')
+
+
+def _transforms(*tensors: Tensor) -> str | None:
+    """Which derivatives beside plain autograd are asked for."""
+    if torch.compiler.is_compiling():
+        return None
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
+        return "forward-mode derivatives"
+    if any(level.key() in DERIVATIVES for level in torch._C._functorch.get_interpreter_stack() or ()):
+        return "derivatives under torch.func"
+    return None
 
 
 def _packed_attention(

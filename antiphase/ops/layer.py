@@ -100,13 +100,16 @@ def v1_step(
 
 
 def _is_served(tensor: Tensor) -> bool:
-    """Whether small native operators are to be taken: not where a compiler joins PyTorch's own, not in forward mode."""
+    """Whether small native operators are to be taken: not where a compiler joins PyTorch's own, nor in forward mode or
+    under torch.func, which need derivatives of another kind.
+    """
     return (
         tensor.device.type == "cpu"
         and tensor.dtype in DTYPES
         and tensor.numel() > 0
         and not torch.compiler.is_compiling()
         and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
         and why_not_built() is None
     )
 

@@ -84,8 +84,17 @@ def test_autocast_lowers_the_operands_and_keeps_lambda():
         out.float().sum().backward()
     assert out.dtype == torch.bfloat16
     assert lam.grad.dtype == torch.float32
-    lowered = differential_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), 0.4, is_causal=True)
-    torch.testing.assert_close(out, lowered)
+    assert torch.equal(
+        out, differential_attention(query.bfloat16(), key.bfloat16(), value.bfloat16(), lam, is_causal=True)
+    )
+
+
+def test_autocast_leaves_fp64_alone():
+    query, key, value = (tensor.double() for tensor in tensors())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = differential_attention(query, key, value, 0.4, is_causal=True)
+    assert torch.equal(out, differential_attention(query, key, value, 0.4, is_causal=True))
+    assert out.dtype == torch.float64
 
 
 def test_a_float_and_a_tensor_lambda_agree():

@@ -348,6 +348,41 @@ def test_scores_at_the_edge_of_what_a_number_holds(dtype):
         assert (found.double() - exact).abs().max() <= 2 * ((eager.double() - exact).abs().max() + rounding)
 
 
+@pytest.mark.usefixtures("kernels")
+def test_a_row_whose_scores_are_all_minus_infinity_is_no_number_and_one_that_sees_nothing_zero():
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 80, 80, 4, 5, 2))
+    key[:, :, 0], query[:, :, 0] = float("-inf"), 1.0  # causal: the first query sees this key alone
+    mask = torch.ones(1, 1, 80, 80, dtype=torch.bool)
+    mask[..., 7, :] = False
+    for rows in (slice(None), slice(1)):  # many queries, and few
+        found, expected = (
+            differential_attention(
+                query[:, :, rows], key[:, :, rows], value[:, :, rows], 0.5,
+                is_causal=True, attn_mask=mask[..., rows, rows], impl=impl,
+            )
+            for impl in ("native", "reference")
+        )  # fmt: skip
+        assert found[:, :, 0].isnan().all()
+        assert expected[:, :, 0].isnan().all()
+        assert found[:, :, 7:8].count_nonzero() == 0
+    assert found.shape[2] == 1
+
+
+def test_torch_func_is_refused_by_a_sentence_and_softmax_goes_another_way():
+    query, key, value = (t.detach() for t in inputs(1, 2, 2, 6, 6, 4, 5, 2))
+    for impl in ("blockwise", "auto"):
+        with pytest.raises(ValueError, match=r"no derivatives under torch\.func; use .*reference"):
+            torch.func.grad(lambda q, impl=impl: differential_attention(q, key, value, 0.5, impl=impl).sum())(query)
+    found, expected = (
+        torch.func.grad(lambda q, way=way: way(q).square().sum())(query)
+        for way in (
+            lambda q: softmax_attention(q, key, key, None, is_causal=True, sliding_window=None, scale=0.5),
+            lambda q: torch.nn.functional.scaled_dot_product_attention(q, key, key, is_causal=True, scale=0.5),
+        )
+    )
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize(
     "options",

@@ -141,6 +141,16 @@ def test_the_norm_is_in_the_weights_dtype_under_autocast():
 
 
 @pytest.mark.usefixtures("built")
+def test_torch_func_goes_through_the_norm():
+    tensor, weight = torch.randn(3, 8), torch.rand(8)
+    found, expected = (
+        torch.func.grad(lambda t, norm=norm: norm(t, weight, EPS, FACTOR).square().sum())(tensor)
+        for norm in (rms_norm, formula)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.usefixtures("built")
 def test_forward_mode_goes_through_the_norm():
     tensor, tangent, weight = torch.randn(3, 8), torch.randn(3, 8), torch.rand(8)
     with forward_ad.dual_level():

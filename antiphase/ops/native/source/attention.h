@@ -543,7 +543,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     T inverse[S][BLOCK];
     for (int m = 0; m < S; ++m)
       for (int64_t r = 0; r < block.rows; ++r) {
-        inverse[m][r] = sum[m][r] == 0 ? T(0) : 1 / sum[m][r];
+        inverse[m][r] = sum[m][r] == 0 ? nothing_seen(block, r) : 1 / sum[m][r];
         if (statistics) {
           statistics[m * next + r * 2] = sum[m][r] == 0 ? T(0) : running[m][r];
           statistics[m * next + r * 2 + 1] = inverse[m][r];
@@ -582,6 +582,17 @@ template <typename In, int S, bool BACKWARD> class Attention {
     }
 #endif
     store<T>(to, first), store<T>(to + L, second);
+  }
+
+  // Of a row whose exponentials are all zero: zero where it sees no key; not a number where it sees some, all at -inf.
+  T nothing_seen(const Block &block, int64_t row) const {
+    const int64_t begin = keys_begin(block, row), end = keys_end(block, row);
+    bool sees = begin < end;
+    if (sees && block.mask) {
+      const uint8_t *mask = block.mask + row * call_.mask_stride[2];
+      sees = std::any_of(mask + begin, mask + end, [](uint8_t b) { return b; });
+    }
+    return sees ? std::numeric_limits<T>::quiet_NaN() : T(0);
   }
 
   // The scores of a row in a tile become 2^((score - maximum) · factor); returns that maximum, the largest so far.

@@ -165,14 +165,15 @@ template <typename In, int S> class FewQueries {
            row % call_.queries * call_.mask_stride[2];
   }
 
-  // Whether any row may look at any of these keys.
+  // Whether a row may look at any of these keys; and whether any row may.
+  bool sees(int64_t unit, int64_t row, int64_t first, int64_t count) const {
+    const int64_t begin = std::max(first, keys_begin(row)), end = std::min(first + count, keys_end(row));
+    if (begin >= end || !call_.mask) return begin < end;
+    return std::any_of(mask_of(unit, row) + begin, mask_of(unit, row) + end, [](uint8_t b) { return b; });
+  }
   bool seen(int64_t unit, int64_t first, int64_t count) const {
-    for (int64_t r = 0; r < rows_; ++r) {
-      const int64_t begin = std::max(first, keys_begin(r)), end = std::min(first + count, keys_end(r));
-      if (begin >= end) continue;
-      if (!call_.mask || std::any_of(mask_of(unit, r) + begin, mask_of(unit, r) + end, [](uint8_t b) { return b; }))
-        return true;
-    }
+    for (int64_t r = 0; r < rows_; ++r)
+      if (sees(unit, r, first, count)) return true;
     return false;
   }
 
@@ -205,7 +206,8 @@ template <typename In, int S> class FewQueries {
       const T other = maximum_[place(unit, c, map, row)];
       most = other > most || other != other ? other : most;
     }
-    if (most == -std::numeric_limits<T>::infinity()) return 0;
+    if (most == -std::numeric_limits<T>::infinity())  // of scores: no key, or keys that count for nothing
+      return sees(unit, row, 0, call_.keys) ? std::numeric_limits<T>::quiet_NaN() : T(0);
     for (int64_t c = 0; c < chunks_; ++c) {
       const int64_t at = place(unit, c, map, row);
       if (sum_[at] != 0) total += sum_[at] * exp2_one((maximum_[at] - most) * factor_);
@@ -220,7 +222,7 @@ template <typename In, int S> class FewQueries {
     std::fill(result, result + rows_ * dv_columns_, T(0));
     bool is_seen = false;
     for (int m = 0; m < S; ++m)
-      for (int64_t r = 0; r < rows_; ++r) is_seen |= sum_[place(unit, chunk, m, r)] != 0;
+      for (int64_t r = 0; r < rows_; ++r) is_seen |= sum_[place(unit, chunk, m, r)] != 0 || sees(unit, r, first, count);
     if (!is_seen) return;
     for (int64_t r = 0; r < rows_; ++r) {
       T *x = scores_of(unit, 0, r, chunk);
