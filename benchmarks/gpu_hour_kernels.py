@@ -20,7 +20,8 @@ from gpu_hour_stage import Kept, Stage, lines_of
 from antiphase.benchmarks import attention, blocks, model
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
 from antiphase.benchmarks.schemes import Case
-from antiphase.ops.triton.launch import Blocks, tried
+from antiphase.errors import InputError
+from antiphase.ops.triton.launch import INTERPRETED, Blocks, tried
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +65,7 @@ def check_kernels(stage: Stage) -> int:
 
 
 def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The tests in a process group of their own, several at a time: most of their time goes into compiling."""
+    """The tests, several at a time: most of their time goes into compiling."""
     workers = 1 if stage.is_rehearsal else os.cpu_count() or 1
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "gpu_hour_results",
                f"--result-lines={lines.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
@@ -77,7 +78,7 @@ def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen
         own["TRITON_INTERPRET"] = "1"
     with open(stage.work / "kernels.log", "ab") as log:
         return subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log, start_new_session=True,  # noqa: TID251 – a child's environment
+            command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log,  # noqa: TID251 – a child's environment
         )  # fmt: skip
 
 
@@ -85,11 +86,11 @@ def _watched(stage: Stage, kept: Kept, process: subprocess.Popen[bytes], lines: 
     """Keep results while they come; False where the minutes were over first."""
     while process.poll() is None:
         if stage.left <= 0:
-            os.killpg(process.pid, signal.SIGINT)
+            process.send_signal(signal.SIGINT)
             try:
                 process.wait(TO_END)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                process.kill()  # its workers end with it
                 process.wait()
             return False
         time.sleep(POLL)
@@ -129,6 +130,7 @@ def counted(pieces: dict[str, Any]) -> dict[str, Any]:
 
 def time_attention(stage: Stage) -> int:
     """Stage ``attention``: blocks by time, then the operator's benchmark in its short form with those blocks."""
+    _check_interpreter(stage)
     kept = Kept(stage)
     plan, trials = _attention_plan(stage), _trials(stage)
     _compiled(stage, kept, trials, plan)
@@ -149,6 +151,17 @@ def time_attention(stage: Stage) -> int:
     for kernel, own in chosen.items():
         stage.say(f"blocks of {kernel}: {own}")
     return _ended(stage, [*found["left_out"], *record.values["left_out"]])
+
+
+def _check_interpreter(stage: Stage) -> None:
+    """
+    Raises:
+        InputError: a rehearsal without Triton's interpreter, or a GPU with it.
+    """
+    if stage.is_rehearsal and not INTERPRETED:
+        raise InputError("--rehearsal of attention runs under Triton's interpreter; set TRITON_INTERPRET=1 before it")
+    if not stage.is_rehearsal and INTERPRETED:
+        raise InputError("TRITON_INTERPRET=1 would run the kernels without the GPU; unset it, or add --rehearsal")
 
 
 def _attention_plan(stage: Stage) -> attention.Plan:

@@ -60,7 +60,7 @@ REHEARSAL = Sizes(
         "training.evaluate_every=6", "training.checkpoint_every=3", "training.device=cpu", "evaluation.samples=3",
         "evaluation.curve_samples=8", "evaluation.validation_sequences=8", "evaluation.depths=[0.0,1.0]",
     ),
-    pilot_steps=4, continued_steps=6, fewest_pairs=1, most_pairs=2, windows=3, needles=(1, 2), depths=(0.5,),
+    pilot_steps=4, continued_steps=6, fewest_pairs=1, most_pairs=1, windows=3, needles=(2,), depths=(0.5,),
     contexts=3, shots=(1, 2), orders=2, asked=4, bits=(8, 4), sequences=3, measured_at_once=1,
 )  # fmt: skip
 
