@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--prepared", type=Path, default=Path("runs/gpu-hour-data"), help="what prepare makes")
     made.add_argument("--minutes", type=float, help="begin no further piece near the end of so many")
     made.add_argument("--calls", type=int, default=CALLS, help="pilot: calls of train that pairs are planned for")
+    made.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
     made.add_argument("--rehearsal", action="store_true", help="a hundredth of it, on a processor")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the models")
     made.add_argument("--data", action="append", default=[], help="prepare: text to train on; repeatable")
@@ -86,6 +87,7 @@ def run(given: argparse.Namespace) -> int:
     stage = Stage(
         name=given.stage, records=given.records, work=given.work, data=given.prepared, minutes=minutes,
         device="cpu" if given.rehearsal or given.stage == "prepare" else "cuda", is_rehearsal=given.rehearsal,
+        revision=given.revision,
     )  # fmt: skip
     if stage.device == "cuda":
         choose_device("cuda")  # says what is missing

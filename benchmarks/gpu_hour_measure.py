@@ -57,7 +57,7 @@ def measured(stage: Stage, models: Mapping[str, Path]) -> dict[str, Any]:
     What a stop has left undone is done by a further call; nothing begins when the minutes are over.
     """
     waiting = [
-        (f"{name}: {what}", stage.work / "measured" / name / what.replace(" ", "-"), words)
+        (f"{name}: {what}", stage.work / "measured" / stage.name / name / what.replace(" ", "-"), words)
         for name, model in models.items()
         for what, words in measurements(stage, model).items()
     ]

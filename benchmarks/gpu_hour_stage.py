@@ -78,6 +78,8 @@ class Stage:
     """What ``prepare`` has made."""
     minutes: float
     device: str = "cuda"
+    revision: str | None = None
+    """Of the code, where the machine has no history of it."""
     is_rehearsal: bool = False
     began: float = field(default_factory=time.monotonic)
 
@@ -159,6 +161,7 @@ class Kept:
             config=finite({**config, "about": self.about}),
             seconds=time.monotonic() - self.stage.began,
         )
+        record.environment["revision"] = self.stage.revision or record.environment["revision"]
         record.save(self.stage.records, self.stage.name)
         return record
 

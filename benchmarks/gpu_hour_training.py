@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from gpu_hour_measure import NO_TIME, measured
 from gpu_hour_plan import Pace, Plan, plan
 from gpu_hour_stage import SPARE, Kept, NoTime, Stage, alarm
@@ -125,6 +126,8 @@ def _alone(stage: Stage, preset: Preset, arm: str, steps: int) -> dict[str, floa
     short = replace(run.training, steps=steps, log_every=1, evaluate_every=steps, checkpoint_every=steps)
     folder = stage.work / "pilot" / f"{arm}-alone"
     train_run(replace(run, training=short), folder, resume=(folder / "run.yaml").is_file())
+    if stage.device == "cuda":
+        torch.cuda.empty_cache()  # other processes need the memory next
     return {"tokens_per_second": _rate(folder)}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ def timed_blocks(
     rows: list[dict[str, Any]] = []
     for trial in trials:
         say(f"timing {trial.name}")
-        rows += done.rows(trial.name, lambda trial=trial: _timed(trial, rounds=rounds, seconds=seconds, seed=seed))
+        rows += done.rows(trial.name, partial(_timed, trial, rounds=rounds, seconds=seconds, seed=seed))
     chosen = {}
     for kernel in dict.fromkeys(trial.kernel for trial in trials):
         versions = {trial.scheme.name for trial in trials if trial.kernel == kernel}

@@ -64,7 +64,9 @@ class Study:
         settings = self.preset.compare
         run = self.preset.run
         if run.data.source == "text":
-            run = replace(run, data=replace(run.data, cache=str(self.output / "tokens")))
+            given = run.data.cache
+            cache = given if given is not None and Path(given).is_dir() else str(self.output / "tokens")
+            run = replace(run, data=replace(run.data, cache=cache))
         return [
             Job(f"{arm}-seed{seed}", arm, seed, arm_run(run, settings, arm, seed=seed))
             for seed in settings.seeds
