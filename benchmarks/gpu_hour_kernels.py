@@ -185,12 +185,16 @@ def _trials(stage: Stage) -> list[blocks.Trial]:
 def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], plan: attention.Plan) -> None:
     """Compile everything that will be timed in as many processes as there are cores; Triton keeps it on disk."""
     work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
-    if stage.is_rehearsal or not work:
+    if not work:
         return
     stage.say(f"compiling {len(work)} candidates")
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:  # it ends its processes with the block
+    workers = 1 if stage.is_rehearsal else os.cpu_count()
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # it ends its processes with the block
         tasks = [pool.apply_async(blocks.run_once, one) for one in work]
-        tasks += [pool.apply_async(_one_form, (plan, stage.device, form)) for form in ("V1", "V2")]
+        tasks += [
+            pool.apply_async(_one_form, (plan.widths[0], plan.dtypes, stage.device, plan.gate_length, form))
+            for form in ("V1", "V2")
+        ]
         try:
             for task in tasks:
                 task.get(max(1.0, stage.left))
@@ -199,13 +203,12 @@ def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], plan: at
     stage.say("compiled")
 
 
-def _one_form(plan: attention.Plan, device: str, form: str) -> None:
+def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: int, form: str) -> None:
     """The gate of one version, for what it compiles; what it finds is found again."""
     try:
         attention.correctness(
-            attention.HEADS // 2, plan.widths[0], 0, impl=plan.impl, dtypes=plan.dtypes, device=device,
-            length=plan.gate_length, forms=(form,),
-        )  # fmt: skip
+            attention.HEADS // 2, width, 0, impl="triton", dtypes=dtypes, device=device, length=length, forms=(form,)
+        )
     except RuntimeError as error:  # the benchmark's own gate says it, and ends it
         sys.stderr.write(f"{form}: {error}\n")
 
