@@ -28,7 +28,7 @@ from pathlib import Path
 
 from gpu_hour_kernels import check_kernels, time_attention, time_models
 from gpu_hour_prepare import prepare_data
-from gpu_hour_stage import Stage
+from gpu_hour_stage import NoTime, Stage
 from gpu_hour_training import CALLS, continue_one, pilot, train
 
 from antiphase.errors import InputError, Interrupted
@@ -47,6 +47,9 @@ def main() -> int:
     except InputError as error:
         sys.stderr.write(f"gpu_hour: {error}\n")
         return 2
+    except NoTime:
+        sys.stderr.write("gpu_hour: the minutes were over; the same command goes on behind what is done\n")
+        return 1
     except Interrupted as error:
         sys.stderr.write(f"gpu_hour: stopped: {error}; the same command goes on\n")
         return 130

@@ -76,6 +76,6 @@ def plan(
                 return found
     needed = planned(least).pair_seconds
     raise InputError(
-        f"--minutes {minutes:.1f} is too little for one pair of {least} steps, which takes {needed / 60:.1f} by the "
-        "pilot; give more minutes, or fewer steps with --set training.steps=N"
+        f"--set training.steps={steps} is too much: by the pilot one pair of even {least} steps takes "
+        f"{needed / 60:.1f} minutes, and a call has {minutes:.1f}; set fewer"
     )

@@ -93,7 +93,9 @@ def test_one_pair_is_better_than_none(plans):
 
 
 def test_minutes_that_hold_no_pair_are_refused(plans):
-    with pytest.raises(InputError, match=r"--minutes 1\.0 is too little for one pair of 152 steps.*give more minutes"):
+    with pytest.raises(
+        InputError, match=r"steps=610 is too much: .* 152 steps takes .* and a call has 1\.0; set fewer"
+    ):
         planned(plans, pace(plans), minutes=1.0)
 
 
