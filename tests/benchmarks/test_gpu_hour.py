@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 from antiphase.errors import InputError
 from antiphase.records import Record
@@ -93,9 +94,7 @@ def test_one_pair_is_better_than_none(plans):
 
 
 def test_minutes_that_hold_no_pair_are_refused(plans):
-    with pytest.raises(
-        InputError, match=r"steps=610 is too much: .* 152 steps takes .* and a call has 1\.0; set fewer"
-    ):
+    with pytest.raises(InputError, match=r"steps=610 is too much: .* 152 steps takes .* a call has 1\.0; set"):
         planned(plans, pace(plans), minutes=1.0)
 
 
@@ -221,3 +220,77 @@ def test_without_a_gpu_it_says_so(tmp_path):
     found = command("kernels", "--records", str(tmp_path / "out"))
     assert found.returncode == 2
     assert "this machine has no CUDA device" in found.stderr
+
+
+@pytest.fixture(scope="module")
+def training():
+    return importlib.import_module("gpu_hour_training")
+
+
+def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_evaluations(training):
+    preset = training.load_preset(training.PRESET, data=["corpus.txt"])
+    whole, half = (training.run_of(preset, "differential", 3, steps=steps) for steps in (None, 305))
+    assert (whole.model.attention_type, whole.training.seed, whole.training.steps) == ("differential", 3, 610)
+    assert (half.training.steps, half.training.warmup_steps) == (305, 30)
+    assert (half.training.evaluate_every, half.training.checkpoint_every) == (61, 152)
+    assert training.run_of(preset, "differential", 3, steps=610) == whole
+
+
+def test_every_measurement_is_a_command_that_exists(stages, stage):
+    """For each kind of sizes; all of what the hour is to measure."""
+    measure = importlib.import_module("gpu_hour_measure")
+    from antiphase.cli import app
+
+    for one in (stage, replace(stage, is_rehearsal=False)):
+        found = measure.measurements(one, Path("model"))
+        kinds = {words[0] for words in found.values()}
+        assert kinds == {"many-shot", "needles", "quantization", "allocation", "outliers", "long-context"}
+        for words in found.values():
+            command = typer.main.get_command(app).commands["evaluate"].commands[words[0]]
+            command.make_context(words[0], [*words[1:], "--output", "out"], resilient_parsing=False)
+    many = replace(stage, is_rehearsal=False)
+    asked = [words for words in measure.measurements(many, Path("model")).values() if words[0] == "needles"]
+    assert sorted((words[3], words[5]) for words in asked) == [("1", "1"), ("2", "1,2"), ("4", "1,2"), ("8", "1,2")]
+
+
+@pytest.mark.slow
+def test_pairs_are_trained_and_measured_and_go_on_behind_what_is_there(
+    stages, training, stage, tmp_path, generated_text, monkeypatch
+):
+    """The second call has the first one's record alone, as on another machine, and no time for a further round."""
+    prepare = importlib.import_module("gpu_hour_prepare")
+    measure = importlib.import_module("gpu_hour_measure")
+    texts = [tmp_path / name for name in ("train.txt", "validation.txt")]
+    for path, part in zip(texts, (generated_text * 12, generated_text[::-1] * 3), strict=True):
+        path.write_text(part)
+    trec = tmp_path / "trec"
+    trec.mkdir()
+    for part in ("train", "test"):
+        (trec / f"{part}.txt").write_text("NUM:count How many ?\n" * 3)
+    (tmp_path / "clinc.json").write_text(json.dumps({"train": [["a b", "c"]], "test": [["a b", "c"]]}))
+    prepare.prepare_data(
+        stage, data=[str(texts[0])], validation=[str(texts[1])], trec=trec,
+        clinc=tmp_path / "clinc.json", overrides=[],
+    )  # fmt: skip
+    plan = {"steps": 3, "processes": 1, "pair_seconds": 1.0, "pairs": 1}
+    Record(kind="gpu-hour-pilot", values={"plan": plan}).save(stage.records, "pilot")
+    real = measure.measurements
+    monkeypatch.setattr(
+        measure, "measurements",
+        lambda stage, model: {name: words for name, words in real(stage, model).items() if name == "outliers"},
+    )  # fmt: skip
+    begun = replace(stage, name="train", began=time.monotonic())
+    monkeypatch.setattr(training, "V2", "softmax")  # a round of one model, which is there already
+    assert training.train(begun, []) == 0
+    values = Record.load(begun.record()).values
+    assert values["rounds"] == ["pair, seed 0", "V2, seed 0"]
+    pair = values["pieces"]["pair, seed 0"]
+    assert list(pair["runs"]) == ["softmax-seed0", "differential-seed0"]
+    assert all(run["tokens"] == 3 * 20 * 160 for run in pair["runs"].values())
+    assert {name: found["why"] for name, found in pair["measured"].items()} == {
+        "softmax-seed0: outliers": None, "differential-seed0: outliers": None,
+    }  # fmt: skip
+    assert pair["measured"]["softmax-seed0: outliers"]["values"]["rows"]
+    later = replace(begun, work=tmp_path / "elsewhere", minutes=0.01)
+    assert training.train(later, []) == 0
+    assert Record.load(begun.record()).values["pieces"] == values["pieces"]
