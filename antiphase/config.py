@@ -145,6 +145,9 @@ class TrainingSettings:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
     gradient_checkpointing: bool = False
+    attn_implementation: Literal["antiphase", "antiphase_triton", "eager"] | None = None
+    """Attention function of the layers while they are trained: ``antiphase_triton`` has the fused kernels of GPUs;
+    None: ``antiphase``. The saved model does not keep it."""
     seed: int = 0
     log_every: int = 10
     """Steps between lines of ``metrics.jsonl``."""
@@ -400,6 +403,7 @@ def _check_run(run: RunSettings) -> None:
         for name, given in (
             ("start_from", training.start_from),
             ("gradient_checkpointing", training.gradient_checkpointing),
+            ("attn_implementation", training.attn_implementation),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")

@@ -247,6 +247,8 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_layers_that_do_not_say_their_direction_hide_no_more_than_their_mask(padded):
+    if not LayoutLMModel._supports_sdpa:
+        pytest.skip("LayoutLM of this version of transformers has no SDPA to compare with")
     config = LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
     model = LayoutLMModel(config).double().eval()
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
+from antiphase.benchmarks.pieces import Done, Piece, at_once
 from antiphase.benchmarks.schemes import (
     BLOCKWISE,
     COMPARED,
@@ -59,6 +61,9 @@ class Plan:
     """In which it has to be."""
     may_fail: bool = False
     """Whether backends are asked for by name, of which a device may lack one."""
+    widths: Sequence[int] = (32, 64, 128)
+    """At which it has to be right."""
+    gate_length: int = GATE_LENGTH
 
 
 def plan_of(device: str, *, quick: bool) -> Plan:
@@ -94,8 +99,9 @@ def _on_gpu(device: str, *, quick: bool) -> Plan:
     ]
     memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
     return Plan(
-        found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton", GATE_ON_GPU, may_fail=True
-    )
+        found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton",
+        (torch.bfloat16,) if quick else GATE_ON_GPU, may_fail=True, widths=(WIDTH,) if quick else (32, 64, 128),
+    )  # fmt: skip
 
 
 def _batches(task: str, length: int, width: int) -> tuple[int, ...]:
@@ -104,63 +110,61 @@ def _batches(task: str, length: int, width: int) -> tuple[int, ...]:
 
 
 def benchmark_attention(
-    *, quick: bool = False, seed: int = 0, device: str = "cpu", say: Callable[[str], None] = lambda message: None
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    plan: Plan | None = None,
+    piece: Piece = at_once,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Causal: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
+
+    Args:
+        plan: what is timed; None: what belongs to the device.
+        piece: does the pieces of the work, of which the record names those that were left out.
 
     Raises:
         RuntimeError: an implementation errs more than the tolerance rule allows.
     """
     started = time.perf_counter()
+    plan = plan or plan_of(device, quick=quick)
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
-    plan = plan_of(device, quick=quick)
+    done = Done(piece)
     say("checking correctness")
-    checked = gate(plan.impl, plan.dtypes, seed, device)
-    rates = {_name(dtype): product_rate(dtype, device=device) for dtype in {case.dtype: None for case in plan.cells}}
-    rows, memory = [], []
-    failed: dict[tuple[str, Case], str] = {}
-    for case in plan.cells:
+    checked = done.rows("gate", partial(gate, plan, seed, device))
+    cells = plan.cells if checked else []
+    rates = {
+        _name(dtype): rate
+        for dtype in {case.dtype: None for case in cells}
+        for rate in done(f"product rate, {_name(dtype)}", partial(product_rate, dtype, device=device))
+    }
+    rows: list[dict[str, Any]] = []
+    failed: list[dict[str, Any]] = []
+    for case in (case for case in cells if _name(case.dtype) in rates):
+        clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
         for subject, baselines in plan.compared[case.task]:
-            compared = []
-            for scheme in baselines:
-                if not _is_timed(scheme, case, quick=quick):
-                    continue
-                why = _why_not(scheme, case, seed) if plan.may_fail else None
-                if why is not None:
-                    failed[scheme.name, case] = why
-                    say(f"{scheme.name} cannot do it: {_words(case)}: {why}")
-                    continue
-                compared.append(scheme)
-            say(f"timing {subject.name}: {_words(case)}")
-            repeats = STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU if case.device != "cpu" else 1
-            timed = {scheme.name: _repeated(work(scheme, case, seed), repeats) for scheme in (subject, *compared)}
-            # tens of seconds on a processor: nothing there is still cold
-            is_long = case.length > LONGEST_OF_ALL and repeats == 1
-            times = paired_times(
-                timed, rounds=3 * rounds if case.task == "decode" else rounds, seconds=seconds,
-                warm_up=0 if is_long else 1, device=device,
-            )  # fmt: skip
-            rate = rates[_name(case.dtype)]
-            for baseline in compared:
-                row = ratios(times, subject.name, baseline.name)
-                row["subject_seconds"] /= repeats
-                row["baseline_seconds"] /= repeats
-                rows.append({**_describe(case), **row, **_price(subject, baseline, case, row, rate)})
-    for case in plan.memory_cells:
+            compare = partial(clock.compared, plan, case, subject, baselines)
+            for found in done(f"{subject.name}: {_words(case)}", compare):
+                rows += found["rows"]
+                failed += [row for row in found["failed"] if row not in failed]
+    memory: list[dict[str, Any]] = []
+    for case in plan.memory_cells if checked else ():
         say(f"measuring memory: {_words(case)}")
+        unable = {row["scheme"] for row in failed if _describe(case).items() <= row.items()}
+        able = [scheme for scheme in plan.memory if scheme.name not in unable]
         memory += [
-            {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)}
-            for scheme in plan.memory
-            if (scheme.name, case) not in failed
+            row for found in done(f"memory: {_words(case)}", partial(_memory, case, able, seed)) for row in found
         ]
     return Record(
         kind="benchmark-attention",
         values={
             "gate": checked,
             "rows": rows,
-            "failed": [{**_describe(case), "scheme": name, "why": why} for (name, case), why in failed.items()],
+            "failed": failed,
             "memory": memory,
             "product_rate": rates,
+            "left_out": done.left_out,
         },
         config={
             "heads": HEADS,
@@ -178,6 +182,53 @@ def benchmark_attention(
     )
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """How a comparison is timed."""
+
+    rounds: int
+    seconds: float
+    seed: int
+    quick: bool
+    rate: float
+    say: Callable[[str], None]
+
+    def compared(self, plan: Plan, case: Case, subject: Scheme, baselines: Sequence[Scheme]) -> dict[str, Any]:
+        """A scheme beside others in the same rounds: ``rows``, and ``failed`` for those that the device lacks."""
+        able, failed = [], []
+        for scheme in baselines:
+            if not _is_timed(scheme, case, quick=self.quick):
+                continue
+            why = why_not(scheme, case, self.seed) if plan.may_fail else None
+            if why is not None:
+                failed.append({**_describe(case), "scheme": scheme.name, "why": why})
+                self.say(f"{scheme.name} cannot do it: {_words(case)}: {why}")
+                continue
+            able.append(scheme)
+        self.say(f"timing {subject.name}: {_words(case)}")
+        repeats = STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU if case.device != "cpu" else 1
+        timed = {scheme.name: repeated(work(scheme, case, self.seed), repeats) for scheme in (subject, *able)}
+        # tens of seconds on a processor: nothing there is still cold
+        is_long = case.length > LONGEST_OF_ALL and repeats == 1
+        times = paired_times(
+            timed, rounds=3 * self.rounds if case.task == "decode" else self.rounds, seconds=self.seconds,
+            warm_up=0 if is_long else 1, device=case.device,
+        )  # fmt: skip
+        rows = []
+        for baseline in able:
+            row = ratios(times, subject.name, baseline.name)
+            row["subject_seconds"] /= repeats
+            row["baseline_seconds"] /= repeats
+            rows.append({**_describe(case), **row, **_price(subject, baseline, case, row, self.rate)})
+        return {"rows": rows, "failed": failed}
+
+
+def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, Any]]:
+    return [
+        {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)} for scheme in schemes
+    ]
+
+
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     if case.device != "cpu":
         return True
@@ -192,19 +243,20 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     return True
 
 
-def _why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
-    """What a way of others says where it does not serve; None: it does."""
-    from triton.runtime.errors import OutOfResources  # asked for on GPUs alone
+def why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
+    """What a way says where it does not serve on a GPU; None: it does."""
+    from triton.runtime.errors import OutOfResources, PTXASError  # asked for on GPUs alone
 
     try:
         work(scheme, case, seed)()
         waiting(case.device)()
-    except (RuntimeError, OutOfResources) as error:
+    except (RuntimeError, OutOfResources, PTXASError) as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None
 
 
-def _repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
+def repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
+    """The same several times."""
     if count == 1:
         return run
 
@@ -247,17 +299,20 @@ def _words(case: Case) -> str:
     return words if case.device == "cpu" else f"{words}, {case.batch} at a time"
 
 
-def gate(impl: str, dtypes: Sequence[torch.dtype], seed: int, device: str) -> list[dict[str, Any]]:
-    """``correctness`` at the widths that are timed."""
+def gate(plan: Plan, seed: int, device: str) -> list[dict[str, Any]]:
+    """``correctness`` at the widths and dtypes of a plan."""
     return [
-        row for width in (32, 64, 128)
-        for row in correctness(HEADS // 2, width, seed, impl=impl, dtypes=dtypes, device=device)
+        row for width in plan.widths
+        for row in correctness(
+            HEADS // 2, width, seed, impl=plan.impl, dtypes=plan.dtypes, device=device, length=plan.gate_length
+        )
     ]  # fmt: skip
 
 
 def correctness(
     heads: int, width: int, seed: int, *, impl: str = "blockwise",
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), device: str = "cpu",
+    length: int = GATE_LENGTH, forms: Sequence[str] = ("V1", "V2"),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
 
@@ -269,10 +324,11 @@ def correctness(
     generator = torch.Generator(device).manual_seed(seed)
     drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
     rows = []
-    for form, key_maps in (("V1", 2 * heads), ("V2", heads)):
-        exact = [torch.randn(1, maps, GATE_LENGTH, width, **drawn) for maps in (2 * heads, key_maps, key_maps)]
-        lam = torch.rand(1, heads, GATE_LENGTH, **drawn)
-        cotangent = torch.randn(1, heads, GATE_LENGTH, width * key_maps // heads, **drawn)
+    for form in forms:
+        key_maps = 2 * heads if form == "V1" else heads
+        exact = [torch.randn(1, maps, length, width, **drawn) for maps in (2 * heads, key_maps, key_maps)]
+        lam = torch.rand(1, heads, length, **drawn)
+        cotangent = torch.randn(1, heads, length, width * key_maps // heads, **drawn)
         for dtype in dtypes:
             low = [tensor.to(dtype) for tensor in (*exact, cotangent)]
             short = lam.float()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from transformers import (
     StaticCache,
 )
 
-from antiphase.benchmarks.attention import GATE_ON_GPU, gate
+from antiphase.benchmarks.attention import gate, plan_of
+from antiphase.benchmarks.pieces import Done, Piece, at_once
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.interface import NAME, TRITON
 from antiphase.models.configuration import AntiphaseConfig
@@ -70,64 +72,87 @@ def setting_of(device: str) -> Setting:
 
 
 def benchmark_model(
-    *, quick: bool = False, seed: int = 0, device: str = "cpu", say: Callable[[str], None] = lambda message: None
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    device: str = "cpu",
+    setting: Setting | None = None,
+    piece: Piece = at_once,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """A training step is forward, backward and AdamW. Generation is greedy, one sequence.
+
+    Args:
+        setting: how models are timed; None: what belongs to the device.
+        piece: does the pieces of the work, of which the record names those that were left out.
 
     Raises:
         RuntimeError: the fused kernels err more than the tolerance rule allows; nothing wrong is timed.
     """
     started = time.perf_counter()
-    setting = setting_of(device)
+    setting = setting or setting_of(device)
     if quick and len(setting.lengths) > 2:
         setting = replace(setting, lengths=setting.lengths[::2])
-    checked = []
+    compiled_lengths = setting.lengths[-1:] if quick else setting.lengths
+    done = Done(piece)
+    checked: list[dict[str, Any]] = []
     if setting.attention == TRITON:
         say("checking correctness")
-        checked = gate("triton", GATE_ON_GPU, seed, device)
+        checked = [
+            row for rows in done("gate", partial(gate, plan_of("cuda", quick=quick), seed, device)) for row in rows
+        ]
+        if not checked:
+            setting = replace(setting, lengths=())
     sizes, tokens = setting.sizes, setting.tokens
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
     rounds, seconds = (7, 12.0) if quick else (15, 60.0)
     models = _models(seed, setting, device)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
+    what = {"dtype": "bfloat16" if setting.is_half else "float32", "width": width}
+
+    def timed(
+        task: str, length: int, pairs: Sequence[tuple[str, str]], make: Callable[[], Mapping[str, Callable[[], object]]]
+    ) -> list[dict[str, Any]]:
+        say(f"timing {task}, {length:,} tokens")
+        with afresh() if pairs is COMPILED_PAIRS else nullcontext():
+            warm_up = 3 if setting.is_compiled else 1
+            times = paired_times(make(), rounds=rounds, seconds=seconds, warm_up=warm_up, device=device)
+        return [{"task": task, "length": length, **what, **ratios(times, one, other)} for one, other in pairs]
 
     def compare(
-        task: str, length: int, work: Mapping[str, Callable[[], object]], pairs: Sequence[tuple[str, str]] = PAIRS
+        task: str,
+        length: int,
+        make: Callable[[], Mapping[str, Callable[[], object]]],
+        pairs: Sequence[tuple[str, str]] = PAIRS,
     ) -> None:
-        say(f"timing {task}, {length:,} tokens")
-        warm_up = 3 if setting.is_compiled else 1
-        times = paired_times(work, rounds=rounds, seconds=seconds, warm_up=warm_up, device=device)
-        what = {"task": task, "dtype": "bfloat16" if setting.is_half else "float32", "length": length, "width": width}
-        rows.extend({**what, **ratios(times, one, other)} for one, other in pairs)
+        name = f"{task}, {length:,} tokens{COMPILED if pairs is COMPILED_PAIRS else ''}"
+        rows.extend(done.rows(name, partial(timed, task, length, pairs, make)))
 
     ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
     for length in setting.lengths:
         ids = torch.randint(0, sizes["vocab_size"], (tokens // length, length), generator=generator).to(device)
-        steps = {name: _step(model, ids, is_half=setting.is_half) for name, model in models.items()}
-        compare("training step", length, steps)
-        if ours:
-            with afresh():
-                steps = {name + COMPILED: _step(compiled(model), ids, is_half=setting.is_half)
-                         for name, model in ours.items()}  # fmt: skip
-                compare("training step", length, steps, COMPILED_PAIRS)
+        compare("training step", length, partial(_steps, models, ids, setting))
+        if ours and length in compiled_lengths:
+            compare("training step", length, partial(_steps, ours, ids, setting, is_compiled=True), COMPILED_PAIRS)
     if setting.is_half:
         for model in models.values():
             model.to(torch.bfloat16)
     for length in setting.lengths:
         prompt = torch.randint(0, sizes["vocab_size"], (1, length), generator=generator).to(device)
-        compare("prefill", length, {name: _prefill(model, prompt) for name, model in models.items()})
-        compare("tokens generated", length, {name: _decode(model, prompt) for name, model in models.items()})
-        if ours:
-            with afresh():
-                decoding = {name + COMPILED: _decode_compiled(model, prompt) for name, model in ours.items()}
-                compare("tokens generated", length, decoding, COMPILED_PAIRS)
+        for task, way in (("prefill", _prefill), ("tokens generated", _decode)):
+            compare(task, length, partial(_ways, way, models, prompt))
+        if ours and length in compiled_lengths:
+            compare(
+                "tokens generated", length, partial(_ways, _decode_compiled, ours, prompt, COMPILED), COMPILED_PAIRS
+            )
     return Record(
         kind="benchmark-model",
         values={
             "gate": checked,
             "rows": rows,
             "parameters": {name: model.num_parameters() for name, model in models.items()},
+            "left_out": done.left_out,
         },
         config={
             **sizes, "width": width, "tokens": tokens, "new_tokens": NEW_TOKENS, "rounds": rounds, "quick": quick,
@@ -136,6 +161,27 @@ def benchmark_model(
         seeds=[seed],
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+def _steps(
+    models: Mapping[str, PreTrainedModel], ids: torch.Tensor, setting: Setting, *, is_compiled: bool = False
+) -> dict[str, Callable[[], object]]:
+    """A training step of each model by name."""
+    return {
+        name + COMPILED * is_compiled: _step(
+            compiled(model) if is_compiled else model, ids, is_half=setting.is_half
+        ) for name, model in models.items()
+    }  # fmt: skip
+
+
+def _ways(
+    way: Callable[[PreTrainedModel, torch.Tensor], Callable[[], object]],
+    models: Mapping[str, PreTrainedModel],
+    prompt: torch.Tensor,
+    ending: str = "",
+) -> dict[str, Callable[[], object]]:
+    """What is timed of each model behind a prompt."""
+    return {name + ending: way(model, prompt) for name, model in models.items()}
 
 
 def _models(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:

@@ -27,7 +27,7 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.comparison import claims_of, compared
 from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
 from antiphase.studies.registration import Registration, register, registered
-from antiphase.training.loop import LanguageModel, build_model, check_settings
+from antiphase.training.loop import LanguageModel, build_model, check_settings, choose_device
 from antiphase.training.run_folder import (
     WITHOUT_EFFECT,
     check_content,
@@ -64,7 +64,9 @@ class Study:
         settings = self.preset.compare
         run = self.preset.run
         if run.data.source == "text":
-            run = replace(run, data=replace(run.data, cache=str(self.output / "tokens")))
+            given = run.data.cache
+            cache = given if given is not None and Path(given).is_dir() else str(self.output / "tokens")
+            run = replace(run, data=replace(run.data, cache=cache))
         return [
             Job(f"{arm}-seed{seed}", arm, seed, arm_run(run, settings, arm, seed=seed))
             for seed in settings.seeds
@@ -254,8 +256,9 @@ def measure(
     for job in jobs:
         folder = str(study.output / job.name)
         values = Record.load(folder).values
-        trained = None if is_diverged(values) else load_model(folder).model
-        untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval()
+        device = choose_device(job.settings.training.device)
+        trained = None if is_diverged(values) else load_model(folder, device=str(device)).model
+        untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval().to(device)
         for model, is_trained in ((trained, True), (untrained, False)):
             if model is None:
                 continue
@@ -267,7 +270,7 @@ def measure(
                 losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
         if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
             maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
-            arrays[f"attention_map.{job.arm}"] = maps.numpy()
+            arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
         by_sequence = None
         if trained is not None:
             held_out = data.validation(run.evaluation.validation_sequences)

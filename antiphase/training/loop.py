@@ -24,6 +24,7 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
+from antiphase.interface import TRITON
 from antiphase.models.attention import DifferentialAttentionV1, set_training_step
 from antiphase.models.checkpoints import Checkpoint, is_finite
 from antiphase.models.classic_configs import RecurrentConfig
@@ -32,6 +33,7 @@ from antiphase.models.initialization import initialize, seeded
 from antiphase.models.recurrent import RecurrentForCausalLM
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.models.variants import FIELDS
+from antiphase.ops.api import why_no_kernels
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, is_first_process, processes
@@ -173,6 +175,8 @@ class _Run:
         else:
             model = starting_model(settings, data.tokenizer)
         self.model = model.to(device)
+        if self.training.attn_implementation is not None:
+            self.model.set_attn_implementation(self.training.attn_implementation)
         if self.training.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         self.objective = group.wrap(NextTokenLoss(self.model))
@@ -359,7 +363,11 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     model_config(settings, tokenizer)
     if begins:
         _start(settings, tokenizer)
-    choose_device(settings.training.device)
+    device = choose_device(settings.training.device)
+    if settings.training.attn_implementation == TRITON and settings.model.attention_type != "softmax":
+        reason = why_no_kernels(device)
+        if reason is not None:
+            raise InputError(f"training.attn_implementation={TRITON}: {reason}")
     if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 

@@ -114,7 +114,7 @@ def tiny(monkeypatch):
 
 
 def test_model_in_half_precision_and_compiled(tiny):
-    rows = model.benchmark_model(quick=True).values["rows"]
+    rows = model.benchmark_model(quick=False).values["rows"]
     counts = [len(model.PAIRS), len(model.COMPILED_PAIRS)]
     assert [(row["task"], row["length"]) for row in rows] == [
         *[("training step", length) for length in TINY.lengths for _ in range(sum(counts))],

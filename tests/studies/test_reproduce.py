@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from antiphase.config import arm_run
+from antiphase.config import arm_run, load_preset
 from antiphase.data.label_mapping import LabelMapping
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
@@ -159,6 +159,20 @@ def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
     told = estimate(request.scale, request.parts, preset, cores=16)
     assert told["minutes"] == pytest.approx(told["tokens"] / 400_000 / 60)
     assert 6 < told["minutes"] / 60 < 24  # a day on one GPU, evaluations and all
+
+
+def test_the_preset_of_one_gpu_has_thirty_million_parameters_and_forty_million_tokens():
+    preset = load_preset("reproduce-gpu", data=["corpus.txt"])
+    rows = {
+        arm: run_budget(arm_run(preset.run, preset.compare, arm, seed=0), Fleet(1, 1.0))
+        for arm in ("softmax", "differential")
+    }
+    assert all(29e6 < row["parameters"] < 31e6 for row in rows.values())
+    assert rows["differential"]["parameters"] - rows["softmax"]["parameters"] < 1e4  # λ and norms of heads
+    training, data = preset.run.training, preset.run.data
+    assert training.steps * training.batch_size * data.sequence_length == pytest.approx(40e6, rel=0.01)
+    assert training.attn_implementation == "antiphase_triton"
+    assert (data.sequence_length, data.vocabulary_size) == (1024, 8192)
 
 
 def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):

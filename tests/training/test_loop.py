@@ -284,3 +284,36 @@ def test_missing_tensorboard_is_refused_before_anything_is_written(tmp_path, run
     with pytest.raises(InputError, match=r"pip install 'antiphase\[tensorboard\]'"):
         run(tmp_path / "run", "training.tensorboard=true")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("arm", ["softmax", "differential", "differential_v2"])
+def test_another_attention_function_trains_the_same_model(tmp_path, run, settings, arm, monkeypatch):
+    """``training.attn_implementation`` holds for training alone: the saved model knows nothing of it."""
+    kind = f"model.attention_type={arm}"
+    used, real = [], loop.AntiphaseForCausalLM.set_attn_implementation
+    monkeypatch.setattr(
+        loop.AntiphaseForCausalLM, "set_attn_implementation",
+        lambda model, name, **rest: used.append(name) or real(model, name, **rest),
+    )  # fmt: skip
+    for name in ("antiphase", "eager"):
+        run(tmp_path / name, kind, "training.steps=2", f"training.attn_implementation={name}")
+    assert used == ["antiphase", "eager"]
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("antiphase", "eager"))
+    for tensor in one:
+        torch.testing.assert_close(one[tensor], other[tensor], rtol=1e-3, atol=1e-4)
+    assert "attn_implementation" not in (tmp_path / "eager" / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "eager").config._attn_implementation == "antiphase"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_fused_kernels_are_refused_where_they_do_not_run(tmp_path, run):
+    words = r"training\.attn_implementation=antiphase_triton: (the Triton kernels need a CUDA device|impl=\"triton\")"
+    with pytest.raises(InputError, match=words):
+        run(tmp_path / "run", "model.attention_type=differential", "training.attn_implementation=antiphase_triton")
+    run(tmp_path / "softmax", "model.attention_type=softmax", "training.steps=1",
+        "training.attn_implementation=antiphase_triton")  # fmt: skip
+
+
+def test_only_transformers_take_an_attention_function(settings):
+    with pytest.raises(InputError, match=r"training\.attn_implementation needs model\.kind=transformer, got lstm"):
+        settings("model.kind=lstm", "training.attn_implementation=eager")

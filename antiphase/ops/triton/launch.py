@@ -6,6 +6,8 @@ On a processor they run only under Triton's interpreter (``TRITON_INTERPRET=1``)
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -69,8 +71,25 @@ def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, maj
 
     ``major`` is the first number of the compute capability.
     """
+    if kernel in _TRIED:
+        return _TRIED[kernel]
     table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
     return table[kernel][width > 64 or value_width > 128]
+
+
+_TRIED: dict[str, Blocks] = {}
+
+
+@contextmanager
+def tried(blocks: Mapping[str, Blocks]) -> Iterator[None]:
+    """Within the block these kernels cut their work so, whatever the sizes: for those who time candidates."""
+    before = dict(_TRIED)
+    _TRIED.update(blocks)
+    try:
+        yield
+    finally:
+        _TRIED.clear()
+        _TRIED.update(before)
 
 
 def major_of(device: torch.device) -> int:

@@ -66,9 +66,9 @@ def test_the_price_is_that_of_the_formulas():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
-def test_the_gate_passes(dtype, monkeypatch):
-    monkeypatch.setattr(attention, "GATE_LENGTH", 70)
-    rows = attention.correctness(2, 32, 0, impl="triton", dtypes=[dtype], device=torch.get_default_device().type)
+def test_the_gate_passes(dtype):
+    device = torch.get_default_device().type
+    rows = attention.correctness(2, 32, 0, impl="triton", dtypes=[dtype], device=device, length=70)
     assert {row["tensor"] for row in rows} == {"out", "query", "key", "value", "lam", "decoding"}
 
 
@@ -87,19 +87,17 @@ def test_the_benchmark(small, monkeypatch):
     with_lacking = {task: [(one, [*others, lacking]) for one, others in pairs] for task, pairs in known.items()}
     plan = replace(
         attention.plan_of("cuda", quick=False), cells=cases, memory_cells=[], compared=with_lacking,
-        dtypes=(torch.bfloat16,),
+        dtypes=(torch.bfloat16,), gate_length=33,
     )  # fmt: skip
-    monkeypatch.setattr(attention, "plan_of", lambda device, *, quick: plan)
     monkeypatch.setattr(attention, "HEADS", 2)
-    monkeypatch.setattr(attention, "GATE_LENGTH", 33)
     monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(attention, "_repeated", lambda run, count: run)
+    monkeypatch.setattr(attention, "repeated", lambda run, count: run)
     monkeypatch.setattr(
         attention,
         "paired_times",
         lambda ways, **rest: {name: [6.0] if run() is not None else [] for name, run in ways.items()},
     )
-    record = attention.benchmark_attention(quick=True, device=cases[0].device)
+    record = attention.benchmark_attention(quick=True, device=cases[0].device, plan=plan)
     assert {row["tensor"] for row in record.values["gate"]} == {"out", "query", "key", "value", "lam", "decoding"}
     pairs = [(row["task"], row["subject"], row["baseline"]) for row in record.values["rows"]]
     assert pairs == [(task, one.name, b.name) for task, ways in known.items() for one, others in ways for b in others]

@@ -1,0 +1,163 @@
+"""How the GPU kernels cut their work, chosen by time among a few candidates; what is chosen belongs into
+``ops/triton/launch.py``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.benchmarks.attention import CALLS_ON_GPU, STEPS_OF_DECODING, repeated, why_not
+from antiphase.benchmarks.gpu_schemes import FUSED, FUSED_DECODING, FUSED_DECODING_V2, FUSED_V2
+from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.schemes import Case, Scheme, work
+from antiphase.benchmarks.timing import paired_times
+from antiphase.ops.triton.launch import Blocks, blocks_of, major_of, padded, tried
+
+TASKS = {"forward": "forward", "keys": "forward + backward", "span": "decode"}
+"""The call by which a kernel is timed; what else it runs is the same for all candidates."""
+CANDIDATES: dict[str, Sequence[Blocks]] = {
+    "forward": (
+        Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 4), Blocks(128, 32, 8, 3),
+        Blocks(128, 128, 8, 2), Blocks(64, 64, 4, 3), Blocks(64, 128, 4, 2), Blocks(64, 32, 4, 3),
+    ),
+    "keys": (
+        Blocks(64, 64, 8, 1), Blocks(64, 64, 8, 2), Blocks(64, 64, 4, 2), Blocks(32, 64, 8, 2),
+        Blocks(32, 64, 4, 2), Blocks(32, 128, 8, 2), Blocks(64, 128, 8, 1), Blocks(64, 128, 8, 2),
+    ),
+    "span": (
+        Blocks(16, 32, 4, 3), Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 3), Blocks(16, 64, 8, 3),
+        Blocks(16, 128, 4, 2), Blocks(16, 128, 8, 2), Blocks(16, 128, 8, 3),
+    ),
+}  # fmt: skip
+"""In half precision, for widths to 64 on compute capability 9."""
+SCHEMES: dict[str, Sequence[Scheme]] = {
+    "forward": (FUSED, FUSED_V2), "keys": (FUSED, FUSED_V2), "span": (FUSED_DECODING, FUSED_DECODING_V2),
+}  # fmt: skip
+"""Both versions have the same blocks."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One kernel in one version with candidates for its blocks."""
+
+    kernel: str
+    scheme: Scheme
+    case: Case
+    candidates: Sequence[Blocks]
+
+    @property
+    def name(self) -> str:
+        """Of its piece."""
+        return f"blocks: {self.kernel}, {self.scheme.name}"
+
+    @property
+    def usual(self) -> Blocks:
+        """What the kernel has now."""
+        value_width = self.case.width * (1 if self.scheme.shares_keys else 2)
+        major = major_of(torch.device(self.case.device))
+        return blocks_of(self.kernel, padded(self.case.width), padded(value_width), self.case.dtype, major)
+
+
+def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) -> list[Trial]:
+    """All of them in the sizes of a case, whose task each sets for itself."""
+    return [
+        Trial(kernel, scheme, replace(case, task=TASKS[kernel]), candidates[kernel])
+        for kernel in candidates
+        for scheme in SCHEMES[kernel]
+    ]
+
+
+def run_once(trial: Trial, blocks: Blocks, seed: int = 0) -> str | None:
+    """Compile and run what a candidate takes; why it cannot be, or None."""
+    with tried({trial.kernel: blocks}):
+        return why_not(trial.scheme, trial.case, seed)
+
+
+def timed_blocks(
+    trials: Sequence[Trial], *, rounds: int = 7, seconds: float = 3.0, seed: int = 0, piece: Piece = at_once,
+    say: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Every candidate's time, and the quickest for each kernel: by the product of both versions' times.
+
+    Returns:
+        ``rows``: of each candidate ``seconds`` of a call, its ratio to what the kernel has now, or ``why`` it cannot
+        be; ``chosen``: blocks by kernel; ``left_out``.
+    """
+    done = Done(piece)
+    rows: list[dict[str, Any]] = []
+    for trial in trials:
+        say(f"timing {trial.name}")
+        rows += done.rows(trial.name, partial(_timed, trial, rounds=rounds, seconds=seconds, seed=seed))
+    chosen = {}
+    for kernel in dict.fromkeys(trial.kernel for trial in trials):
+        versions = {trial.scheme.name for trial in trials if trial.kernel == kernel}
+        scores: dict[Blocks, dict[str, float]] = {}
+        for row in rows:
+            if row["kernel"] == kernel and row["why"] is None:
+                scores.setdefault(Blocks(*row["blocks"]), {})[row["scheme"]] = row["seconds"]
+        whole = {blocks: found for blocks, found in scores.items() if found.keys() == versions}
+        if whole:
+            chosen[kernel] = min(whole, key=lambda blocks: statistics.geometric_mean(whole[blocks].values()))
+    return {"rows": rows, "chosen": chosen, "left_out": done.left_out}
+
+
+def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:
+    """One row for each candidate; those that compute something else than what the kernel has now are not timed."""
+    usual, case = trial.usual, trial.case
+    repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU
+    expected = _results(trial, usual, seed)
+    ways: dict[str, Callable[[], object]] = {}
+    reasons: dict[Blocks, str | None] = {}
+    for blocks in dict.fromkeys((usual, *trial.candidates)):
+        why = run_once(trial, blocks, seed)
+        if why is None and blocks != usual and not _agree(_results(trial, blocks, seed), expected, case.dtype):
+            why = "it computes something else"
+        reasons[blocks] = why
+        if why is None:
+            ways[str(blocks)] = repeated(_within(trial, blocks, work(trial.scheme, case, seed)), repeats)
+    times = paired_times(ways, rounds=rounds, seconds=seconds, device=case.device)
+    rows = []
+    for blocks, why in reasons.items():
+        own = None if why else statistics.median(times[str(blocks)])
+        now = statistics.median(times[str(usual)])
+        rows.append(
+            {
+                "kernel": trial.kernel, "scheme": trial.scheme.name, "task": case.task, "length": case.length,
+                "width": case.width, "batch": case.batch, "blocks": list(blocks), "is_usual": blocks == usual,
+                "why": why, "seconds": None if own is None else own / repeats,
+                "ratio": None if own is None else own / now,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable[[], object]:
+    def call() -> object:
+        with tried({trial.kernel: blocks}):
+            return run()
+
+    return call
+
+
+def _results(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
+    with tried({trial.kernel: blocks}):
+        found = work(trial.scheme, trial.case, seed)()
+    return [tensor for tensor in (found if isinstance(found, tuple) else (found,)) if tensor is not None]
+
+
+def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether results differ by no more than one step of the input's dtype, root mean squares over a tensor.
+
+    What the kernel has now has been compared with the reference; two orders of additions differ by roundings.
+    """
+    return all(
+        bool((one.double() - other.double()).norm() <= torch.finfo(dtype).eps * other.double().norm())
+        for one, other in zip(found, expected, strict=True)
+    )

@@ -1,0 +1,282 @@
+"""Stages of ``gpu_hour.py`` about the kernels: their tests on the device, blocks chosen by time, the two benchmarks."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_hour_stage import Kept, Stage, lines_of
+
+from antiphase.benchmarks import attention, blocks, model
+from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
+from antiphase.benchmarks.schemes import Case
+from antiphase.errors import InputError
+from antiphase.ops.triton.launch import INTERPRETED, Blocks, tried
+from antiphase.records import Record
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = "tests/ops/triton"
+WITHOUT_GPU = "tests/ops/triton/test_compile.py"
+"""It compiles for GPUs that are not there, which needs none."""
+REHEARSED = "equals_the_reference and False-None or price or refusals"
+"""Tests of the rehearsal, as pytest's -k has it: under the interpreter all of them take minutes."""
+POLL = 1.0
+TO_END = 10.0
+"""Seconds that tests get to end before they are killed."""
+SMALL_BLOCKS = {
+    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)), "keys": (Blocks(16, 32, 4, 1),),
+    "span": (Blocks(16, 16, 4, 1),),
+}  # fmt: skip
+"""Candidates of the rehearsal."""
+
+
+def check_kernels(stage: Stage) -> int:
+    """Stage ``kernels``: every test of the kernels, each result kept at once. Returns 1 where one failed."""
+    kept = Kept(stage)
+    lines = stage.work / "kernels.jsonl"
+    stage.work.mkdir(parents=True, exist_ok=True)
+    known = {name: result for name, result in kept.pieces.items() if name != "collected"}
+    left = [name for name in kept.pieces.get("collected", []) if name not in known]
+    if known and not left:
+        stage.say("every test has a result")
+    elif stage.left > 0:
+        lines.unlink(missing_ok=True)
+        process = _pytest(stage, lines, left)
+        ended = _watched(stage, kept, process, lines)
+        stage.say(f"pytest ended with code {process.returncode}" if ended else "the minutes are over")
+    _gather(kept, lines)
+    values = counted(kept.pieces)
+    kept.save("gpu-hour-kernels", values, {"tests": TESTS})
+    told = f"{values['passed']} passed, {len(values['failed'])} failed, {values['skipped']} skipped"
+    stage.say(f"{told}, {len(values['unfinished'])} of {values['collected']} without a result")
+    for name, said in values["failed"].items():
+        stage.say(f"FAILED {name}: {' | '.join(said)[:300]}")
+    return int(bool(values["failed"] or values["unfinished"] or not values["passed"]))
+
+
+def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
+    """The tests, several at a time: most of their time goes into compiling."""
+    workers = 1 if stage.is_rehearsal else os.cpu_count() or 1
+    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "gpu_hour_results",
+               f"--result-lines={lines.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
+    if workers > 1:
+        command += ["--numprocesses", str(workers), "--dist", "worksteal"]
+    command += list(names) or [TESTS, f"--ignore={WITHOUT_GPU}", *(["-k", REHEARSED] if stage.is_rehearsal else [])]
+    path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    if stage.is_rehearsal:
+        own["TRITON_INTERPRET"] = "1"
+    with open(stage.work / "kernels.log", "ab") as log:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log,  # noqa: TID251 – a child's environment
+        )  # fmt: skip
+
+
+def _watched(stage: Stage, kept: Kept, process: subprocess.Popen[bytes], lines: Path) -> bool:
+    """Keep results while they come; False where the minutes were over first."""
+    while process.poll() is None:
+        if stage.left <= 0:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()  # its workers end with it
+                process.wait()
+            return False
+        time.sleep(POLL)
+        _gather(kept, lines)
+    return True
+
+
+def _gather(kept: Kept, lines: Path) -> None:
+    """What the tests have written so far."""
+    found = lines_of(lines)
+    new = False
+    for line in found:
+        if "collected" in line and "collected" not in kept.pieces:
+            kept.pieces["collected"] = line["collected"]
+            new = True
+        elif "test" in line and kept.pieces.get(line["test"]) != line:
+            kept.pieces[line["test"]] = line
+            new = True
+    if new:
+        kept.save("gpu-hour-kernels", {"unfinished": True}, {"tests": TESTS})
+
+
+def counted(pieces: dict[str, Any]) -> dict[str, Any]:
+    """Numbers of tests, what failed with what pytest said, and what has no result."""
+    collected = pieces.get("collected", [])
+    results = {name: line for name, line in pieces.items() if name != "collected"}
+    return {
+        "collected": len(collected),
+        "passed": sum(line["outcome"] == "passed" for line in results.values()),
+        "skipped": sum(line["outcome"] == "skipped" for line in results.values()),
+        "failed": {name: line["said"] for name, line in results.items() if line["outcome"] == "failed"},
+        "unfinished": [name for name in collected if name not in results],
+        "slowest": dict(sorted(((name, line["seconds"]) for name, line in results.items()),
+                               key=lambda pair: -pair[1])[:10]),
+    }  # fmt: skip
+
+
+def time_attention(stage: Stage) -> int:
+    """Stage ``attention``: blocks by time, then the operator's benchmark in its short form with those blocks."""
+    _check_interpreter(stage)
+    kept = Kept(stage)
+    plan, trials = _attention_plan(stage), _trials(stage)
+    _compiled(stage, kept, trials, plan)
+    rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
+    found = blocks.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
+    chosen, refused = _right(stage, kept, plan, found["chosen"])
+    with tried(chosen), _few_rounds(stage):
+        record = attention.benchmark_attention(quick=True, device=stage.device, plan=plan, piece=kept, say=stage.say)
+    _keep(
+        kept, record,
+        {"blocks": {**found, "chosen": {kernel: list(own) for kernel, own in chosen.items()}, "refused": refused}},
+    )  # fmt: skip
+    for row in record.values["rows"]:
+        stage.say(
+            f"{row['task']}, batch {row['batch']}: {row['subject']} / {row['baseline']} = {row['ratio']:.2f}, "
+            f"{row['subject_seconds'] * 1e3:.3f} ms"
+        )
+    for kernel, own in chosen.items():
+        stage.say(f"blocks of {kernel}: {own}")
+    return _ended(stage, [*found["left_out"], *record.values["left_out"]])
+
+
+def _check_interpreter(stage: Stage) -> None:
+    """
+    Raises:
+        InputError: a rehearsal without Triton's interpreter, or a GPU with it.
+    """
+    if stage.is_rehearsal and not INTERPRETED:
+        raise InputError("--rehearsal of attention runs under Triton's interpreter; set TRITON_INTERPRET=1 before it")
+    if not stage.is_rehearsal and INTERPRETED:
+        raise InputError("TRITON_INTERPRET=1 would run the kernels without the GPU; unset it, or add --rehearsal")
+
+
+def _attention_plan(stage: Stage) -> attention.Plan:
+    plan = attention.plan_of("cuda", quick=True)
+    if not stage.is_rehearsal:
+        return plan
+    cells = [Case(40, 2, 16, torch.float32, task, batch=1, device=stage.device) for task in COMPARED_ON_GPU]
+    return replace(plan, cells=cells, memory_cells=[], dtypes=(torch.float32,), widths=(16,), gate_length=40)
+
+
+def _trials(stage: Stage) -> list[blocks.Trial]:
+    if stage.is_rehearsal:
+        case = Case(40, 2, 16, torch.float32, "forward", device=stage.device)
+        return blocks.trials(case, SMALL_BLOCKS)
+    # as in the benchmark: decoding of 64 sequences, all else of as many tokens as keep a GPU busy
+    made = blocks.trials(attention.plan_of("cuda", quick=True).cells[0])
+    by_task = {case.task: case for case in reversed(attention.plan_of("cuda", quick=True).cells)}
+    return [replace(trial, case=replace(by_task[trial.case.task], device=stage.device)) for trial in made]
+
+
+def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], plan: attention.Plan) -> None:
+    """Compile everything that will be timed in as many processes as there are cores; Triton keeps it on disk."""
+    work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
+    if not work:
+        return
+    stage.say(f"compiling {len(work)} candidates")
+    workers = 1 if stage.is_rehearsal else os.cpu_count()
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # it ends its processes with the block
+        tasks = [pool.apply_async(blocks.run_once, one) for one in work]
+        tasks += [
+            pool.apply_async(_one_form, (plan.widths[0], plan.dtypes, stage.device, plan.gate_length, form))
+            for form in ("V1", "V2")
+        ]
+        try:
+            for task in tasks:
+                task.get(max(1.0, stage.left))
+        except multiprocessing.TimeoutError:
+            stage.say("compiling has taken all minutes")
+    stage.say("compiled")
+
+
+def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: int, form: str) -> None:
+    """The gate of one version, for what it compiles; what it finds is found again."""
+    try:
+        attention.correctness(
+            attention.HEADS // 2, width, 0, impl="triton", dtypes=dtypes, device=device, length=length, forms=(form,)
+        )
+    except RuntimeError as error:  # the benchmark's own gate says it, and ends it
+        sys.stderr.write(f"{form}: {error}\n")
+
+
+def _right(
+    stage: Stage, kept: Kept, plan: attention.Plan, chosen: dict[str, Blocks]
+) -> tuple[dict[str, Blocks], str | None]:
+    """The chosen blocks if all is right with them, else none and the reason: what the kernels have now is timed then.
+
+    Whatever is timed passes the gate once more, with the blocks that it is timed with.
+    """
+
+    def checked() -> dict[str, Any]:
+        with tried(chosen):
+            try:
+                return {"rows": attention.gate(plan, 0, stage.device), "why": None}
+            except RuntimeError as error:
+                return {"rows": [], "why": str(error)}
+
+    found = kept("gate of the chosen blocks", checked)
+    if found is not None and found["why"] is None:
+        return chosen, None
+    why = "no time was left to check them" if found is None else found["why"]
+    stage.say(f"the chosen blocks are not taken: {why}")
+    return {}, why
+
+
+def time_models(stage: Stage) -> int:
+    """Stage ``model``: whole models in the benchmark's short form, with the blocks that ``attention`` chose."""
+    kept = Kept(stage)
+    chosen = {}
+    if stage.record("attention").is_file():
+        found = stage.earlier("attention").values.get("blocks", {}).get("chosen", {})
+        chosen = {kernel: Blocks(*own) for kernel, own in found.items()}
+    setting = None
+    if stage.is_rehearsal:
+        sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+                 "num_attention_heads": 4}  # fmt: skip
+        setting = model.Setting(sizes, (16, 32), 32, is_half=True)
+    with tried({} if stage.is_rehearsal else chosen):
+        record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
+    _keep(kept, record, {"blocks": {kernel: list(own) for kernel, own in chosen.items()}})
+    for row in record.values["rows"]:
+        stage.say(
+            f"{row['task']}, {row['length']} tokens: {row['subject']} / {row['baseline']} = {row['ratio']:.2f}, "
+            f"{row['subject_seconds'] * 1e3:.1f} ms"
+        )
+    return _ended(stage, record.values["left_out"])
+
+
+def _keep(kept: Kept, record: Record, more: dict[str, Any]) -> None:
+    """The benchmark's own record, whose tables and figures every report can draw, with the pieces beside."""
+    kept.save(record.kind, {**record.values, **more}, record.config)
+
+
+def _ended(stage: Stage, left_out: Sequence[str]) -> int:
+    for name in left_out:
+        stage.say(f"left out: {name}")
+    return int(bool(left_out))
+
+
+@contextmanager
+def _few_rounds(stage: Stage) -> Iterator[None]:
+    """In a rehearsal nothing is repeated: the interpreter is slow."""
+    before = attention.STEPS_OF_DECODING, attention.QUICK_SECONDS
+    if stage.is_rehearsal:
+        attention.STEPS_OF_DECODING, attention.QUICK_SECONDS = 1, 0.0
+    try:
+        yield
+    finally:
+        attention.STEPS_OF_DECODING, attention.QUICK_SECONDS = before

@@ -1,0 +1,124 @@
+"""The whole GPU hour on a processor at a hundredth of its size, every stage killed once and begun again.
+
+    python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal --data ../shared/data/books/train
+        --validation ../shared/data/books/validation --trec ../shared/data/classification/trec
+        --clinc ../shared/data/icl/clinc150.json
+
+Writes docs/records/gpu-hour-rehearsal.json: what was there when a stage was killed, and what its second run made of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from antiphase.data.corpora import documents
+from antiphase.records import Record
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGES = ("kernels", "attention", "model", "pilot", "train", "continue")
+CHARACTERS = {"train": 400_000, "validation": 60_000}
+"""Of the text: the rehearsal's models read no more."""
+POLL = 0.1
+
+
+def main() -> int:
+    """Run every stage twice: until it has something to lose, and then to its end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("data", "validation", "trec", "clinc"):
+        parser.add_argument(f"--{name}", required=True, help="as for gpu_hour.py prepare")
+    parser.add_argument("--output", type=Path, required=True, help="folder for everything but the record")
+    parser.add_argument("--records", type=Path, default=ROOT / "docs/records", help="folder for the record")
+    given = parser.parse_args()
+    output: Path = given.output.resolve()
+    output.mkdir(parents=True)
+    started = time.monotonic()
+    texts = {}
+    for part, path in (("train", given.data), ("validation", given.validation)):
+        texts[part] = output / f"{part}.txt"
+        texts[part].write_text(next(iter(documents([path])))[: CHARACTERS[part]], encoding="utf-8")
+    prepared = [*_command(output, "prepare"), "--data", str(texts["train"]), "--validation", str(texts["validation"])]
+    subprocess.run([*prepared, "--trec", given.trec, "--clinc", given.clinc], check=True, cwd=ROOT)
+    stages = [rehearsed(output, stage) for stage in STAGES]
+    record = Record(kind="gpu-hour-rehearsal", values={"stages": stages}, seconds=time.monotonic() - started)
+    sys.stdout.write(f"{record.save(given.records, 'gpu-hour-rehearsal')}\n")
+    return int(any(stage["code"] or not stage["was_killed"] for stage in stages))
+
+
+def rehearsed(output: Path, stage: str) -> dict[str, Any]:
+    """One stage: killed as soon as there is something that a kill could destroy, then run to its end."""
+    began = time.monotonic()
+    first = _start(output, stage)
+    while first.poll() is None and not _has_begun(output, stage):
+        time.sleep(POLL)
+    os.killpg(first.pid, signal.SIGKILL)
+    code = first.wait()
+    killed = time.monotonic() - began
+    before = _pieces(output, stage)
+    began = time.monotonic()
+    second = _start(output, stage).wait()
+    after = _pieces(output, stage)
+    return {
+        "stage": stage,
+        "was_killed": code == -signal.SIGKILL,
+        "seconds_until_killed": killed,
+        "pieces_when_killed": len(before),
+        "kept": all(after.get(name) == found for name, found in before.items()),
+        "code": second,
+        "seconds_to_the_end": time.monotonic() - began,
+        "pieces": list(after) if stage != "kernels" else len(after) - 1,
+        "bytes": (output / "records" / f"{stage}.json").stat().st_size,
+        **_told(output, stage),
+    }
+
+
+def _command(output: Path, stage: str) -> list[str]:
+    folders = ["--records", str(output / "records"), "--work", str(output / "work"), "--prepared", str(output / "data")]
+    return [sys.executable, str(ROOT / "benchmarks/gpu_hour.py"), stage, "--rehearsal", "--minutes", "30", *folders]
+
+
+def _start(output: Path, stage: str) -> subprocess.Popen[bytes]:
+    own = {"TRITON_INTERPRET": "1"} if stage == "attention" else {}
+    command = _command(output, stage)
+    environment = os.environ | own  # noqa: TID251 – a child's environment
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+
+
+def _has_begun(output: Path, stage: str) -> bool:
+    """Whether a kill now would show something: a checkpoint where models are trained, else a piece that is kept."""
+    checkpoints: dict[str, Callable[[], bool]] = {
+        "train": lambda: any((output / "work/models").glob("*/checkpoint/state.pt")),
+        "continue": lambda: any((output / "work/continued").glob("*/checkpoint/state.pt")),
+    }
+    return checkpoints.get(stage, lambda: len(_pieces(output, stage)) > int(stage == "kernels"))()
+
+
+def _pieces(output: Path, stage: str) -> dict[str, Any]:
+    path = output / "records" / f"{stage}.json"
+    return Record.load(path).values["pieces"] if path.is_file() else {}
+
+
+def _told(output: Path, stage: str) -> dict[str, Any]:
+    """What the stage's record says in short."""
+    values = Record.load(output / "records" / f"{stage}.json").values
+    if stage == "kernels":
+        return {name: values[name] for name in ("collected", "passed", "failed", "skipped", "unfinished")}
+    if stage == "attention":
+        return {"blocks": values["blocks"]["chosen"], "comparisons": len(values["rows"]), "failed": values["failed"]}
+    if stage == "model":
+        return {"comparisons": len(values["rows"])}
+    if stage == "pilot":
+        return {"pace": values["pace"], "plan": values["plan"]}
+    measured = [values["measured"]] if stage == "continue" else [p["measured"] for p in values["pieces"].values()]
+    return {"measurements": {name: found["why"] for part in measured for name, found in part.items()}}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

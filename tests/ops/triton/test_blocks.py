@@ -1,0 +1,77 @@
+"""Blocks of the kernels chosen by time: each candidate is tried in both versions, and wrong ones are not timed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from antiphase.benchmarks.schemes import Case, work
+
+launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+
+from antiphase.benchmarks import blocks  # noqa: E402 – it needs Triton
+
+SMALL, OTHER = launch.Blocks(16, 16, 4, 1), launch.Blocks(16, 32, 4, 1)
+
+
+@pytest.fixture
+def case():
+    return Case(37, 2, 16, torch.float32, "forward", device=torch.get_default_device().type)
+
+
+def test_tried_blocks_give_way_again():
+    usual = launch.blocks_of("forward", 64, 128, torch.bfloat16, 9)
+    with launch.tried({"forward": SMALL}):
+        assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL
+        with launch.tried({"forward": OTHER, "keys": SMALL}):
+            assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == OTHER
+        assert launch.blocks_of("keys", 64, 128, torch.bfloat16, 9) != SMALL
+        assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL
+    assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == usual
+
+
+@pytest.mark.parametrize("kernel", ["forward", "keys", "span"])
+def test_other_blocks_compute_the_same(kernel, case):
+    for trial in blocks.trials(case, {kernel: [SMALL]}):
+        found, expected = (blocks._results(trial, own, 0) for own in (SMALL, trial.usual))
+        assert blocks._agree(found, expected, case.dtype) or all(
+            torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(found, expected, strict=True)
+        )
+
+
+def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
+    """By the product of both versions' times; what one of them cannot do, or does wrong, is out."""
+    candidates = [SMALL, OTHER, launch.Blocks(32, 16, 4, 1), launch.Blocks(32, 32, 8, 1)]
+    made = blocks.trials(case, {"forward": candidates})
+    clock = {
+        str(made[0].usual): 4.0,
+        str(SMALL): 3.0,
+        str(OTHER): 5.0,
+        str(candidates[2]): 1.0,
+        str(candidates[3]): 2.0,
+    }
+    results, agree = itertools.count(), blocks._agree
+    monkeypatch.setattr(blocks, "paired_times", lambda ways, **rest: {name: [clock[name]] for name in ways})
+    monkeypatch.setattr(
+        blocks, "run_once", lambda trial, own, seed: "out of resources" if own == candidates[2] else None
+    )
+    monkeypatch.setattr(
+        blocks, "_agree", lambda found, expected, dtype: next(results) != 2 and agree(found, expected, torch.bfloat16)
+    )  # the last candidate of the first version is wrong
+    found = blocks.timed_blocks(made, rounds=1)
+    assert found["chosen"] == {"forward": SMALL}
+    whys = [(row["scheme"], tuple(row["blocks"]), row["why"]) for row in found["rows"] if row["why"]]
+    assert ("V1", tuple(candidates[2]), "out of resources") in whys
+    assert any(scheme == "V1" and why == "it computes something else" for scheme, _, why in whys)
+    assert all(row["ratio"] == row["seconds"] / 4.0 for row in found["rows"] if row["why"] is None)
+
+
+def test_results_that_differ_by_more_than_roundings_do_not_agree(case):
+    trial = blocks.trials(case, {"forward": [SMALL]})[0]
+    (out,) = blocks._results(trial, trial.usual, 0)
+    assert blocks._agree([out * (1 + 1e-3)], [out], torch.bfloat16)
+    assert not blocks._agree([out * (1 + 1e-2)], [out], torch.bfloat16)
+    assert not blocks._agree([out * float("nan")], [out], torch.bfloat16)
+    assert torch.equal(work(trial.scheme, case, 0)(), out)
