@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.benchmarks.beside import Condition, conditions
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.pieces import Done, Piece, at_once
@@ -64,6 +65,9 @@ class Plan:
     widths: Sequence[int] = (32, 64, 128)
     """At which it has to be right."""
     gate_length: int = GATE_LENGTH
+    conditions: Sequence[Condition] = ()
+    """Under which some cells are timed once more."""
+    cells_by_condition: Sequence[Case] = ()
 
 
 def plan_of(device: str, *, quick: bool) -> Plan:
@@ -78,6 +82,7 @@ def _on_cpu(*, quick: bool) -> Plan:
         Case(length, HEADS, WIDTH, dtype, task) for task in COMPARED for dtype in dtypes for length in lengths
     ]  # fmt: skip
     memory = [Case(4096, HEADS, WIDTH, torch.float32, "forward + backward")]
+    by_condition: list[Case] = []
     if not quick:
         tasks = ("forward", "forward + backward")
         other_widths = [(4 * HEADS // 2, WIDTH // 2), (HEADS // 2, 2 * WIDTH)]
@@ -85,8 +90,12 @@ def _on_cpu(*, quick: bool) -> Plan:
             Case(4096, heads, width, torch.float32, task) for heads, width in other_widths for task in tasks
         ]  # fmt: skip
         memory = [Case(n, HEADS, WIDTH, torch.float32, task) for n in (4096, 16384) for task in tasks]
+        by_condition = [Case(4096, HEADS, WIDTH, torch.float32, task) for task in COMPARED]
     impl = "blockwise" if why_not_built() else "native"
-    return Plan(found, memory, COMPARED, (OURS, SOFTMAX, *WITH_NATIVE, DIFFLLAMA, OURS_V2), impl, dtypes)
+    return Plan(
+        found, memory, COMPARED, (OURS, SOFTMAX, *WITH_NATIVE, DIFFLLAMA, OURS_V2), impl, dtypes,
+        conditions=conditions(), cells_by_condition=by_condition,
+    )  # fmt: skip
 
 
 def _on_gpu(device: str, *, quick: bool) -> Plan:
@@ -148,6 +157,13 @@ def benchmark_attention(
             for found in done(f"{subject.name}: {_words(case)}", compare):
                 rows += found["rows"]
                 failed += [row for row in found["failed"] if row not in failed]
+    by_condition: list[dict[str, Any]] = []
+    for condition in plan.conditions if checked else ():
+        for case in plan.cells_by_condition:
+            clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
+            name = f"{_words(case)}, {condition.words}"
+            for found in done(name, partial(_under, condition, clock, plan, case)):
+                by_condition += found
     memory: list[dict[str, Any]] = []
     for case in plan.memory_cells if checked else ():
         say(f"measuring memory: {_words(case)}")
@@ -162,6 +178,7 @@ def benchmark_attention(
             "gate": checked,
             "rows": rows,
             "failed": failed,
+            "conditions": by_condition,
             "memory": memory,
             "product_rate": rates,
             "left_out": done.left_out,
@@ -223,6 +240,16 @@ class _Clock:
         return {"rows": rows, "failed": failed}
 
 
+def _under(condition: Condition, clock: _Clock, plan: Plan, case: Case) -> list[dict[str, Any]]:
+    """This package's scheme for V1 beside softmax attention, PyTorch's and on the same kernels, under a condition."""
+    subject, baselines = plan.compared[case.task][0]
+    chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE)]
+    clock.say(condition.words)
+    with condition.holds():
+        rows = clock.compared(plan, case, subject, chosen)["rows"]
+    return [{**row, **condition.described()} for row in rows]
+
+
 def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, Any]]:
     return [
         {**_describe(case), "scheme": scheme.name, "bytes": peak_extra_bytes(scheme, case, seed)} for scheme in schemes
@@ -279,6 +306,7 @@ def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], r
     flops = subject.flops(case)
     found: dict[str, float | int] = {
         "flops": flops,
+        "bytes": subject.least_bytes(case),
         "flops_ratio": flops / baseline.flops(case),
         "share_of_product_rate": flops / row["subject_seconds"] / rate,
         "baseline_share_of_product_rate": baseline.flops(case) / row["baseline_seconds"] / rate,

@@ -5,6 +5,7 @@ The second version has a smaller output projection, so fewer parameters.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -33,8 +34,11 @@ from antiphase.records import Record
 
 OURS, OURS_V2, SOFTMAX = "antiphase differential", "antiphase differential_v2", "antiphase softmax"
 LLAMA, DIFFLLAMA = "Llama", "DiffLlama"
+SOFTMAX_ON_SDPA, LLAMA_ON_OURS = "antiphase softmax, SDPA", "Llama, antiphase"
+"""The same models with PyTorch's attention, and with this package's."""
 COMPILED = ", compiled"
 PAIRS = ((OURS, SOFTMAX), (OURS_V2, SOFTMAX), (OURS, LLAMA), (OURS, DIFFLLAMA), (DIFFLLAMA, LLAMA))
+PAIRS_ON_CPU = ((OURS, SOFTMAX_ON_SDPA), (OURS_V2, SOFTMAX_ON_SDPA), (LLAMA_ON_OURS, LLAMA), *PAIRS)
 COMPILED_PAIRS = ((OURS + COMPILED, SOFTMAX + COMPILED), (OURS_V2 + COMPILED, SOFTMAX + COMPILED))
 SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 682, "num_hidden_layers": 6, "num_attention_heads": 8,
@@ -62,13 +66,15 @@ class Setting:
     """Training under autocast to bf16, prefill and generation of models in bf16; else fp32."""
     is_compiled: bool = False
     """Whether compiled models are timed besides."""
+    pairs: Sequence[tuple[str, str]] = PAIRS
+    """Models that are timed, and against which."""
 
 
 def setting_of(device: str) -> Setting:
     """Small models on a processor, the fused kernels on a GPU."""
     if torch.device(device).type == "cuda":
         return Setting(SIZES_ON_GPU, (2048, 4096), 16384, TRITON, is_half=True, is_compiled=True)
-    return Setting(SIZES, (512, 1024, 2048), 2048)
+    return Setting(SIZES, (256, 512, 1024, 2048), 2048, pairs=PAIRS_ON_CPU)
 
 
 def benchmark_model(
@@ -124,7 +130,7 @@ def benchmark_model(
         task: str,
         length: int,
         make: Callable[[], Mapping[str, Callable[[], object]]],
-        pairs: Sequence[tuple[str, str]] = PAIRS,
+        pairs: Sequence[tuple[str, str]] = setting.pairs,
     ) -> None:
         name = f"{task}, {length:,} tokens{COMPILED if pairs is COMPILED_PAIRS else ''}"
         rows.extend(done.rows(name, partial(timed, task, length, pairs, make)))
@@ -196,6 +202,11 @@ def _models(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedMod
             LLAMA: LlamaForCausalLM(LlamaConfig(**sizes)),
             DIFFLLAMA: DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)),
         }
+    timed = {name for pair in setting.pairs for name in pair}
+    for name, like, attention in ((SOFTMAX_ON_SDPA, SOFTMAX, "sdpa"), (LLAMA_ON_OURS, LLAMA, NAME)):
+        if name in timed:
+            models[name] = copy.deepcopy(models[like])
+            models[name].set_attn_implementation(attention)
     for name in (OURS, OURS_V2):
         models[name].set_attn_implementation(setting.attention)
     return {name: model.to(device) for name, model in models.items()}

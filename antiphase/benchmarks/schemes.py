@@ -69,6 +69,15 @@ class Scheme:
         unit = self.forward + (self.backward if case.task == "forward + backward" else 0)
         return 2 * unit * case.width * case.pairs
 
+    def least_bytes(self, case: Case) -> int:
+        """What has to be read and written once at least: inputs and output, going back their gradients besides."""
+        queries = 1 if case.task == "decode" else case.length
+        maps, key_maps = 2 * case.heads, case.heads if self.shares_keys else 2 * case.heads
+        outputs = case.heads if self.shares_keys else 2 * case.heads
+        rows = queries * (maps + outputs) + 2 * case.length * key_maps
+        passes = 3 if case.task == "forward + backward" else 1  # backward reads all of them anew and writes gradients
+        return passes * case.batch * rows * case.width * case.dtype.itemsize
+
 
 def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
     """Query, key, values in halves, and λ, fp32 scalar; the same seed gives the same numbers to every scheme."""

@@ -8,7 +8,7 @@ from typing import Any
 from antiphase.records import Record
 from antiphase.report.tables import Column, Row, Table
 
-ORDINARY = ("softmax", "flash", "antiphase softmax", "plain")
+ORDINARY = ("softmax", "flash", "antiphase softmax, SDPA", "antiphase softmax", "plain")
 """What the others are measured against: softmax attention or its model, or a model without calibration."""
 PAPER_THROUGHPUT = (
     ("forward + backward", "3B", 2048, 7247, 6635), ("forward + backward", "3B", 4096, 7491, 6718),
@@ -117,6 +117,27 @@ def throughput(record: Record) -> Table | None:
         "training step is forward, backward and AdamW. The paper's are table 7, on its GPUs. V2 has fewer parameters."
     )
     return Table(title="Throughput", columns=columns, rows=rows, note=note)
+
+
+def conditions(record: Record) -> Table | None:
+    """Some comparisons with one thread, with all, and beside a busy process."""
+    rows = record.values.get("conditions") or []
+    whats = list(dict.fromkeys(f"{_what(record, row)}: {_pair(row)}" for row in rows))
+    names = list(dict.fromkeys(_condition(row) for row in rows))
+    cells = {(f"{_what(record, row)}: {_pair(row)}", _condition(row)): ratio_text(row) for row in rows}
+    if not rows:
+        return None
+    return Table(
+        title="One thread, all, and beside other work",
+        columns=[Column("What"), *(Column(name) for name in names)],
+        rows=[[what, *(cells.get((what, name)) for name in names)] for what in whats],
+        note="Medians over paired rounds, quartiles in brackets. The busy process computes on one core all the while.",
+    )
+
+
+def _condition(row: Row) -> str:
+    threads = f"{row['threads']} thread{'s' * (row['threads'] > 1)}"
+    return f"{threads} beside a busy process" if row["beside_busy_process"] else threads
 
 
 def memory(record: Record) -> Table | None:

@@ -67,7 +67,11 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "evaluate-harness": lambda record: [harness.downstream(record), harness.paper(record)],
     "evaluate-outliers": lambda record: [measurements.largest(record)],
     "evaluate-quantization": lambda record: [measurements.few_bits(record), measurements.few_bit_weights(record)],
-    "benchmark-attention": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
+    "benchmark-attention": lambda record: [
+        benchmarks.ratios(record),
+        benchmarks.conditions(record),
+        benchmarks.memory(record),
+    ],
     "benchmark-model": lambda record: [benchmarks.ratios(record), benchmarks.throughput(record)],
     "benchmark-calibration": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
     "calibrate-search": lambda record: [calibration.standings(record), calibration.search_result(record)],

@@ -1,13 +1,15 @@
 """``antiphase benchmark`` from flag to record, tables and figure, in small sizes."""
 
+import subprocess
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
-from antiphase.benchmarks import attention, calibration, model
-from antiphase.benchmarks.schemes import COMPARED, WITH_NATIVE, Case
+from antiphase.benchmarks import attention, beside, calibration, model
+from antiphase.benchmarks.beside import Condition
+from antiphase.benchmarks.schemes import COMPARED, OURS, OURS_V2, WITH_NATIVE, Case
 from antiphase.report import benchmarks, figures, summary
 
 pytestmark = pytest.mark.slow
@@ -20,6 +22,8 @@ def test_attention(monkeypatch):
     plan = replace(
         attention.plan_of("cpu", quick=False), cells=[*small, Case(40, 2, 8, torch.float32, "forward")],
         memory_cells=[Case(70, 2, 64, torch.float32, "forward")],
+        conditions=[Condition(1, False), Condition(2, True)],
+        cells_by_condition=[Case(40, 2, 64, torch.float32, task) for task in ("forward", "decode")],
     )  # fmt: skip
     monkeypatch.setattr(attention, "plan_of", lambda device, *, quick: plan)
     monkeypatch.setattr(attention, "CELL_SECONDS", 0.02)
@@ -46,8 +50,14 @@ def test_attention(monkeypatch):
                == ("decode", "bfloat16", 70, "softmax")]  # fmt: skip
     assert step["cache_bytes"] == 2 * (4 * 70 * 64) * 2  # keys and values, bf16
     assert [row["scheme"] for row in record.values["memory"]][:2] == ["V1", "softmax"]
-    time, memory = summary.main_tables(record)
+    time, under, memory = summary.main_tables(record)
     assert len(time.rows) == len(small) + 1
+    against = ["softmax", *(scheme.name for scheme in WITH_NATIVE)]
+    assert [row[0] for row in under.rows] == [
+        f"{task}, fp32, N = 40: V1 / {name}" for task in ("forward", "decode") for name in against
+    ]
+    assert [column.name for column in under.columns] == ["What", "1 thread", "2 threads beside a busy process"]
+    assert all(cell for row in under.rows for cell in row)
     assert [column.name for column in time.columns].count("V1 / softmax") == 1
     steps = [row for row in rows if (row["task"], row["dtype"], row["length"], row["subject"])
              == ("decode", "bfloat16", 70, "V1") and row["baseline"].startswith("softmax")]  # fmt: skip
@@ -63,23 +73,47 @@ def test_attention(monkeypatch):
     assert titles == [f"{task}, {dtype}" for dtype in ("fp32", "bf16") for task in COMPARED]
 
 
+def test_a_condition_holds_as_long_as_its_block(monkeypatch):
+    begun = []
+    popen = subprocess.Popen
+    monkeypatch.setattr(beside.subprocess, "Popen", lambda command: begun.append(popen(command)) or begun[-1])
+    before = torch.get_num_threads()
+    with Condition(before + 1, True).holds():
+        assert torch.get_num_threads() == before + 1
+        assert [process.poll() for process in begun] == [None]
+    assert torch.get_num_threads() == before
+    assert begun[0].returncode is not None
+    with Condition(1, False).holds():
+        assert len(begun) == 1
+
+
+def test_the_least_bytes_are_those_of_inputs_and_output():
+    case = Case(100, 8, 64, torch.float32, "forward")
+    assert OURS.least_bytes(case) == 4 * 4 * 100 * 16 * 64  # query, key, value, output
+    assert OURS_V2.least_bytes(case) == 4 * 100 * 64 * (16 + 8 + 8 + 8)
+    assert OURS.least_bytes(replace(case, task="forward + backward")) == 3 * OURS.least_bytes(case)
+    assert OURS.least_bytes(replace(case, task="decode")) == 4 * 64 * 16 * (2 + 200)
+
+
 def test_model(monkeypatch):
     monkeypatch.setattr(model, "NEW_TOKENS", 3)
-    monkeypatch.setattr(model, "setting_of", lambda device: model.Setting(model.SIZES, (16, 20, 32), 64))
+    monkeypatch.setattr(
+        model, "setting_of", lambda device: model.Setting(model.SIZES, (16, 20, 32), 64, pairs=model.PAIRS_ON_CPU)
+    )
     record = model.benchmark_model(quick=True)
     tasks = ("training step", "prefill", "tokens generated")
-    assert [(row["task"], row["length"]) for row in record.values["rows"][:: len(model.PAIRS)]] == [
+    assert [(row["task"], row["length"]) for row in record.values["rows"][:: len(model.PAIRS_ON_CPU)]] == [
         (task, length) for task, length in [(tasks[0], 16), (tasks[0], 32), (tasks[1], 16), (tasks[2], 16),
                                             (tasks[1], 32), (tasks[2], 32)]
     ]  # fmt: skip
     parameters = record.values["parameters"]
     assert parameters["Llama"] == parameters["antiphase softmax"]
     table, throughput = summary.main_tables(record)
-    assert (len(table.rows), len(table.columns)) == (6, 1 + len(model.PAIRS))
+    assert (len(table.rows), len(table.columns)) == (6, 1 + len(model.PAIRS_ON_CPU))
     assert [row[0] for row in throughput.rows] == ["training step"] * 2 + ["prefill"] * 2 + [
         f"the paper, {what}" for what in ("forward + backward", "forward") for _ in range(3)
     ]
-    first = record.values["rows"][0]
+    first = record.values["rows"][3]
     assert (first["subject"], first["baseline"]) == ("antiphase differential", "antiphase softmax")
     assert throughput.rows[0][2:5] == [16, 64 / first["baseline_seconds"], 64 / first["subject_seconds"]]
     assert throughput.rows[0][-1] == 1 / first["ratio"]
