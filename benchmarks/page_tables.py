@@ -225,11 +225,12 @@ def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
 
 def short_models() -> list[list[str]]:
     """What the README shows."""
-    ours = "antiphase differential"
+    ours, sdpa = "antiphase differential", "antiphase softmax, SDPA"
     return models([
-        f"training step: {ours} / antiphase softmax", f"training step: {ours}_v2 / antiphase softmax",
-        f"training step: {ours} / DiffLlama", f"tokens generated: {ours} / antiphase softmax",
-        f"tokens generated: {ours} / DiffLlama",
+        f"training step: {ours} / {sdpa}", f"training step: {ours} / antiphase softmax",
+        f"training step: {ours}_v2 / {sdpa}", f"training step: {ours} / DiffLlama",
+        "training step: Llama, antiphase / Llama", f"tokens generated: {ours} / {sdpa}",
+        f"tokens generated: {ours}_v2 / {sdpa}", f"tokens generated: {ours} / DiffLlama",
     ])  # fmt: skip
 
 
