@@ -76,7 +76,8 @@ def sanitized() -> list[dict[str, Any]]:
         library = build.build(Path(folder) / build.LIBRARY, extra=build.SANITIZED)
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
-        words = ["tests/ops/native/test_kernels.py", "-m", "not slow", f"--sanitized-library={library}"]
+        words = ["tests/ops/native/test_kernels.py", "tests/ops/native/test_layer.py", "-m", "not slow",
+                 f"--sanitized-library={library}"]  # fmt: skip
         return [counted("native kernels, sanitized", words, extra)]
 
 
