@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from antiphase import differential_attention
-from antiphase.interface import differential_output, softmax_attention, softmax_weights
+from antiphase.interface import differential_output, join_halves, softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
 
@@ -517,3 +517,24 @@ def test_auto_is_native_where_it_serves(monkeypatch, built):
     differential_attention(query, key, value, 0.5)
     differential_attention(query[:, :, :1], key, value, 0.5)
     assert calls == [(library.FORWARD,), (library.FEW,)]
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [9, 16])
+def test_halves_of_values_in_half_precision(width):
+    """As a cache holds them, gradients too: at most twice the eager error and a rounding."""
+    tensors = [torch.randn(2, 4, 61, width).bfloat16().requires_grad_() for _ in range(3)]
+    out = differential_output(
+        *tensors, torch.tensor(0.4), None, halves=2, is_causal=True, sliding_window=None, scaling=None
+    )
+    found = out, *torch.autograd.grad(out, tensors, cotangent(out))
+
+    def reference(dtype):
+        query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors)
+        whole = join_halves(value)
+        out = differential_attention(query, key, whole, 0.4, is_causal=True, impl="reference").transpose(1, 2)
+        return out, *torch.autograd.grad(out, (query, key, value), cotangent(out))
+
+    for one, eager, true in zip(found, reference(torch.bfloat16), reference(torch.float64), strict=True):
+        rounding = true.abs().max() * torch.finfo(torch.bfloat16).eps / 2
+        assert (one - true).abs().max() <= 2 * ((eager - true).abs().max() + rounding)
