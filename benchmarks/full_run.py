@@ -76,8 +76,8 @@ def sanitized() -> list[dict[str, Any]]:
         library = build.build(Path(folder) / build.LIBRARY, extra=build.SANITIZED)
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
-        words = ["tests/ops/native/test_kernels.py", "tests/ops/native/test_layer.py", "-m", "not slow",
-                 f"--sanitized-library={library}"]  # fmt: skip
+        files = [f"tests/ops/native/{name}.py" for name in ("test_kernels", "test_layer", "test_layer_calls")]
+        words = [*files, "-m", "not slow", f"--sanitized-library={library}"]
         return [counted("native kernels, sanitized", words, extra)]
 
 

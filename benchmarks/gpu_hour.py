@@ -1,6 +1,6 @@
 """An hour on a GPU, in stages: kernels tested and timed, pairs of models trained and measured.
 
-For a machine without network that can be had for half an hour in calls of ten minutes, and is bare each time: every
+For a machine without network that is available for half an hour in calls of ten minutes, and bare each time: every
 stage has its own clock, leaves one small record, can be run alone, and goes on after a kill. Here, once:
 
     python benchmarks/gpu_hour.py prepare --data ../shared/data/books/train --validation ../shared/data/books/validation

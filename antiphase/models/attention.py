@@ -235,9 +235,9 @@ class _LambdaAndNorm(nn.Module):
         sliding_window: int | None,
         scale: float,
     ) -> Tensor | None:
-        """The heads' outputs (B, N, H, 2d), normed, of a decoding step in one call; None where it is not the way.
+        """The heads' outputs (B, N, H, 2d), normed, of a decoding step in one call; None where it does not apply.
 
-        Arguments as in ``v1_step``. Who listens to the norm, or has put something else in its place, is not passed by.
+        Arguments as in ``v1_step``. A norm that has hooks, or that was replaced by another module, is called as usual.
         """
         norm = self.head_norm
         if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:

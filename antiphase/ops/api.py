@@ -195,6 +195,9 @@ def _native_attention(
 ) -> Tensor:
     """Shapes as in ``native.operators.attend``: lam None is softmax attention."""
     tensors = [query, key, value] if lam is None else [query, key, value, lam]
+    if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # addresses would be taken for others
+        given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
+        raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
     _refuse_transforms("native", *tensors)
     save = _differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):

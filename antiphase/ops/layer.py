@@ -27,7 +27,7 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
         (…, width) in the weight's dtype.
     """
     tensor = tensor.to(weight.dtype)
-    if _is_served(tensor):
+    if _is_served(tensor, weight):
         if torch.is_grad_enabled() and (tensor.requires_grad or weight.requires_grad):
             return layer.native_norm_with_derivatives(tensor, weight, eps, factor)
         return layer.norm(tensor, weight, eps, factor)
@@ -43,7 +43,7 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
         initial: λinit.
     """
     q1, k1, q2, k2 = vectors
-    if not _differentiates(vectors) and _is_served(q1) and all(vector.dtype == torch.float32 for vector in vectors):
+    if not _differentiates(vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
         return layer.lambda_of(q1, k1, q2, k2, initial)
     with torch.autocast(q1.device.type, enabled=False):
         first = torch.exp(torch.dot(q1.float(), k1.float()))
@@ -66,9 +66,9 @@ def v1_step(
     eps: float,
     factor: float,
 ) -> Tensor | None:
-    """λ, attention and the norm of heads of a decoding step in one call; None where it is not the way.
+    """λ, attention and the norm of heads of a decoding step in one call; None where this call does not apply.
 
-    A step of a small model takes as long as asking for its parts.
+    In a small model, separate calls would take as long as their work.
 
     Args:
         query: (B, 2H, N, d), a few.
@@ -84,13 +84,14 @@ def v1_step(
     groups = key.shape[1] // 2
     mask = four_dimensions(mask, key.shape[2])
     if (
-        not _is_served(query)
-        or not query.dtype == key.dtype == value.dtype == weight.dtype
+        not _is_served(query, key, value, weight)
+        or not _is_served(*vectors)
+        or not (mask is None or mask.is_cpu)
         or torch.is_autocast_enabled("cpu")
         or not scale > 0
         or not is_few(query, key, groups, mask)
         or _differentiates((query, key, value, weight, *vectors))
-        or any(vector.dtype != torch.float32 for vector in vectors)
+        or vectors[0].dtype != torch.float32
     ):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
@@ -99,14 +100,14 @@ def v1_step(
     )
 
 
-def _is_served(tensor: Tensor) -> bool:
-    """Whether small native operators are to be taken: not where a compiler joins PyTorch's own, nor in forward mode or
-    under torch.func, which need derivatives of another kind.
+def _is_served(*tensors: Tensor) -> bool:
+    """Whether small native operators serve tensors of one dtype: not where a compiler fuses PyTorch's own, nor in
+    forward mode or under torch.func, which need derivatives of another kind.
     """
+    dtype = tensors[0].dtype
     return (
-        tensor.device.type == "cpu"
-        and tensor.dtype in DTYPES
-        and tensor.numel() > 0
+        dtype in DTYPES
+        and all(tensor.is_cpu and tensor.dtype == dtype and tensor.numel() > 0 for tensor in tensors)
         and not torch.compiler.is_compiling()
         and forward_ad._current_level < 0
         and torch._C._functorch.peek_interpreter_stack() is None

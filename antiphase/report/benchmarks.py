@@ -60,18 +60,19 @@ def timing(record: Record) -> Table | None:
     rows = [
         [
             _what(record, row), row["subject"], row["baseline"], ratio_text(row), row.get("flops_ratio"),
-            row.get("share_of_product_rate"), row["rounds"],
+            row["flops"] / row["bytes"] if "bytes" in row else None, row.get("share_of_product_rate"), row["rounds"],
         ]
         for row in _rows(record)
     ]  # fmt: skip
     columns = [
         Column("What"), Column("Timed"), Column("Against"), Column("Time ratio"), Column("Operations ratio", "number"),
-        Column("Share of product rate", "percent"), Column("Rounds", "integer"),
+        Column("Operations a byte", "number"), Column("Share of product rate", "percent"), Column("Rounds", "integer"),
     ]  # fmt: skip
     shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     note = (
         "Time ratio: median over paired rounds, quartiles in brackets; below 1 the one timed is faster. Operations "
-        "ratio: what the formulas ask for. Share of product rate: of what a large matrix product reaches here."
+        "ratio and operations a byte: what the formulas ask for, each tensor read or written once. Share of product "
+        "rate: of what a large matrix product reaches here."
     )
     if not rows:
         return None

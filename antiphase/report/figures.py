@@ -14,6 +14,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import (
     ablation_plots,
+    benchmark_plots,
     calibration_plots,
     cancellation_plots,
     classification_plots,
@@ -32,7 +33,7 @@ from antiphase.report import (
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "claims": reproduction_plots.claims,
-    "benchmark": plots.relative_times,
+    "benchmark": benchmark_plots.relative_times,
     "learning-curves": plots.learning_curves,
     "needles": plots.needle_grid,
     "allocation": plots.allocation_bars,

@@ -22,7 +22,6 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.records import Record
-from antiphase.report.benchmarks import SHORT_TYPES, is_ordinary, relative_seconds
 from antiphase.report.tables import (
     GridPoint,
     allocation_of,
@@ -63,10 +62,6 @@ STYLE: dict[str, Any] = {
 }
 LABELLED_TOKENS = 64
 """Most tokens of an attention map whose axes are labelled with them."""
-TALLEST_BAR = 2.6
-"""Of times relative to the ordinary way; a longer bar is cut and its number stands above it."""
-MOST_LEVEL_NUMBERS = 6
-"""Bars of a group whose numbers stand side by side; those of more are turned."""
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g} %")
 
 
@@ -113,7 +108,7 @@ def learning_curves(record: Record) -> Figure | None:
             axes.set_ylim(0, 1.03)
             axes.yaxis.set_major_formatter(PERCENT)
             _mark_levels(axes, {key.replace("_", " "): record.values.get(key) for key in ("threshold", "guess_rate")})
-    _legend_below(figure, len(arms))
+    legend_below(figure, len(arms))
     return figure
 
 
@@ -160,7 +155,7 @@ def _needle_points(record: Record, rows: list[dict[str, Any]]) -> Figure:
     axes.set(xlabel="depth of the asked needle in the context", ylabel=_score_name(record))
     axes.set_title(f"{point_words(grid_point(rows[0]))}; bars are the range over seeds, or 95 % intervals")
     _mark_levels(axes, {"guess rate": rows[0].get("guess_rate")})
-    _legend_below(figure, min(len(series), 4))
+    legend_below(figure, min(len(series), 4))
     return figure
 
 
@@ -389,58 +384,7 @@ def lambdas(record: Record) -> Figure | None:
             axes.plot(range(len(middle)), middle, color=colour, linewidth=2.6, marker=marker, label=name)
     axes.set(title="λ after training", xlabel="layer (0 is the first)", ylabel="λ")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend_below(figure, 3)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def relative_times(record: Record) -> Figure | None:
-    """Bars: time of each way, divided by that of the ordinary one, by length; a panel for each task and dtype."""
-    panels = relative_seconds(record)
-    if not panels:
-        return None
-    tasks, types = (list(dict.fromkeys(key[index] for key in panels)) for index in (0, 1))
-    names = list(dict.fromkeys(name for group in panels.values() for times in group.values() for name in times))
-    ordinary = next((name for name in names if is_ordinary(name)), None)
-    if ordinary is None:
-        return None
-    drawn = [name for name in names if name != ordinary]
-    figure = Figure(figsize=(4.6 * len(tasks) + 0.6, 3.1 * len(types) + 0.9), layout="constrained")
-    grid = figure.subplots(len(types), len(tasks), squeeze=False, sharey=True)
-    for (row, dtype), (column, task) in ((r, c) for r in enumerate(types) for c in enumerate(tasks)):
-        axes = grid[row][column]
-        lengths = {length: times for length, times in panels.get((task, dtype), {}).items() if ordinary in times}
-        for place, length in enumerate(sorted(lengths)):
-            times = lengths[length]
-            here = [name for name in drawn if name in times]
-            width = 0.8 / max(1, len(here))
-            for index, name in enumerate(here):
-                ratio = times[name] / times[ordinary]
-                x = place + (index - (len(here) - 1) / 2) * width
-                axes.bar(
-                    x,
-                    min(ratio, TALLEST_BAR),
-                    0.92 * width,
-                    color=COLOURS[drawn.index(name) % len(COLOURS)],
-                    hatch="///" if drawn.index(name) >= len(COLOURS) else None,
-                    edgecolor="white",
-                    linewidth=0,
-                    label=name,
-                )
-                axes.annotate(
-                    f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}", (x, min(ratio, TALLEST_BAR)), xytext=(0, 2),
-                    textcoords="offset points", ha="center", fontsize=8.5,
-                    rotation=90 if len(drawn) > MOST_LEVEL_NUMBERS else 0,
-                )  # fmt: skip
-            axes.set_xticks(range(len(lengths)), [f"{found:,}" for found in sorted(lengths)])
-        axes.axhline(1.0, color="#333333", linewidth=1.4, label=ordinary)
-        axes.set(title=f"{task}, {SHORT_TYPES.get(dtype, dtype)}", ylim=(0, TALLEST_BAR * 1.18))
-        axes.grid(visible=False, axis="x")
-        if row == len(types) - 1:
-            axes.set_xlabel("cached tokens" if task == "decode" else "tokens")
-        if column == 0:
-            axes.set_ylabel("time, ordinary way = 1")
-    _legend_below(figure, 3)
+    legend_below(figure, 3)
     return figure
 
 
@@ -482,7 +426,7 @@ def _mark_levels(axes: Axes, levels: dict[str, float | None]) -> None:
         )  # fmt: skip
 
 
-def _legend_below(figure: Figure, columns: int) -> None:
+def legend_below(figure: Figure, columns: int) -> None:
     """One legend for all panels, each name once."""
     named: dict[str, Any] = {}
     for axes in figure.axes:

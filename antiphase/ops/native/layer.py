@@ -34,7 +34,7 @@ def _(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
 
 
 native_norm_with_derivatives = operator("native_norm_with_derivatives", normalize)
-"""The same: registering derivatives makes a call cost 40 µs more, whether they are asked for or not."""
+"""The same: registered derivatives make a call slower, whether they are asked for or not."""
 
 
 @torch.library.register_fake("antiphase::native_norm_with_derivatives")
@@ -120,7 +120,7 @@ def attend_in_v1(
 ) -> Tensor:
     """λ, attention of a few queries and the norm of heads, without derivatives and rounded once: (B, H, N, 2d).
 
-    Arguments as in ``exponential_lambda``, ``operators.attend`` and ``normalize``, in that order of meaning.
+    Arguments as in ``operators.attend``, ``exponential_lambda`` and ``normalize``.
     """
     query, key, value = rows(query), rows(key), rows(value)
     lam = exponential_lambda(q1, k1, q2, k2, initial)

@@ -176,17 +176,19 @@ def run_norm(
     tensor: Tensor, weight: Tensor, grad: Tensor | None, out: Tensor, grad_weight: Tensor | None, eps: float,
     factor: float,
 ) -> None:  # fmt: skip
-    """The norm of rows, or with ``grad`` its gradients; arguments as in ``norm.normalize``, all of them contiguous.
+    """The norm of rows, or with ``grad`` its gradients; arguments as in ``layer.normalize``, all of them contiguous.
 
     Raises:
         ValueError: shapes or dtypes that do not fit together.
         MemoryError: the system has no memory left.
-        RuntimeError: there is no library, or it does not know the dtype.
+        RuntimeError: there is no library.
     """
     found = library()
     if isinstance(found, str):
         raise RuntimeError(found)
     width = tensor.shape[-1]
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"the native norm takes fp32, bf16 and fp64, not {tensor.dtype}; use torch.rms_norm")
     if weight.shape != (width,) or (grad is not None and grad.shape != tensor.shape):
         raise ValueError(f"a norm of {tuple(tensor.shape)} needs a weight of ({width},), got {tuple(weight.shape)}")
     if weight.dtype != tensor.dtype or (grad is not None and grad.dtype != tensor.dtype):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from antiphase import differential_attention
-from antiphase.interface import differential_output, join_halves, softmax_attention, softmax_weights
+from antiphase.interface import softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
 
@@ -420,28 +420,6 @@ def test_the_operator_of_a_few_queries_refuses_derivatives():
         operators.native_attention_of_few(query, key, value, torch.rand(1, 2, 1).double(), None, 2, True, 0, 0.5)
 
 
-@pytest.mark.usefixtures("built")
-def test_a_layer_under_fp16_autocast_takes_another_way():
-    query, key, value = (torch.randn(1, 4, 5, 8) for _ in range(3))
-    options = {"halves": 2, "is_causal": True, "sliding_window": None, "scaling": None}
-    with torch.autocast("cpu", dtype=torch.float16):
-        found = differential_output(query, key, value, torch.tensor(0.3), None, **options)
-    expected = differential_output(query, key, value, torch.tensor(0.3), None, **options)
-    assert found.dtype == torch.float16
-    torch.testing.assert_close(found.float(), expected, atol=5e-3, rtol=5e-3)
-
-
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("window", [None, 4])
-def test_sink_logits_in_the_middle_of_a_cache(window):
-    """Three queries at the end of ten keys, without padding: the mask of positions is (N, M)."""
-    query, key, value = torch.randn(2, 4, 3, 8), torch.randn(2, 2, 10, 8), torch.randn(2, 2, 10, 8)
-    options = {"is_causal": True, "sliding_window": window, "scale": 0.3, "s_aux": torch.randn(4)}
-    weights = softmax_weights(query, key, None, **options)
-    expected = (weights @ value.repeat_interleave(2, dim=1)).transpose(1, 2)
-    torch.testing.assert_close(softmax_attention(query, key, value, None, **options), expected)
-
-
 @pytest.mark.usefixtures("kernels")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -474,41 +452,6 @@ def test_a_few_queries(data):
     torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"query": torch.zeros(1, 3, 4, 8)}, "do not fit together"),
-        ({"key": torch.zeros(1, 4, 5, 6)}, "do not fit together"),
-        ({"value": torch.zeros(1, 2, 4, 8)}, "do not fit together"),
-        ({"lam": torch.zeros(1, 2, 3)}, "do not fit together"),
-        ({"mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)}, "do not fit together"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused_before_anything_is_read(change, message):
-    given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
-              "lam": torch.zeros(1, 2, 4), "mask": None} | change  # fmt: skip
-    with pytest.raises(ValueError, match=message):
-        operators.attend(**given_, query_edges=None, key_edges=None, groups=2, is_causal=False, sliding_window=0,
-                         scale=1.0, save=False)  # fmt: skip
-
-
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    ("tensor", "scale", "message"),
-    [
-        (torch.zeros(1, 2, 3, 4, dtype=torch.float16), None, "fp32, bf16 and fp64"),
-        (torch.zeros(1, 2, 3, 4), -1.0, "scale above 0"),
-        (torch.zeros(1, 2, 3, 4, device="meta"), None, "for processors, not for meta"),
-    ],
-)
-def test_an_explicit_choice_that_does_not_serve_is_refused_and_auto_takes_another(tensor, scale, message):
-    value = tensor[:, :1]
-    with pytest.raises(ValueError, match=message):
-        differential_attention(tensor, tensor, value, 0.5, scale=scale, impl="native")
-    assert differential_attention(tensor, tensor, value, 0.5, scale=scale).shape == (1, 1, 3, 4)
-
-
 def test_auto_is_native_where_it_serves(monkeypatch, built):
     calls = []
     monkeypatch.setattr(library, "run", lambda *args, **kwargs: calls.append(args))
@@ -517,24 +460,3 @@ def test_auto_is_native_where_it_serves(monkeypatch, built):
     differential_attention(query, key, value, 0.5)
     differential_attention(query[:, :, :1], key, value, 0.5)
     assert calls == [(library.FORWARD,), (library.FEW,)]
-
-
-@pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("width", [9, 16])
-def test_halves_of_values_in_half_precision(width):
-    """As a cache holds them, gradients too: at most twice the eager error and a rounding."""
-    tensors = [torch.randn(2, 4, 61, width).bfloat16().requires_grad_() for _ in range(3)]
-    out = differential_output(
-        *tensors, torch.tensor(0.4), None, halves=2, is_causal=True, sliding_window=None, scaling=None
-    )
-    found = out, *torch.autograd.grad(out, tensors, cotangent(out))
-
-    def reference(dtype):
-        query, key, value = (tensor.detach().to(dtype).requires_grad_() for tensor in tensors)
-        whole = join_halves(value)
-        out = differential_attention(query, key, whole, 0.4, is_causal=True, impl="reference").transpose(1, 2)
-        return out, *torch.autograd.grad(out, (query, key, value), cotangent(out))
-
-    for one, eager, true in zip(found, reference(torch.bfloat16), reference(torch.float64), strict=True):
-        rounding = true.abs().max() * torch.finfo(torch.bfloat16).eps / 2
-        assert (one - true).abs().max() <= 2 * ((eager - true).abs().max() + rounding)

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-from antiphase.interface import differential_output
+from antiphase.interface import differential_output, softmax_attention
 from antiphase.models.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
 from antiphase.ops.native import layer
@@ -299,3 +299,22 @@ def test_who_watches_the_dispatcher_sees_every_operator():
     assert out.shape == query.shape
     by_row = torch.vmap(lambda row: rms_norm(row, torch.ones(8), EPS))(query[0])
     torch.testing.assert_close(by_row, rms_norm(query[0], torch.ones(8), EPS))
+
+
+@pytest.mark.usefixtures("built")
+def test_tensors_of_another_device_are_refused():
+    """Their addresses mean nothing to a processor."""
+    query, key, value = (torch.randn(1, 4, n, 8) for n in (1, 9, 9))
+    options = {"halves": 2, "is_causal": False, "sliding_window": None, "scaling": None}
+    lam, mask = torch.tensor(0.3), torch.ones(1, 1, 1, 9, dtype=torch.bool)
+    for name in ("key", "value", "lam", "mask"):
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask}
+        given[name] = given[name].to("meta")
+        with pytest.raises(ValueError, match=r"must share a device, got cpu.*meta"):
+            differential_output(*given.values(), **options)
+    with pytest.raises(ValueError, match="must share a device"):
+        softmax_attention(query, key.to("meta"), value, None, is_causal=False, sliding_window=None, scale=None)
+    with pytest.raises((ValueError, RuntimeError)):
+        rms_norm(query, torch.ones(8, device="meta"), EPS).sum().item()
+    with pytest.raises(ValueError, match=r"takes fp32, bf16 and fp64, not torch\.float16"):
+        layer.native_norm(query.half(), torch.ones(8).half(), EPS, 1.0)
