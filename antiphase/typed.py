@@ -44,7 +44,8 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         named = [argument for argument in arguments if typing.get_origin(argument) is Literal]
         if any(value in typing.get_args(argument) for argument in named):
             return value
-        (inner,) = [argument for argument in arguments if argument is not type(None) and argument not in named]
+        others = [argument for argument in arguments if argument is not type(None) and argument not in named]
+        (inner,) = others or named
         return _coerce(inner, value, path)
     if origin is Literal:
         if value not in arguments:

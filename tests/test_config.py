@@ -112,6 +112,7 @@ def test_missing_key_is_named_in_full(preset, missing):
         ("training.learning_rate=true", "training.learning_rate must be a number, got True"),
         ("training.tensorboard=1", "training.tensorboard must be true or false, got 1"),
         ("training.precision=half", "training.precision must be one of auto, float32, bfloat16, got 'half'"),
+        ("training.attn_implementation=fast", "training.attn_implementation must be one of antiphase, antiphase_tri"),
         ("model.attention_type=[softmax]", "model.attention_type must be one of softmax, differential"),
         ("data.paths=book.txt", r"data.paths must be a list, for example data.paths=\[1,2\]; got 'book.txt'"),
         ("evaluation.depths=[0,deep]", r"evaluation.depths\[1\] must be a number, got 'deep'"),
@@ -374,17 +375,9 @@ def test_settings_come_back_from_yaml_as_they_were(
     assert load_preset(str(path)).run == run
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    field=st.sampled_from(FIELDS),
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | words, lambda inner: st.lists(inner, max_size=2)
-    ),
-)
-def test_any_value_is_taken_or_refused_in_one_sentence(tmp_path_factory, field, value):
+def taken_or_refused_in_one_sentence(path, field, value):
     section, _, name = field.partition(".")
     tree = {**REQUIRED, section: {**REQUIRED.get(section, {}), name: value}}
-    path = tmp_path_factory.mktemp("preset") / "any.yaml"
     path.write_bytes(yaml.safe_dump(tree).encode())
     try:
         loaded = load_preset(str(path))
@@ -395,3 +388,20 @@ def test_any_value_is_taken_or_refused_in_one_sentence(tmp_path_factory, field, 
         found = getattr(loaded.compare if section == "compare" else getattr(loaded.run, section), name)
         assert not (isinstance(found, float) and not math.isfinite(found))
     assert not message or name in message
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_field_takes_or_refuses_every_kind_of_value_in_one_sentence(tmp_path, field):
+    for value in (None, True, 0, -1, 1.5, math.nan, math.inf, "", "no such value", [], ["a"], [[]], {}, {"a": 1}):
+        taken_or_refused_in_one_sentence(tmp_path / "any.yaml", field, value)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    field=st.sampled_from(FIELDS),
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | words, lambda inner: st.lists(inner, max_size=2)
+    ),
+)
+def test_any_value_is_taken_or_refused_in_one_sentence(tmp_path_factory, field, value):
+    taken_or_refused_in_one_sentence(tmp_path_factory.mktemp("preset") / "any.yaml", field, value)
