@@ -85,13 +85,12 @@ def v1_step(
     mask = four_dimensions(mask, key.shape[2])
     if (
         not _is_served(query, key, value, weight)
-        or not _is_served(*vectors)
+        or not all(vector.is_cpu and vector.dtype == torch.float32 for vector in vectors)
         or not (mask is None or mask.is_cpu)
         or torch.is_autocast_enabled("cpu")
         or not scale > 0
         or not is_few(query, key, groups, mask)
         or _differentiates((query, key, value, weight, *vectors))
-        or vectors[0].dtype != torch.float32
     ):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
@@ -105,9 +104,11 @@ def _is_served(*tensors: Tensor) -> bool:
     forward mode or under torch.func, which need derivatives of another kind.
     """
     dtype = tensors[0].dtype
+    for tensor in tensors:
+        if tensor.dtype != dtype or not tensor.is_cpu or tensor.numel() == 0:
+            return False
     return (
         dtype in DTYPES
-        and all(tensor.is_cpu and tensor.dtype == dtype and tensor.numel() > 0 for tensor in tensors)
         and not torch.compiler.is_compiling()
         and forward_ad._current_level < 0
         and torch._C._functorch.peek_interpreter_stack() is None

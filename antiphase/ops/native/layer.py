@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ctypes import c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from antiphase.ops.native.library import FEW, library, run, run_norm
+from antiphase.ops.native.library import FEW, check_vectors, library, run, run_norm
 from antiphase.ops.native.operators import empty_output, operator, rows, unwatched
-from antiphase.ops.shapes import statistics_dtype
 
 
 def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
@@ -82,14 +82,12 @@ torch.library.register_autograd("antiphase::native_norm_backward", _refuse_backw
 def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
     """λ = exp(q1 · k1) - exp(q2 · k2) + initial of fp32 vectors (d,), 0-d in fp32, without derivatives."""
     vectors = [vector.contiguous() for vector in (q1, k1, q2, k2)]
-    if any(vector.dtype != torch.float32 or vector.shape != q1.shape for vector in vectors):
-        raise ValueError(f"λ takes four fp32 vectors of one length, got {[(v.dtype, v.shape) for v in vectors]}")
+    check_vectors(vectors, q1.numel())
     found = library()
     if isinstance(found, str):
         raise RuntimeError(found)
-    lam = q1.new_empty(())
-    found.antiphase_lambda(*(vector.data_ptr() for vector in vectors), q1.numel(), initial, lam.data_ptr())
-    return lam
+    pointers = (c_void_p * 4)(*(vector.data_ptr() for vector in vectors))
+    return torch.tensor(found.antiphase_lambda(pointers, q1.numel(), initial))
 
 
 native_lambda = operator("native_lambda", exponential_lambda)
@@ -123,12 +121,12 @@ def attend_in_v1(
     Arguments as in ``operators.attend``, ``exponential_lambda`` and ``normalize``.
     """
     query, key, value = rows(query), rows(key), rows(value)
-    lam = exponential_lambda(q1, k1, q2, k2, initial)
-    out = empty_output(query, value, lam, groups)
+    out = empty_output(query, value, q1, groups)
     run(
-        FEW, query=query, key=key, value=value, lam=lam.to(statistics_dtype(query.dtype)),
-        mask=None if mask is None else rows(mask), groups=groups, is_causal=is_causal,
-        sliding_window=sliding_window, scale=scale, out=out, norm=(weight.contiguous(), eps, factor),
+        FEW, query=query, key=key, value=value, lam=None, mask=None if mask is None else rows(mask), groups=groups,
+        is_causal=is_causal, sliding_window=sliding_window, scale=scale, out=out,
+        vectors=(q1.contiguous(), k1.contiguous(), q2.contiguous(), k2.contiguous()), initial=initial,
+        norm=(weight.contiguous(), eps, factor),
     )  # fmt: skip
     return out
 

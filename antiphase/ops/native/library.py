@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from ctypes import c_char_p, c_double, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import c_char_p, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +19,7 @@ FORWARD, BACKWARD, FEW = range(3)
 KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16")
 """By the library's own numbers."""
 
-PROBLEM = struct.Struct("@15P21q12q3d4iP")
+PROBLEM = struct.Struct("@19P21q12q4d4i2P")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
 A call of a short sequence takes as long as filling it in, and this is the fastest way."""
 NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
@@ -45,23 +46,26 @@ def library() -> ctypes.CDLL | str:
     assert loaded.antiphase_problem_bytes() == PROBLEM.size, "problem.h and PROBLEM differ"
     assert loaded.antiphase_norm_bytes() == NORM_PROBLEM.size, "problem.h and NORM_PROBLEM differ"
     loaded.antiphase_run.argtypes = loaded.antiphase_norm.argtypes = [c_char_p]
-    loaded.antiphase_lambda.argtypes = [*[c_void_p] * 4, c_int64, c_double, c_void_p]
+    loaded.antiphase_lambda.argtypes = [c_void_p * 4, c_int64, c_double]
+    loaded.antiphase_lambda.restype = c_float
     return loaded
 
 
 @cache
-def threads_of_torch() -> int:
-    """The address of the function by which PyTorch's own threads run something; 0: it has none.
+def threads_of_torch() -> tuple[int, int]:
+    """Addresses of the functions by which PyTorch's own threads run something and tell which they are; 0: it has none.
 
     PyTorch's threads wait for a while for the next thing to do. Threads of our own would compete with them.
     """
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(folder.glob("libtorch_cpu.*")):
         try:
-            return ctypes.cast(ctypes.CDLL(str(path)).GOMP_parallel, c_void_p).value or 0
+            torch_cpu = ctypes.CDLL(str(path))
+            found = [ctypes.cast(f, c_void_p).value for f in (torch_cpu.GOMP_parallel, torch_cpu.omp_get_thread_num)]
         except (OSError, AttributeError):  # built without OpenMP
             continue
-    return 0
+        return found[0] or 0, found[1] or 0
+    return 0, 0
 
 
 @torch.compiler.assume_constant_result  # it is, for as long as a process lives
@@ -89,7 +93,7 @@ def kernels() -> str:
     found = library()
     assert not isinstance(found, str)
     name = KERNELS[found.antiphase_kernels()]
-    return name if threads_of_torch() else f"{name}, on one thread: this build of PyTorch has no OpenMP to share"
+    return name if threads_of_torch()[0] else f"{name}, on one thread: this build of PyTorch has no OpenMP to share"
 
 
 def run(
@@ -110,11 +114,14 @@ def run(
     grad: Tensor | None = None,
     grads: tuple[Tensor, Tensor, Tensor] | None = None,
     grad_lam: Tensor | None = None,
+    vectors: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    initial: float = 0.0,
     norm: tuple[Tensor, float, float] | None = None,
 ) -> None:
     """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
 
-    ``norm`` of a few queries' outputs: weight (dv,), ε and a factor.
+    ``vectors`` and ``initial`` instead of ``lam`` make λ as ``layer.exponential_lambda``. ``norm`` of a few queries'
+    outputs: weight (dv,), ε and a factor.
 
     Raises:
         ValueError: shapes that do not fit together: what lies behind a tensor is never read.
@@ -124,11 +131,13 @@ def run(
     found = library()
     if isinstance(found, str):
         raise RuntimeError(found)
-    parallel = threads_of_torch()
+    parallel, thread = threads_of_torch()
     batch, maps_of_all, queries, width = query.shape
-    _, key_heads, keys, _ = key.shape
-    maps, key_maps, parts = (1 if lam is None else 2), key_heads // groups, value.shape[1] // groups
-    dtype = query.dtype
+    key_batch, key_heads, keys, key_width = key.shape
+    value_batch, value_heads, values, part_width = value.shape
+    maps = 1 if lam is None and vectors is None else 2
+    key_maps, parts = key_heads // groups, value_heads // groups
+    heads, value_width, dtype = maps_of_all // maps, value_heads // groups * part_width, query.dtype
     if key.dtype != dtype or value.dtype != dtype or (grad is not None and grad.dtype != dtype):
         raise ValueError(
             f"query, key, value and their gradient must share a dtype: {dtype}, {key.dtype}, {value.dtype}"
@@ -136,17 +145,19 @@ def run(
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     if (lam is not None and lam.dtype != exact) or (mask is not None and mask.dtype != torch.bool):
         raise ValueError(f"lam must be {exact} for a query of {dtype}, and mask boolean")
+    if vectors is not None:
+        check_vectors(vectors, width)
     if edges is not None:
         _check_edges(edges, batch, queries, keys)
     if (
         not 1 <= key_maps <= maps
         or parts not in (1, 2)
-        or query.shape[1] != groups * (maps_of_all // maps // groups) * maps
-        or key.shape != (batch, groups * key_maps, keys, width)
-        or value.shape[:3] != (batch, groups * parts, keys)
-        or (norm is not None and (norm[0].shape != (value.shape[3] * parts,) or norm[0].dtype != query.dtype))
-        or (lam is not None and not _fits(lam, (batch, maps_of_all // 2, queries)))
-        or (mask is not None and not _fits(mask, (batch, maps_of_all // maps, queries, keys)))
+        or maps_of_all != heads // groups * groups * maps
+        or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
+        or (value_batch, value_heads, values) != (batch, groups * parts, keys)
+        or (norm is not None and (norm[0].shape != (value_width,) or norm[0].dtype != dtype))
+        or (lam is not None and not _fits(lam, (batch, heads, queries)))
+        or (mask is not None and not _fits(mask, (batch, heads, queries, keys)))
     ):
         given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm and norm[0]}
         sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
@@ -157,13 +168,14 @@ def run(
             *((0, 0) if edges is None else (edges[0].data_ptr(), edges[1].data_ptr())),
             address(out), address(statistics), address(grad),
             *((0, 0, 0) if grads is None else (t.data_ptr() for t in grads)), address(grad_lam),
+            *((0, 0, 0, 0) if vectors is None else (t.data_ptr() for t in vectors)),
             0 if norm is None else norm[0].data_ptr(),
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
             *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
-            batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, keys, width,
-            value.shape[3] * parts, parts, 0 if edges is None else len(edges[0]) - 1, sliding_window, scale,
-            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
-            torch.get_num_threads() if parallel else 1, parallel,
+            batch, groups, heads // groups, maps, key_maps, queries, keys, width, value_width, parts,
+            0 if edges is None else len(edges[0]) - 1, sliding_window, scale, initial,
+            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[dtype], task,
+            torch.get_num_threads() if parallel else 1, parallel, thread,
         )
     )  # fmt: skip
     if status == 1:
@@ -193,7 +205,7 @@ def run_norm(
         raise ValueError(f"a norm of {tuple(tensor.shape)} needs a weight of ({width},), got {tuple(weight.shape)}")
     if weight.dtype != tensor.dtype or (grad is not None and grad.dtype != tensor.dtype):
         raise ValueError(f"a norm of {tensor.dtype} needs all its tensors so, got a weight of {weight.dtype}")
-    parallel = threads_of_torch()
+    parallel, _ = threads_of_torch()
     status = found.antiphase_norm(
         NORM_PROBLEM.pack(
             tensor.data_ptr(), weight.data_ptr(), address(grad), out.data_ptr(), address(grad_weight),
@@ -203,6 +215,18 @@ def run_norm(
     )  # fmt: skip
     if status:
         raise MemoryError("the native norm found no memory for its scratch space")
+
+
+def check_vectors(vectors: Sequence[Tensor], width: int) -> None:
+    """λ is made of contiguous fp32 vectors of so many numbers.
+
+    Raises:
+        ValueError: these are others.
+    """
+    for vector in vectors:
+        if vector.dtype != torch.float32 or vector.numel() != width or not vector.is_contiguous():
+            given = [(v.dtype, tuple(v.shape)) for v in vectors]
+            raise ValueError(f"λ takes four contiguous fp32 vectors of {width} numbers, got {given}")
 
 
 def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> None:

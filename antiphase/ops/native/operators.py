@@ -42,7 +42,7 @@ def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Cal
             or torch._C._autograd._profiler_enabled()
             or torch._C._len_torch_dispatch_stack() > 0
             or torch._C._functorch.peek_interpreter_stack() is not None
-            or not all(type(given) in PLAIN for given in args)
+            or not PLAIN.issuperset(map(type, args))
         )
         return operator(*args) if is_watched else function(*args)
 

@@ -3,6 +3,8 @@
 //
 // Keys are cut in chunks of one size, whatever the number of threads, so that every sum is formed in the same order.
 // First all chunks' scores and their exponentials, then, when a group's rows are whole, the product with the values.
+// A thread begins with its own share of the groups, the same in every call: what it read in the step before, and copied
+// where the cache grew by a copy, is near it. Then it takes what others have left.
 #pragma once
 #include <cmath>
 
@@ -36,6 +38,7 @@ template <typename In, int S> class FewQueries {
     units_ = call.batch * call.groups, rows_ = call.repeats * call.queries;
     chunks_ = std::max<int64_t>(1, divide_up(call.keys, CHUNK)), keys_ = chunks_ * CHUNK;
     factor_ = T(call.scale * 1.4426950408889634074);
+    threads_ = call.parallel ? int(std::min<int64_t>(call.threads, units_ * chunks_)) : 1;
   }
 
   int run() {
@@ -46,17 +49,28 @@ template <typename In, int S> class FewQueries {
     Cutter cutter(base);
     cut(cutter);
     for (int64_t u = 0; u < units_; ++u) scored_[u].store(0), weighed_[u].store(0);
-    const int64_t parts = units_ * chunks_ * 2;
-    const unsigned threads = unsigned(std::min<int64_t>(call_.threads, units_ * chunks_));
-    if (threads <= 1 || !call_.parallel)
-      work();
+    for (int share = 0; share < threads_; ++share)
+      to_score_[share].next.store(begin(share)), to_weigh_[share].next.store(begin(share));
+    if (threads_ == 1)
+      work(0);
     else
-      call_.parallel([](void *self) { static_cast<FewQueries *>(self)->work(); }, this, threads, 0);
+      call_.parallel(
+          [](void *self) {
+            auto *few = static_cast<FewQueries *>(self);
+            few->work(few->call_.thread() % few->threads_);
+          },
+          this, unsigned(threads_), 0);
+    bool is_done = true;
+    for (int share = 0; share < threads_; ++share) is_done &= to_weigh_[share].next.load() >= begin(share + 1);
     shared_room.trim();
-    return next_.load() >= parts ? 0 : 1;
+    return is_done ? 0 : 1;
   }
 
  private:
+  struct alignas(64) Share {  // of the parts: a group and a chunk of its keys
+    std::atomic<int64_t> next;
+  };
+
   void cut(Cutter &cutter) {
     scores_ = cutter.cut<T>(units_ * S * rows_ * keys_);
     maximum_ = cutter.cut<T>(units_ * chunks_ * S * rows_);
@@ -65,21 +79,31 @@ template <typename In, int S> class FewQueries {
     result_ = cutter.cut<T>(units_ * chunks_ * rows_ * dv_columns_);
     scored_ = cutter.cut<std::atomic<int64_t>>(units_);
     weighed_ = cutter.cut<std::atomic<int64_t>>(units_);
+    to_score_ = cutter.cut<Share>(threads_);
+    to_weigh_ = cutter.cut<Share>(threads_);
   }
 
-  void work() {
-    const int64_t half = units_ * chunks_;
-    for (int64_t ticket; (ticket = next_.fetch_add(1)) < 2 * half;) {
-      const int64_t unit = ticket % half / chunks_, chunk = ticket % half % chunks_;
-      if (ticket < half) {
-        score(unit, chunk);
-        scored_[unit].fetch_add(1);
-      } else {
-        wait_until([&] { return scored_[unit].load() == chunks_; });
-        weigh_chunk(unit, chunk);
-        if (weighed_[unit].fetch_add(1) + 1 == chunks_) write(unit);
-      }
+  int64_t begin(int share) const { return units_ * chunks_ * share / threads_; }
+
+  // Calls what(unit, chunk) for the parts of a thread's share, then for those of the others that nobody has taken.
+  template <typename What> void each(Share *shares, int thread, What what) const {
+    for (int i = 0; i < threads_; ++i) {
+      const int share = (thread + i) % threads_;
+      for (int64_t part; (part = shares[share].next.fetch_add(1)) < begin(share + 1);)
+        what(part / chunks_, part % chunks_);
     }
+  }
+
+  void work(int thread) {
+    each(to_score_, thread, [&](int64_t unit, int64_t chunk) {
+      score(unit, chunk);
+      scored_[unit].fetch_add(1);
+    });
+    each(to_weigh_, thread, [&](int64_t unit, int64_t chunk) {  // all scores are taken: nobody waits for long
+      wait_until([&] { return scored_[unit].load() == chunks_; });
+      weigh_chunk(unit, chunk);
+      if (weighed_[unit].fetch_add(1) + 1 == chunks_) write(unit);
+    });
   }
 
   // Row r of a group is query r % N of its head r / N.
@@ -309,7 +333,8 @@ template <typename In, int S> class FewQueries {
   T factor_;
   T *scores_, *maximum_, *sum_, *query_, *result_;
   std::atomic<int64_t> *scored_, *weighed_;
-  std::atomic<int64_t> next_{0};
+  int threads_;
+  Share *to_score_, *to_weigh_;
 };
 
 }  // namespace

@@ -48,8 +48,25 @@ EXPORT int antiphase_choose(int kernels) {
   return 1;
 }
 
+// λ = exp(q1 · k1) - exp(q2 · k2) + initial (2410.05258, equation 2); a sum in double has no rounding to speak of.
+EXPORT float antiphase_lambda(const float *const vectors[4], int64_t width, double initial) {
+  double first = 0, second = 0;
+  for (int64_t i = 0; i < width; ++i)
+    first += double(vectors[0][i]) * vectors[1][i], second += double(vectors[2][i]) * vectors[3][i];
+  return float(std::exp(first) - std::exp(second) + initial);
+}
+
 // 0: done; 1: no memory left; 2: a problem that no kernel knows.
 EXPORT int antiphase_run(const antiphase_problem *call) {
+  if (call->lambda_vectors[0]) {
+    const float lam = antiphase_lambda(call->lambda_vectors, call->width, call->lambda_initial);
+    const double exact = lam;
+    antiphase_problem with_lambda = *call;
+    with_lambda.lambda_vectors[0] = nullptr;
+    with_lambda.lam = call->dtype == ANTIPHASE_FLOAT64 ? static_cast<const void *>(&exact) : &lam;
+    for (int64_t &stride : with_lambda.lam_stride) stride = 0;
+    return antiphase_run(&with_lambda);
+  }
 #if defined(__x86_64__)
   if (chosen == AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW)
     return antiphase_run_avx512bf16(call);
@@ -64,12 +81,4 @@ EXPORT int antiphase_norm(const antiphase_norm_problem *call) {
   if (chosen == AVX2) return antiphase_norm_avx2(call);
 #endif
   return antiphase_norm_portable(call);
-}
-
-// λ = exp(q1 · k1) - exp(q2 · k2) + initial (2410.05258, equation 2); a sum in double has no rounding to speak of.
-EXPORT void antiphase_lambda(const float *q1, const float *k1, const float *q2, const float *k2, int64_t width,
-                             double initial, float *to) {
-  double first = 0, second = 0;
-  for (int64_t i = 0; i < width; ++i) first += double(q1[i]) * k1[i], second += double(q2[i]) * k2[i];
-  *to = float(std::exp(first) - std::exp(second) + initial);
 }

@@ -21,15 +21,17 @@ typedef struct {
   const void *grad;  // (B, G R, N, dv)
   void *grad_query, *grad_key, *grad_value;  // contiguous
   void *grad_lam;    // (B, G R, N), contiguous, float or double
+  const float *lambda_vectors[4];  // (d,) each: λ is made of them as in antiphase_lambda, and `lam` not read; or null
   const void *norm_weight;  // (dv,); few queries: a norm of every row of the output follows, as below; or null
   int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
   int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
   int64_t window;  // 0: none
   double scale;    // above 0
-  double norm_epsilon, norm_factor;
+  double lambda_initial, norm_epsilon, norm_factor;
   int32_t causal, dtype, task, threads;
   // runs function(data) on so many threads at once, as GOMP_parallel does
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
+  int (*thread)(void);  // which of those threads asks, from 0, as omp_get_thread_num does
 } antiphase_problem;
 
 // y = factor · x / √(mean of x² + epsilon) · weight, by rows; with `grad`, the gradients of x and of weight instead.
