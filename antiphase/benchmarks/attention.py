@@ -241,9 +241,9 @@ class _Clock:
 
 
 def _under(condition: Condition, clock: _Clock, plan: Plan, case: Case) -> list[dict[str, Any]]:
-    """This package's scheme for V1 beside softmax attention, PyTorch's and on the same kernels, under a condition."""
+    """V1 beside softmax attention (PyTorch's and on the same kernels) and the portable way, under a condition."""
     subject, baselines = plan.compared[case.task][0]
-    chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE)]
+    chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE, BLOCKWISE)]
     clock.say(condition.words)
     with condition.holds():
         rows = clock.compared(plan, case, subject, chosen)["rows"]

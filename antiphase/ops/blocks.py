@@ -14,7 +14,6 @@ attention, else 1), K keys of a group (S, or 1 where all maps share one), N quer
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -30,36 +29,11 @@ FEW_KEYS = 2048
 SCORES_IN_CACHE = 1 << 21
 """Scores of one map up to which several units go together: 8 MiB in fp32, so that both maps stay in the last-level
 cache. One unit alone may hold more."""
-KEPT_BYTES = 32 << 20
-"""Largest buffer that a thread keeps for its next call."""
 
 
 def shaped(buffer: Tensor, *shape: int) -> Tensor:
     """The first numbers of a flat buffer, in this shape."""
     return buffer[: math.prod(shape)].view(shape)
-
-
-class Rooms(threading.local):
-    """Buffers that a thread keeps from call to call.
-
-    Memory that the system has only just given costs a page fault for every 4 KiB, which a short call feels most.
-    """
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def take(self, name: str, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """``count`` numbers, whatever stands there; the same memory as the last one of this name."""
-        if device.type != "cpu" or count * dtype.itemsize > KEPT_BYTES:
-            return torch.empty(count, dtype=dtype, device=device)  # other devices have an allocator that keeps
-        kept = self.kept.get((name, dtype))
-        if kept is None or len(kept) < count:
-            with torch.inference_mode(False):  # a tensor of inference mode could not be written outside of it
-                kept = self.kept[name, dtype] = torch.empty(count, dtype=dtype)
-        return kept[:count]
-
-
-ROOMS = Rooms()
 
 
 class Plan:
@@ -108,6 +82,7 @@ class Plan:
         self.most_units = min(max(1, fitting), self.batch * self.all_groups)
         # Only a mask, or queries before the first key, can leave a row without any key.
         self.may_be_empty = mask is not None or (offset < 0 and is_causal)
+        self.rooms: dict[str, Tensor] = {}
         self.scores = [self.block_room(f"scores {index}", self.widest) for index in range(self.streams)]
 
     def group(self, tensor: Tensor) -> Tensor:
@@ -116,11 +91,16 @@ class Plan:
 
     def block_room(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
         """Room for ``width`` numbers for each row of the largest block; None: the dtype of products."""
-        return ROOMS.take(name, self.most_units * self.most_rows * width, dtype or self.products, self.device)
+        return self._room(name, self.most_units * self.most_rows * width, dtype or self.products)
 
     def unit_room(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
         """Room for ``width`` numbers for each key of the largest unit."""
-        return ROOMS.take(name, self.most_units * self.keys_length * width, dtype, self.device)
+        return self._room(name, self.most_units * self.keys_length * width, dtype)
+
+    def _room(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        if name not in self.rooms:
+            self.rooms[name] = torch.empty(count, dtype=dtype, device=self.device)
+        return self.rooms[name]
 
     def rows_together(self, name: str, tensor: Tensor) -> Tensor:
         """(b, g, M, w) as (U, M, w), copied only where dtype or order differ from what products want."""
