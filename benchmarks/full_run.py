@@ -77,7 +77,7 @@ def sanitized() -> list[dict[str, Any]]:
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
         files = [f"tests/ops/native/{name}.py" for name in ("test_kernels", "test_layer", "test_layer_calls")]
-        words = [*files, "-m", "not slow", f"--sanitized-library={library}"]
+        words = [*files, "-m", "not slow", f"--native-library={library}"]
         return [counted("native kernels, sanitized", words, extra)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,10 +20,12 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also where this file is run from elsewhere
 import evidence_tables
+import operator_tables
+from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.records import Record
 from antiphase.report import compared, reproduction, tables, translation
-from antiphase.report.benchmarks import fastest_baseline, kind_of, ratio_text
+from antiphase.report.benchmarks import ratio_text
 from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
 from antiphase.report.tuning import end_of
@@ -35,11 +37,6 @@ PAGES = (
     "README.md",
     *(f"docs/{name}.md" for name in ("performance", "calibration", "results", "reproduction", "line")),
 )
-LENGTHS = (1024, 4096, 16384)
-SHORT = {"float32": "fp32", "bfloat16": "bf16"}
-BOTH = "forward + backward"
-FP32_TARGETS = {"forward": "0.75 / 0.85 / 1.00", BOTH: "0.65 / 0.80 / 1.00"}
-RATIO_HEAD = "time ratio, below 1 is faster; quartiles in brackets"
 PROFILED = {
     "matrix products": ("aten::bmm", "aten::baddbmm_"),
     "softmax and its derivative": ("aten::_softmax", "aten::_softmax_backward_data"),
@@ -78,114 +75,6 @@ def table(name: str) -> str:
 def record(name: str) -> Record:
     """A record by the name of its file."""
     return Record.load(ROOT / f"docs/records/{name}.json")
-
-
-def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
-    """One cell of the operator's benchmark, against the fastest way to the baseline; a dash where it was not timed."""
-    wanted = (task, dtype, length, subject, width)
-    keys = ("task", "dtype", "length", "subject", "width")
-    rows = [row for row in record("benchmark-attention").values["rows"] if kind_of(row["baseline"]) == baseline]
-    found = [row for row in rows if tuple(row[k] for k in keys) == wanted]
-    return ratio_text(fastest_baseline(found)) if found else "–"
-
-
-def operator(rows: Iterable[tuple[str, str, str, str, str, str]], *, targets: bool) -> list[list[str]]:
-    """Rows of (words, task, dtype, subject, baseline, target) over all lengths."""
-    head = [RATIO_HEAD, *(f"N = {length:,}" for length in LENGTHS), *(["target"] if targets else [])]
-    found = [head]
-    for words, task, dtype, subject, baseline, target in rows:
-        cells = [ratio(task, dtype, length, subject, baseline) for length in LENGTHS]
-        found.append([f"{words}, {task}, {SHORT[dtype]}", *cells, *([target] if targets else [])])
-    return found
-
-
-def whole_operator() -> list[list[str]]:
-    """Everything at the usual width, with targets."""
-    dtypes = tuple(SHORT)
-    one_call = "V2 / one ordinary call and a subtraction"
-    rows = [
-        ("V1 / softmax", task, dtype, "V1", "softmax",
-         FP32_TARGETS[task] if dtype == "float32" else "0.75" if task == BOTH else "")
-        for task in ("forward", BOTH) for dtype in dtypes
-    ]  # fmt: skip
-    rows += [("V1 / softmax on the same kernel", task, dtype, "V1", "native softmax",
-              "1.10 at 4,096" * ((task, dtype) == (BOTH, "float32")))
-             for task in ("forward", BOTH) for dtype in dtypes]  # fmt: skip
-    rows += [("V1 / V1 blockwise", task, "float32", "V1", "V1 blockwise", "") for task in ("forward", BOTH)]
-    rows += [("V1 / DiffLlama's scheme", BOTH, dtype, "V1", "DiffLlama", "") for dtype in dtypes]
-    rows += [(one_call, task, dtype, "V2", "one call for V2", "0.60 / 0.70 / 0.90" * (dtype == "float32"))
-             for task in ("forward", BOTH) for dtype in dtypes]  # fmt: skip
-    rows += [("V1 / softmax", "decode", dtype, "V1", "softmax", "1.00" * (dtype == "float32")) for dtype in dtypes]
-    rows += [("V1 / softmax on the same kernel", "decode", dtype, "V1", "native softmax", "") for dtype in dtypes]
-    rows += [("V2 / one ordinary call", "decode", dtype, "V2", "one call for V2", "") for dtype in dtypes]
-    return operator(rows, targets=True)
-
-
-def short_operator() -> list[list[str]]:
-    """What the README shows."""
-    return operator(
-        [
-            ("V1 / softmax", "forward", "float32", "V1", "softmax", ""),
-            ("V1 / softmax", BOTH, "float32", "V1", "softmax", ""),
-            ("V1 / softmax on the same kernel", BOTH, "float32", "V1", "native softmax", ""),
-            ("V1 / softmax", BOTH, "bfloat16", "V1", "softmax", ""),
-            ("V1 / DiffLlama's scheme", BOTH, "float32", "V1", "DiffLlama", ""),
-            ("V1 / DiffLlama's scheme", BOTH, "bfloat16", "V1", "DiffLlama", ""),
-            ("V1 / softmax", "decode", "float32", "V1", "softmax", ""),
-            ("V1 / softmax", "decode", "bfloat16", "V1", "softmax", ""),
-        ],
-        targets=False,
-    )
-
-
-def further_calls() -> list[list[str]]:
-    """Four and two ordinary calls."""
-    found = [["V1 against", "task", "N = 1,024", "N = 4,096"]]
-    for baseline in ("four calls", "two calls"):
-        for task in ("forward", BOTH):
-            cells = [ratio(task, "float32", length, "V1", baseline) for length in LENGTHS[:2]]
-            found.append([baseline, f"{task}, fp32", *cells])
-    return found
-
-
-def widths() -> list[list[str]]:
-    """Other widths of a map, N = 4,096, fp32."""
-    found = [["width of a map", "V1 / softmax, forward", BOTH]]
-    for width in (32, 64, 128):
-        cells = [ratio(task, "float32", 4096, "V1", "softmax", width) for task in ("forward", BOTH)]
-        found.append([str(width), *cells])
-    return found
-
-
-def memory() -> list[list[str]]:
-    """Peak memory of one call."""
-    rows = record("benchmark-attention").values["memory"]
-    sizes = {(row["task"], row["length"], row["scheme"]): row["bytes"] for row in rows}
-    lengths = LENGTHS[1:]
-    found = [["peak memory beyond the inputs, MiB (against softmax)", *(f"N = {length:,}" for length in lengths)]]
-    for task in ("forward", BOTH):
-        for scheme in ("V1", "softmax", "DiffLlama", "V2"):
-            mine = [sizes[task, length, scheme] for length in lengths]
-            ordinary = [sizes[task, length, "softmax"] for length in lengths]
-            cells = [f"{a / 2**20:.0f} ({a / b:.2f})" for a, b in zip(mine, ordinary, strict=True)]
-            found.append([f"{scheme}, {task}", *cells])
-    return found
-
-
-def shares() -> list[list[str]]:
-    """Share of the machine's matrix-product rate, fp32."""
-    found = [["share of a large product's rate, fp32", *(f"N = {length:,}" for length in LENGTHS)]]
-    for task in ("forward", BOTH):
-        for name, key in (("V1", "share_of_product_rate"), ("softmax", "baseline_share_of_product_rate")):
-            cells = []
-            for length in LENGTHS:
-                wanted = (task, "float32", length, "V1", "softmax", 64)
-                keys = ("task", "dtype", "length", "subject", "baseline", "width")
-                rows = record("benchmark-attention").values["rows"]
-                (row,) = [row for row in rows if tuple(row[k] for k in keys) == wanted]
-                cells.append(f"{100 * row[key]:.0f} %")
-            found.append([f"{name}, {task}", *cells])
-    return found
 
 
 def profile() -> list[list[str]]:
@@ -494,12 +383,14 @@ PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-
 """Kim (2014, 1408.5882), table 2, first row, in per cent."""
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
-    "operator": whole_operator,
-    "operator-short": short_operator,
-    "further-calls": further_calls,
-    "widths": widths,
-    "memory": memory,
-    "shares": shares,
+    "operator": operator_tables.whole,
+    "operator-short": operator_tables.short,
+    "further-calls": operator_tables.further_calls,
+    "widths": operator_tables.widths,
+    "memory": operator_tables.memory,
+    "decoding": operator_tables.decoding,
+    "conditions": operator_tables.conditions,
+    "roofline": operator_tables.roofline,
     "profile": profile,
     "models": models,
     "models-short": short_models,

@@ -18,15 +18,21 @@ ROOT = Path(__file__).parent.parent
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sanitized-library", type=Path, help="native kernels built with build.SANITIZED, to be tested")
+    parser.addoption(
+        "--native-library", type=Path, help="native kernels built with build.SANITIZED or build.EMULATED, to be tested"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put another library in the place of the built one."""
-    path = config.getoption("--sanitized-library")
+    path = config.getoption("--native-library")
     if path is not None:
+        (found,) = (
+            mark for flags in (build.SANITIZED, build.EMULATED)
+            if (mark := build.fingerprint(flags)).encode() in path.read_bytes()
+        )  # fmt: skip
         library.library_path = lambda: path
-        library.fingerprint = lambda: build.fingerprint(build.SANITIZED)
+        library.fingerprint = lambda: found
 
 
 @pytest.fixture(autouse=True)

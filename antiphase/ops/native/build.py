@@ -18,8 +18,10 @@ SOURCE = Path(__file__).parent / "source"
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fast", "-fno-math-errno",
          "-fno-trapping-math", "-pthread", "-Wno-psabi")  # fmt: skip
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
-SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
-"""Further flags of a library for tests, which stops at a wrong address or undefined arithmetic."""
+EMULATED = ("-DANTIPHASE_EMULATED_TILES",)
+"""Further flags of a library for tests, which does in plain C++ what AMX tiles do, on processors that have none."""
+SANITIZED = (*EMULATED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
+"""Of one that stops at a wrong address or undefined arithmetic besides."""
 COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -48,11 +50,11 @@ def fingerprint(extra: tuple[str, ...] = ()) -> str:
 
 def kernels_of_machine() -> dict[str, tuple[str, ...]]:
     """Compiler flags by the name of the kernels that this machine's architecture has."""
-    if platform.machine() in ("x86_64", "AMD64"):
-        return {
-            "portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512, "avx512bf16": (*AVX512, "-mavx512bf16"),
-        }  # fmt: skip
-    return {"portable": ()}
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return {"portable": ()}
+    pairs = (*AVX512, "-mavx512bf16")
+    tiles = {"amx": (*pairs, "-mamx-tile", "-mamx-bf16")} if platform.system() == "Linux" else {}
+    return {"portable": (), "avx2": ("-mavx2", "-mfma"), "avx512": AVX512, "avx512bf16": pairs, **tiles}
 
 
 def why_no_compiler() -> str | None:
@@ -81,20 +83,25 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
     compiler = _compiler()
     assert compiler is not None
     target = target or library_path()
+    kernels, bears = kernels_of_machine(), fingerprint(extra)
+    if "amx" in kernels and not _knows(compiler, kernels["amx"]):  # GCC before 11
+        del kernels["amx"]
+    if "amx" in kernels:
+        extra = (*extra, "-DANTIPHASE_TILES")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         commands = [
             [*compiler, *FLAGS, *flags, *extra, f"-DANTIPHASE_KIND={name}", "-c",
              str(SOURCE / "kernel.cpp"), "-o", str(folder / f"{name}.o")]
-            for name, flags in kernels_of_machine().items()
+            for name, flags in kernels.items()
         ]  # fmt: skip
-        commands.append([*compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{fingerprint(extra)}"', "-c",
+        commands.append([*compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{bears}"', "-c",
                          str(SOURCE / "library.cpp"), "-o", str(folder / "library.o")])  # fmt: skip
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY
         # the portable kernels first: what objects have in common is taken from the first, and must run everywhere
-        objects = [str(folder / f"{name}.o") for name in (*kernels_of_machine(), "library")]
+        objects = [str(folder / f"{name}.o") for name in (*kernels, "library")]
         _run([*compiler, "-shared", "-pthread", *extra, "-o", str(linked), *objects])
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
@@ -110,6 +117,12 @@ def _compiler() -> list[str] | None:
     """$CXX, with arguments perhaps, as every build tool has it, or the first of the usual ones."""
     named = os.environ.get("CXX")  # noqa: TID251  # the compiler's own variable, not a setting of ours
     return shlex.split(named) if named else next(([name] for name in COMPILERS if shutil.which(name)), None)
+
+
+def _knows(compiler: list[str], flags: tuple[str, ...]) -> bool:
+    """Whether a compiler takes such flags, asked with an empty file."""
+    command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _run(command: list[str]) -> None:

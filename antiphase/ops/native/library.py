@@ -16,7 +16,7 @@ from antiphase.ops.native.build import LIBRARY, fingerprint, library_path
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 FORWARD, BACKWARD, FEW = range(3)
-KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16")
+KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16", "AMX")
 """By the library's own numbers."""
 
 PROBLEM = struct.Struct("@19P21q12q4d4i2P")

@@ -18,7 +18,7 @@ from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
 
 AROUND_EDGES = [(1, 7), (12, 12), (49, 49), (97, 97), (47, 130), (130, 47), (5, 300), (300, 300)]
-"""Queries and keys around rows that go together (6 or 12), blocks (48), panels (8 to 32) and tiles (256)."""
+"""Queries and keys around rows that go together (6, 12 or 16), blocks (48), panels (8 to 32) and tiles (256)."""
 
 
 def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64, maps=2):
@@ -217,6 +217,20 @@ def test_what_lies_around_the_inputs_is_not_read(dtype, contiguous):
         [tensor.detach() for tensor in tensors], [within_nan(tensor).detach() for tensor in tensors])]  # fmt: skip
     for one, other in zip((*found, few[1]), (*expected, few[0]), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_a_call_leaves_in_its_scratch_is_not_read_by_the_next(dtype):
+    torch.set_num_threads(1)  # the same thread, so the same scratch
+    for queries, keys, width in ((37, 37, 8), (5, 90, 12), (97, 61, 40), (1, 33, 8)):
+        tensors = [t.detach().to(dtype).requires_grad_() for t in inputs(1, 2, 1, queries, keys, width, 2 * width, 2)]
+        lam = torch.tensor(0.4, dtype=torch.promote_types(dtype, torch.float32), requires_grad=True)
+        before = run("native", *tensors, lam, is_causal=True)
+        bad = [torch.full_like(t, float("nan")) for t in inputs(1, 2, 1, 200, 200, width, 2 * width, 2)]
+        run("native", *(t.to(dtype).requires_grad_() for t in bad), lam)
+        for one, other in zip(run("native", *tensors, lam, is_causal=True), before, strict=True):
+            assert torch.equal(one, other)
 
 
 @pytest.mark.usefixtures("kernels")

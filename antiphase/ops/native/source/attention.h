@@ -72,7 +72,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     E *slopes_down;  // (S, panels of a tile, BLOCK steps, PW): gradients of the scores, in pairs
     T *grad_query;  // (S, BLOCK, d columns)
     T *maximum;     // (S, tiles, BLOCK): under which a tile's exponentials were formed
-    E *converted;   // (L, wider of d and dv)
+    E *converted;   // (L, the most steps of d and a part of dv)
     uint8_t *hides;  // (panels): of keys, by a mask that all queries share: 0 none, 1 some, 2 all
   };
   struct Block {
@@ -88,7 +88,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   explicit Attention(const antiphase_problem &call) : call_(call), items_(items_of(call)) {
     d_ = call.width, dv_ = call.value_width, K_ = call.key_maps;
     d_columns_ = round_up(d_, L), dv_columns_ = round_up(dv_, L);
-    d_steps_ = divide_up(d_, STEPS<E>), part_steps_ = divide_up(dv_ / call.value_parts, STEPS<E>);
+    d_steps_ = steps_of(d_), part_steps_ = steps_of(dv_ / call.value_parts);
     dv_steps_ = part_steps_ * call.value_parts;
     d_stride_ = IN_PAIRS ? d_steps_ : d_columns_, dv_stride_ = IN_PAIRS ? dv_steps_ : dv_columns_;
     factor_ = T(call.scale * 1.4426950408889634074);
@@ -133,6 +133,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
   }
 
  private:
+  // Operands of so many numbers, padded as products want it.
+  static int64_t steps_of(int64_t width) { return round_up(divide_up(width, STEPS<E>), TILE_STEPS); }
   const Item &item_of(int64_t group) const { return items_[group / call_.groups]; }
   int64_t packs(int64_t group) const { return std::max<int64_t>(1, divide_up(item_of(group).keys, PACKED_AT_ONCE)); }
   int64_t blocks(int64_t group) const {
@@ -172,7 +174,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       room.result = cutter.cut<T>(BLOCK * dv_columns_);
     }
     room.maximum = cutter.cut<T>(S * divide_up(std::max<int64_t>(1, most_panels_), TP) * BLOCK);
-    room.converted = cutter.cut<E>(L * std::max(d_, dv_));
+    room.converted = cutter.cut<E>(L * std::max(d_steps_, part_steps_));
     room.hides = cutter.cut<uint8_t>(most_panels_);
     return room;
   }
@@ -184,6 +186,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     if (!base) return;  // the others do it; nobody: run tells
     Cutter cutter(base);
     const Room room = cut_room(cutter);
+    const Tiles tiles;
     for (int64_t ticket; (ticket = next_.fetch_add(1)) < total_;) {
       const int64_t part = std::upper_bound(starts_.begin(), starts_.end(), ticket) - starts_.begin() - 1;
       const auto [group, packs_here] = parts_[part];
@@ -252,7 +255,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       const int here = std::max(0, std::min(L, count - half));
       const In *from[L] = {};
       for (int i = 0; i < here; ++i) from[i] = rows + (half + i) * stride;
-      const int64_t steps = divide_up(depth, STEPS<E>);
+      const int64_t steps = steps_of(depth);
       const E *whole[L] = {};
       for (int i = 0; i < here; ++i) {
         if constexpr (std::is_same_v<In, E>) {
@@ -455,7 +458,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   // A row consists of so many parts, each padded to whole operands.
   void load_block(const In *from, int64_t stride, int64_t rows, int64_t all, int64_t width, int64_t parts,
                   int64_t row_stride, int64_t columns, E *to, E *down) const {
-    const int64_t part = width / parts, steps = divide_up(part, STEPS<E>);
+    const int64_t part = width / parts, steps = steps_of(part);
     for (int64_t r = 0; r < all; ++r, to += row_stride) {
       if (r >= rows)
         std::fill(to, to + row_stride, E(0));
@@ -767,6 +770,9 @@ template <typename In, int S, bool BACKWARD> class Attention {
   void add_to_keys(const Block &block, const E *scores, int64_t scores_stride, const E *rows, int64_t columns,
                    int64_t panel, int count, T *sums) const {
     const int keys = int(std::min<int64_t>(PW, block.item.keys - panel * PW));
+#if HAS_TILES
+    return collect_tiles(keys, scores, scores_stride, rows, columns, sums + panel * PW * columns, count);
+#endif
     for (int64_t c = 0; c < columns; c += 2 * L) {
       T *to = sums + panel * PW * columns + c;
       if (columns - c >= 2 * L)

@@ -1,5 +1,10 @@
 // The library's way in: takes the kernels that the processor at hand can run.
 #include <cmath>
+#if defined(ANTIPHASE_TILES)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "problem.h"
 
@@ -15,9 +20,29 @@ KERNELS(avx2)
 KERNELS(avx512)
 extern "C" int antiphase_run_avx512bf16(const antiphase_problem *);
 #endif
+#if defined(ANTIPHASE_TILES)
+extern "C" int antiphase_run_amx(const antiphase_problem *);
+#endif
 
 namespace {
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3 };
+enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, AMX = 4 };
+
+#if defined(ANTIPHASE_TILES)
+// Whether the processor multiplies tiles of bfloat16, and Linux lets this process: it gives room for them to who asks.
+bool has_tiles() {
+#if defined(ANTIPHASE_EMULATED_TILES)
+  return true;
+#else
+  constexpr unsigned TILES = 1u << 24, BFLOAT16 = 1u << 22;
+  constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & BFLOAT16)) return false;
+  return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+#endif
+}
+#else
+bool has_tiles() { return false; }
+#endif
 
 int best() {
 #if defined(__x86_64__)
@@ -25,7 +50,7 @@ int best() {
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return __builtin_cpu_supports("avx512bf16") ? AVX512BF16 : AVX512;
+    return !__builtin_cpu_supports("avx512bf16") ? AVX512 : has_tiles() ? AMX : AVX512BF16;
   if (has_avx2) return AVX2;
 #endif
   return PORTABLE;
@@ -38,7 +63,7 @@ EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
 EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
 
-// Which kernels run: 0 portable, 1 AVX2, 2 AVX-512, 3 the same with products of bfloat16.
+// Which kernels run: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 by tiles.
 EXPORT int antiphase_kernels() { return chosen; }
 
 // Takes other kernels, for tests; returns whether this processor can run them.
@@ -68,8 +93,12 @@ EXPORT int antiphase_run(const antiphase_problem *call) {
     return antiphase_run(&with_lambda);
   }
 #if defined(__x86_64__)
-  if (chosen == AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW)
+  if (chosen >= AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW) {
+#if defined(ANTIPHASE_TILES)
+    if (chosen == AMX) return antiphase_run_amx(call);
+#endif
     return antiphase_run_avx512bf16(call);
+  }
   if (chosen >= AVX512) return antiphase_run_avx512(call);
   if (chosen == AVX2) return antiphase_run_avx2(call);
 #endif

@@ -2,19 +2,22 @@
 // and are added to what is there at the end: in two steps they lose less to rounding than in one. Operands E hold STEPS
 // numbers each, neighbours in the dimension that is summed over.
 #pragma once
-#include "simd.h"
+#include "tiles.h"
 
 namespace {
 
 // Rows of a block that go through a product together. Two vectors of sums a row: 12 of AVX2's 16 registers, 24 of
-// AVX-512's 32.
-constexpr int ROWS = VECTOR_BYTES == 64 ? 12 : 6;
+// AVX-512's 32; or the rows of a tile.
+constexpr int ROWS = HAS_TILES ? 16 : VECTOR_BYTES == 64 ? 12 : 6;
 // Keys of a panel: two vectors.
 template <typename T> constexpr int PANEL = 2 * LANES<T>;
 
 // scores (ROWS, PANEL) = rows (ROWS, depth) · panel (depth, PANEL), depth in operands
 template <typename E>
 INLINE void multiply(const E *rows, int64_t row_stride, const E *panel, int64_t depth, SumOf<E> *scores) {
+#if HAS_TILES
+  return multiply_tiles(rows, row_stride, panel, depth, scores);
+#endif
   using T = SumOf<E>;
   Vec<T> sums[ROWS][2] = {};
 #pragma GCC unroll 2
@@ -39,6 +42,9 @@ INLINE void multiply(const E *rows, int64_t row_stride, const E *panel, int64_t 
 template <typename E, int VECTORS>
 INLINE void weigh(const E *weights, int64_t weights_stride, const E *values, int64_t values_stride, SumOf<E> *result,
                   int64_t result_stride, int64_t panels) {
+#if HAS_TILES
+  return weigh_tiles<VECTORS>(weights, weights_stride, values, values_stride, result, result_stride, panels);
+#endif
   using T = SumOf<E>;
   constexpr int L = LANES<T>;
   Vec<T> sums[ROWS][VECTORS] = {};
