@@ -31,7 +31,7 @@ def main() -> int:
     """Run every step, print how it ended, write docs/records/full-run.json."""
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
-    steps += sanitized()
+    steps += [*sanitized(), *threads_sanitized()]
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
@@ -79,6 +79,19 @@ def sanitized() -> list[dict[str, Any]]:
         files = [f"tests/ops/native/{name}.py" for name in ("test_kernels", "test_layer", "test_layer_calls")]
         words = [*files, "-m", "not slow", f"--native-library={library}"]
         return [counted("native kernels, sanitized", words, extra)]
+
+
+def threads_sanitized() -> list[dict[str, Any]]:
+    """The kernels' own threads, without Python, under the sanitizer that finds races."""
+    if build.why_no_compiler() is not None:
+        return []
+    flags = [*build.EMULATED, "-fsanitize=thread", "-O1", "-g"]
+    with TemporaryDirectory() as folder:
+        library, program = build.build(Path(folder) / build.LIBRARY, extra=tuple(flags)), Path(folder) / "threads"
+        source = ROOT / "tests/ops/native/threads.cpp"
+        command = ["g++", "-std=c++20", *flags, f"-I{build.SOURCE}", str(source), str(library), "-o", str(program)]
+        subprocess.run([*command, f"-Wl,-rpath,{folder}"], check=True)
+        return [run("native kernels, thread sanitizer", [str(program)], {"TSAN_OPTIONS": "halt_on_error=1"})]
 
 
 if __name__ == "__main__":
