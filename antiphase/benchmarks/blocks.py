@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from antiphase.benchmarks.attention import CALLS_ON_GPU, STEPS_OF_DECODING, repeated, why_not
-from antiphase.benchmarks.gpu_schemes import FUSED, FUSED_DECODING, FUSED_DECODING_V2, FUSED_V2
+from antiphase.benchmarks.gpu_schemes import FUSED, FUSED_V2
 from antiphase.benchmarks.pieces import Done, Piece, at_once
 from antiphase.benchmarks.schemes import Case, Scheme, work
 from antiphase.benchmarks.timing import paired_times
@@ -38,7 +38,7 @@ CANDIDATES: dict[str, Sequence[Blocks]] = {
 }  # fmt: skip
 """In half precision, for widths to 64 on compute capability 9."""
 SCHEMES: dict[str, Sequence[Scheme]] = {
-    "forward": (FUSED, FUSED_V2), "keys": (FUSED, FUSED_V2), "span": (FUSED_DECODING, FUSED_DECODING_V2),
+    "forward": (FUSED, FUSED_V2), "keys": (FUSED, FUSED_V2), "span": (FUSED, FUSED_V2),
 }  # fmt: skip
 """Both versions have the same blocks."""
 

@@ -20,9 +20,7 @@ from antiphase.benchmarks.schemes import (
     Scheme,
     by_backend,
     ours,
-    ours_decoding,
     ours_v2,
-    ours_v2_decoding,
 )
 from antiphase.interface import join_halves
 
@@ -74,13 +72,11 @@ FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATT
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
 FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=10)
 FUSED_V2 = Scheme("V2", partial(ours_v2, impl="triton"), forward=4, backward=8, shares_keys=True)
-FUSED_DECODING = Scheme("V1", partial(ours_decoding, impl="triton"), forward=6, backward=0)
-FUSED_DECODING_V2 = Scheme("V2", partial(ours_v2_decoding, impl="triton"), forward=4, backward=0, shares_keys=True)
 
 _WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX]
 COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
     "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
-    "decode": [(FUSED_DECODING, [FLASH, FLASH_DIFFLLAMA]), (FUSED_DECODING_V2, [FLASH, FLASH_V2])],
+    "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA]), (FUSED_V2, [FLASH, FLASH_V2])],
 }
 """As ``schemes.COMPARED``; the prices of the kernels are those of the plan they follow (docs/performance.md)."""

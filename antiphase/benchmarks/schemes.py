@@ -22,7 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.interface import differential_output, join_halves, softmax_attention
-from antiphase.ops.api import differential_attention
 from antiphase.ops.native.library import why_not_built
 
 LAM = 0.4
@@ -119,14 +118,18 @@ def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """The operator; values whole, as a layer forms them."""
-    return differential_attention(query, key, join_halves(value), lam, is_causal=True, impl=impl)
-
-
-def ours_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """What a layer calls with one query: keys and values as the cache holds them."""
+    """What a layer calls: values in halves, outputs (B, N, H, 2d)."""
     return differential_output(
-        query, key, value, lam, None, halves=2, is_causal=False, sliding_window=None, scaling=None, impl=impl
+        query,
+        key,
+        value,
+        lam,
+        None,
+        halves=2,
+        is_causal=query.shape[2] > 1,
+        sliding_window=None,
+        scaling=None,
+        impl=impl,
     )
 
 
@@ -234,14 +237,18 @@ def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
 
 
 def ours_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """The operator, both maps of a head on one key and value."""
-    return differential_attention(query, key, value, lam, is_causal=True, impl=impl)
-
-
-def ours_v2_decoding(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """What a layer of the second version calls with one query."""
+    """What a layer of the second version calls: both maps of a head on one key and value, outputs (B, N, H, d)."""
     return differential_output(
-        query, key, value, lam, None, halves=1, is_causal=False, sliding_window=None, scaling=None, impl=impl
+        query,
+        key,
+        value,
+        lam,
+        None,
+        halves=1,
+        is_causal=query.shape[2] > 1,
+        sliding_window=None,
+        scaling=None,
+        impl=impl,
     )
 
 
@@ -258,8 +265,6 @@ FOUR_CALLS = Scheme("four calls", four_calls, forward=8, backward=20)
 TWO_CALLS = Scheme("two calls", two_calls, forward=6, backward=14, holds_maps=True)
 OURS_V2 = Scheme("V2", ours_v2, forward=3, backward=8, shares_keys=True)
 ONE_CALL_V2 = Scheme("one call for V2", one_call_v2, forward=4, backward=10, shares_keys=True)
-DECODING = Scheme("V1", ours_decoding, forward=4, backward=0)
-DECODING_V2 = Scheme("V2", ours_v2_decoding, forward=3, backward=0, shares_keys=True)
 SOFTMAX_DECODING = decoding_ways(SOFTMAX, of_softmax)
 ONE_CALL_V2_DECODING = decoding_ways(ONE_CALL_V2, of_v2)
 
@@ -272,6 +277,6 @@ BY_ROWS = [SOFTMAX, *WITH_NATIVE, *([BLOCKWISE] if WITH_NATIVE else []), DIFFLLA
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
     "forward + backward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
-    "decode": [(DECODING, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA]), (DECODING_V2, ONE_CALL_V2_DECODING)],
+    "decode": [(OURS, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA]), (OURS_V2, ONE_CALL_V2_DECODING)],
 }
 """By task: a scheme of this package, and what it is compared with in the same rounds."""

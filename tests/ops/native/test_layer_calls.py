@@ -68,6 +68,32 @@ def test_an_explicit_choice_that_does_not_serve_is_refused_and_auto_takes_anothe
 
 
 @pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("width", [5, 8, 16, 24, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_halves_of_values_and_their_gradients(dtype, width):
+    """Where a half fills whole vectors, its gradients are summed up in place."""
+    query = torch.randn(2, 8, 130, width, dtype=torch.float64)
+    key, value = (torch.randn(2, 4, 130, width, dtype=torch.float64) for _ in range(2))
+    lam = torch.rand(4, 1, dtype=torch.float64)
+    cotangent = torch.randn(2, 130, 4, 2 * width, dtype=torch.float64)
+
+    def run(dtype, attend):
+        leaves = [t.to(dtype).requires_grad_() for t in (query, key, value, lam)]
+        out = attend(*leaves)
+        return out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))
+
+    found = run(dtype, lambda q, k, v, lam: differential_output(
+        q, k, v, lam, None, halves=2, is_causal=True, sliding_window=70, scaling=None
+    ))  # fmt: skip
+    expected = run(torch.float64, lambda q, k, v, lam: differential_attention(
+        q, k, join_halves(v), lam, is_causal=True, sliding_window=70, impl="reference"
+    ).transpose(1, 2))  # fmt: skip
+    for one, other in zip(found, expected, strict=True):
+        tolerance = 1e-11 if dtype == torch.float64 else 2e-5
+        torch.testing.assert_close(one.double(), other, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("width", [9, 16])
 def test_halves_of_values_in_half_precision(width):
     """As a cache holds them, gradients too: at most twice the eager error and a rounding."""

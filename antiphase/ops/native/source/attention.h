@@ -86,14 +86,14 @@ template <typename In, int S, bool BACKWARD> class Attention {
 
  public:
   explicit Attention(const antiphase_problem &call) : call_(call), items_(items_of(call)) {
-    d_ = call.width, dv_ = call.value_width, K_ = call.key_maps;
+    d_ = call.width, dv_ = call.value_width, part_ = dv_ / call.value_parts, K_ = call.key_maps;
     d_columns_ = round_up(d_, L), dv_columns_ = round_up(dv_, L);
-    d_steps_ = steps_of(d_), part_steps_ = steps_of(dv_ / call.value_parts);
+    d_steps_ = steps_of(d_), part_steps_ = steps_of(part_);
     dv_steps_ = part_steps_ * call.value_parts;
     d_stride_ = IN_PAIRS ? d_steps_ : d_columns_, dv_stride_ = IN_PAIRS ? dv_steps_ : dv_columns_;
     factor_ = T(call.scale * 1.4426950408889634074);
     direct_keys_ = std::is_same_v<In, T> && d_ == d_columns_;
-    direct_values_ = std::is_same_v<In, T> && dv_ == dv_columns_ && call.value_parts == 1;
+    direct_values_ = std::is_same_v<In, T> && part_ % L == 0;
     for (const Item &item : items_) {
       most_keys_ = std::max(most_keys_, item.keys);
       most_blocks_ = std::max(most_blocks_, divide_up(item.queries, BLOCK));
@@ -224,7 +224,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     const Item &item = item_of(group);
     const int64_t begin = index * PACKED_AT_ONCE, end = std::min(item.keys, begin + PACKED_AT_ONCE);
     const int64_t panels = divide_up(item.keys, PW);
-    const int64_t parts = call_.value_parts, part_width = dv_ / parts;
+    const int64_t parts = call_.value_parts;
     for (int64_t p = begin / PW; p * PW < end; ++p) {
       const int64_t first = p * PW;
       const int count = int(std::min<int64_t>(PW, item.keys - first));
@@ -238,11 +238,11 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t part = 0; part < parts; ++part) {
         const In *rows = value_rows(group, part) + first * call_.value_stride[2];
         if (BACKWARD)
-          pack_across(rows, call_.value_stride[2], count, part_width,
+          pack_across(rows, call_.value_stride[2], count, part_,
                       slot.values_across + (p * dv_steps_ + part * part_steps_) * PW, room);
         else
-          pack_along(rows, call_.value_stride[2], count, part * part_width, part_width,
-                     part + 1 == parts ? dv_columns_ : (part + 1) * part_width, dv_columns_,
+          pack_along(rows, call_.value_stride[2], count, part * part_, part_,
+                     part + 1 == parts ? dv_columns_ : (part + 1) * part_, dv_columns_,
                      slot.values_along + p * dv_columns_ * PW_STEPS);
       }
     }
@@ -325,10 +325,10 @@ template <typename In, int S, bool BACKWARD> class Attention {
   }
   In *grad_value_rows(int64_t group, int64_t part) const {
     const Item &item = item_of(group);
-    const int64_t parts = call_.value_parts;
     return static_cast<In *>(call_.grad_value) +
-           (((item.batch * call_.groups + group % call_.groups) * parts + part) * call_.keys + item.first_key) *
-               (dv_ / parts);
+           (((item.batch * call_.groups + group % call_.groups) * call_.value_parts + part) * call_.keys +
+            item.first_key) *
+               part_;
   }
 
   void clear_sums(int64_t group, int64_t begin, int64_t end, bool is_first, Slot &slot) {
@@ -341,12 +341,17 @@ template <typename In, int S, bool BACKWARD> class Attention {
       T *sums = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
       std::fill(sums + begin * d_columns_, sums + end * d_columns_, T(0));
     }
-    T *sums = direct_values_ ? reinterpret_cast<T *>(grad_value_rows(group, 0)) : slot.value_sum;
-    std::fill(sums + begin * dv_columns_, sums + end * dv_columns_, T(0));
+    if (direct_values_)
+      for (int64_t part = 0; part < call_.value_parts; ++part) {
+        T *sums = reinterpret_cast<T *>(grad_value_rows(group, part));
+        std::fill(sums + begin * part_, sums + end * part_, T(0));
+      }
+    else
+      std::fill(slot.value_sum + begin * dv_columns_, slot.value_sum + end * dv_columns_, T(0));
   }
 
   void write_sums(int64_t group, const Slot &slot) {
-    const int64_t keys = item_of(group).keys, parts = call_.value_parts, part_width = dv_ / parts;
+    const int64_t keys = item_of(group).keys, parts = call_.value_parts;
     if (!direct_keys_)
       for (int k = 0; k < K_; ++k) {
         In *to = grad_key_rows(group, k);
@@ -357,8 +362,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t part = 0; part < parts; ++part) {
         In *to = grad_value_rows(group, part);
         for (int64_t j = 0; j < keys; ++j)
-          for (int64_t c = 0; c < part_width; ++c)
-            put(to + j * part_width + c, slot.value_sum[j * dv_columns_ + part * part_width + c]);
+          for (int64_t c = 0; c < part_; ++c)
+            put(to + j * part_ + c, slot.value_sum[j * dv_columns_ + part * part_ + c]);
       }
   }
 
@@ -669,7 +674,6 @@ template <typename In, int S, bool BACKWARD> class Attention {
     T *key_sums[2];
     for (int k = 0; k < K_; ++k)
       key_sums[k] = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
-    T *const value_sum = direct_values_ ? reinterpret_cast<T *>(grad_value_rows(group, 0)) : slot.value_sum;
     for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
       const int64_t p1 = std::min(block.panels_end, p0 + TP);
       for (int64_t r = 0; r < block.rows; r += STEPS<E>) {
@@ -692,11 +696,17 @@ template <typename In, int S, bool BACKWARD> class Attention {
         for (int m = 0; m < S; ++m) {
           const E *from = IN_PAIRS ? slopes_down(room, m, p - p0, first)
                                    : reinterpret_cast<const E *>(scores_at(block, room.scores[m], p, first));
-          add_to_keys(block, from, PW, room.query_down + (m * (BLOCK / STEPS<E>) + step) * d_columns_, d_columns_, p,
-                      steps, key_sums[m % K_]);
+          add_to_keys(block, from, PW, room.query_down + (m * (BLOCK / STEPS<E>) + step) * d_columns_, d_columns_,
+                      d_columns_, p, steps, key_sums[m % K_]);
         }
-        add_to_keys(block, reinterpret_cast<const E *>(scores_at(block, slope, p, first)), PW * STEPS<E>,
-                    room.grad_down + step * dv_columns_, dv_columns_, p, steps, value_sum);
+        const E *const difference = reinterpret_cast<const E *>(scores_at(block, slope, p, first));
+        const E *const cotangent = room.grad_down + step * dv_columns_;
+        if (direct_values_)
+          for (int64_t part = 0; part < call_.value_parts; ++part)
+            add_to_keys(block, difference, PW * STEPS<E>, cotangent + part * part_, dv_columns_, part_, p, steps,
+                        reinterpret_cast<T *>(grad_value_rows(group, part)));
+        else
+          add_to_keys(block, difference, PW * STEPS<E>, cotangent, dv_columns_, dv_columns_, p, steps, slot.value_sum);
       }
       slot.passed[index].store(p1);
     }
@@ -767,25 +777,26 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return true;
   }
 
-  void add_to_keys(const Block &block, const E *scores, int64_t scores_stride, const E *rows, int64_t columns,
-                   int64_t panel, int count, T *sums) const {
+  // sums (M, columns), the rows of a panel's keys, += scores (count, PW)ᵀ · rows (count, columns)
+  void add_to_keys(const Block &block, const E *scores, int64_t scores_stride, const E *rows, int64_t row_stride,
+                   int64_t columns, int64_t panel, int count, T *sums) const {
     const int keys = int(std::min<int64_t>(PW, block.item.keys - panel * PW));
 #if HAS_TILES
-    return collect_tiles(keys, scores, scores_stride, rows, columns, sums + panel * PW * columns, count);
+    return collect_tiles(keys, scores, scores_stride, rows, row_stride, columns, sums + panel * PW * columns, count);
 #endif
     for (int64_t c = 0; c < columns; c += 2 * L) {
       T *to = sums + panel * PW * columns + c;
       if (columns - c >= 2 * L)
-        collect<E, 2>(keys, scores, scores_stride, rows + c, columns, to, columns, count);
+        collect<E, 2>(keys, scores, scores_stride, rows + c, row_stride, to, columns, count);
       else
-        collect<E, 1>(keys, scores, scores_stride, rows + c, columns, to, columns, count);
+        collect<E, 1>(keys, scores, scores_stride, rows + c, row_stride, to, columns, count);
     }
   }
 
   const antiphase_problem &call_;
   std::vector<Item> items_;
   int64_t d_steps_, dv_steps_, part_steps_, d_stride_, dv_stride_;
-  int64_t d_, dv_, K_, d_columns_, dv_columns_, most_keys_ = 0, most_blocks_ = 0, most_panels_ = 0, slots_ = 0;
+  int64_t d_, dv_, part_, K_, d_columns_, dv_columns_, most_keys_ = 0, most_blocks_ = 0, most_panels_ = 0, slots_ = 0;
   int64_t total_ = 0;
   T factor_;
   bool direct_keys_, direct_values_;

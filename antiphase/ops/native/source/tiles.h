@@ -123,8 +123,8 @@ INLINE void weigh_tiles(const Pair *weights, int64_t weights_stride, const Pair 
 
 // result (keys, columns) += scores (count, PANEL)ᵀ · rows (count, columns), count in pairs, at most 32, columns a multiple
 // of 16; rows behind the last one, up to 8 pairs, are zero.
-inline void collect_tiles(int keys, const Pair *scores, int64_t scores_stride, const Pair *rows, int64_t columns,
-                          float *result, int count) {
+inline void collect_tiles(int keys, const Pair *scores, int64_t scores_stride, const Pair *rows, int64_t row_stride,
+                          int64_t columns, float *result, int count) {
   const int steps = (count + 7) / 8 * 8;
   for (int half = 0; half < keys; half += 16) {
     alignas(64) Pair turned[16][32];  // of 16 keys: the scores of one in a row
@@ -141,19 +141,19 @@ inline void collect_tiles(int keys, const Pair *scores, int64_t scores_stride, c
       int k = 0;
       for (; k + 16 <= steps; k += 16) {
         TILE_LOAD(2, turned[0] + k, 128);
-        TILE_LOAD(3, rows + k * columns + c, columns * 4);
+        TILE_LOAD(3, rows + k * row_stride + c, row_stride * 4);
         TILE_MULTIPLY(0, 2, 3);
         if (is_wide) {
-          TILE_LOAD(4, rows + k * columns + c + 16, columns * 4);
+          TILE_LOAD(4, rows + k * row_stride + c + 16, row_stride * 4);
           TILE_MULTIPLY(1, 2, 4);
         }
       }
       if (k < steps) {
         TILE_LOAD(5, turned[0] + k, 128);
-        TILE_LOAD(6, rows + k * columns + c, columns * 4);
+        TILE_LOAD(6, rows + k * row_stride + c, row_stride * 4);
         TILE_MULTIPLY(0, 5, 6);
         if (is_wide) {
-          TILE_LOAD(7, rows + k * columns + c + 16, columns * 4);
+          TILE_LOAD(7, rows + k * row_stride + c + 16, row_stride * 4);
           TILE_MULTIPLY(1, 5, 7);
         }
       }
