@@ -79,8 +79,13 @@ def _register_differential_configurations(_: Any) -> None:
     importlib.import_module("antiphase.models.differential_configs")
 
 
+def _register_attention(_: Any) -> None:
+    importlib.import_module("antiphase.interface")
+
+
 # The models themselves follow when the first AntiphaseConfig is made: earlier, transformers may be half imported, and
 # `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
 # reason the configurations of other architectures wait for the Auto classes of models.
 register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
 register_post_import_hook(_register_differential_configurations, "transformers.models.auto.modeling_auto")
+register_post_import_hook(_register_attention, "transformers.modeling_utils")

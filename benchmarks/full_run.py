@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,7 +32,7 @@ def main() -> int:
     """Run every step, print how it ended, write docs/records/full-run.json."""
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
-    steps += [*sanitized(), *threads_sanitized()]
+    steps += [attempted(name, step) for name, step in SANITIZERS.items()]
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
@@ -64,34 +65,48 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
     }
 
 
-def sanitized() -> list[dict[str, Any]]:
-    """The tests of the native kernels with a library that stops at a wrong address or undefined arithmetic."""
-    if build.why_no_compiler() is not None:
-        return []
+def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+    """A step that needs a compiler; one that cannot be made has failed, and says why."""
+    try:
+        return step(name)
+    except (build.BuildError, subprocess.CalledProcessError, OSError) as error:
+        print(f"\n== {name}: {error}", flush=True)  # noqa: T201  # progress
+        return {"step": name, "status": 1, "why": str(error)}
+
+
+def sanitized(name: str) -> dict[str, Any]:
+    """The tests of the native kernels with a library that stops at a wrong address or undefined arithmetic.
+
+    The sanitizers' libraries are found by GCC.
+    """
     libraries = [
-        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
-        for name in ("libasan.so", "libubsan.so")
+        subprocess.run(["g++", f"-print-file-name={file}"], capture_output=True, text=True, check=True).stdout.strip()
+        for file in ("libasan.so", "libubsan.so")
     ]
     with TemporaryDirectory() as folder:
         library = build.build(Path(folder) / build.LIBRARY, extra=build.SANITIZED)
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
-        files = [f"tests/ops/native/{name}.py" for name in ("test_kernels", "test_layer", "test_layer_calls")]
+        files = [f"tests/ops/native/{file}.py" for file in ("test_kernels", "test_layer", "test_layer_calls")]
         words = [*files, "-m", "not slow", f"--native-library={library}"]
-        return [counted("native kernels, sanitized", words, extra)]
+        return counted(name, words, extra)
 
 
-def threads_sanitized() -> list[dict[str, Any]]:
+def threads_sanitized(name: str) -> dict[str, Any]:
     """The kernels' own threads, without Python, under the sanitizer that finds races."""
-    if build.why_no_compiler() is not None:
-        return []
     flags = [*build.EMULATED, "-fsanitize=thread", "-O1", "-g"]
     with TemporaryDirectory() as folder:
         library, program = build.build(Path(folder) / build.LIBRARY, extra=tuple(flags)), Path(folder) / "threads"
         source = ROOT / "tests/ops/native/threads.cpp"
         command = ["g++", "-std=c++20", *flags, f"-I{build.SOURCE}", str(source), str(library), "-o", str(program)]
         subprocess.run([*command, f"-Wl,-rpath,{folder}"], check=True)
-        return [run("native kernels, thread sanitizer", [str(program)], {"TSAN_OPTIONS": "halt_on_error=1"})]
+        return run(name, [str(program)], {"TSAN_OPTIONS": "halt_on_error=1"})
+
+
+SANITIZERS = {
+    "native kernels, address and undefined-behaviour sanitizers": sanitized,
+    "native kernels, thread sanitizer": threads_sanitized,
+}
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ AUTO = """
 config = transformers.AutoConfig.for_model("antiphase", hidden_size=16, num_hidden_layers=1, intermediate_size=16,
                                            num_attention_heads=4, vocab_size=11)
 model = transformers.AutoModelForCausalLM.from_config(config)
-names = [type(config).__name__, type(model).__name__]
+llama = transformers.AutoConfig.for_model("llama", hidden_size=16, num_hidden_layers=1, intermediate_size=16,
+                                          num_attention_heads=2, vocab_size=11)
+llama = transformers.AutoModelForCausalLM.from_config(llama, attn_implementation="antiphase")
+names = [type(config).__name__, type(model).__name__, llama.config._attn_implementation]
 """
 ORDERS = (
     "import antiphase, transformers, json",
@@ -69,7 +72,7 @@ for order in orders:
     if child == 0:
         found = {}
         exec(order + code, found)
-        os._exit(0 if found["names"] == ["AntiphaseConfig", "AntiphaseForCausalLM"] else 1)
+        os._exit(0 if found["names"] == ["AntiphaseConfig", "AntiphaseForCausalLM", "antiphase"] else 1)
     if os.waitpid(child, 0)[1] != 0:
         wrong.append(order)
 print(json.dumps(wrong))
@@ -77,7 +80,7 @@ print(json.dumps(wrong))
 
 
 @pytest.mark.slow
-def test_auto_classes_know_the_models_whatever_is_imported_first():
+def test_auto_classes_know_models_and_attention_whatever_is_imported_first():
     assert fresh(EACH_AFRESH, json.dumps([ORDERS, AUTO])) == []
 
 

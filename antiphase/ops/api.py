@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from importlib import util
@@ -121,7 +122,11 @@ def differential_attention(
     # not every caller checks types
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
         raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
+    if sliding_window is not None:
+        sliding_window = min(sliding_window, shapes.queries + shapes.keys)
     scale = shapes.width**-0.5 if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
     chosen = "reference" if return_weights else _native_or(impl, query, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
@@ -199,6 +204,11 @@ def _native_attention(
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
         raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
     _refuse_transforms("native", *tensors)
+    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # what lies there has the other sign
+        query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
+        lam = others[0] if others else None
+    if sliding_window is not None:
+        sliding_window = min(sliding_window, query.shape[2] + key.shape[2])
     save = _differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)

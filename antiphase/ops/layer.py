@@ -85,7 +85,7 @@ def v1_step(
     mask = four_dimensions(mask, key.shape[2])
     if (
         not _is_served(query, key, value, weight)
-        or not all(vector.is_cpu and vector.dtype == torch.float32 for vector in vectors)
+        or not all(v.is_cpu and v.dtype == torch.float32 and not v.is_neg() for v in vectors)
         or not (mask is None or mask.is_cpu)
         or torch.is_autocast_enabled("cpu")
         or not scale > 0
@@ -100,12 +100,14 @@ def v1_step(
 
 
 def _is_served(*tensors: Tensor) -> bool:
-    """Whether small native operators serve tensors of one dtype: not where a compiler fuses PyTorch's own, nor in
-    forward mode or under torch.func, which need derivatives of another kind.
+    """Whether small native operators serve tensors of one dtype: not where a compiler fuses PyTorch's own or a tracer
+    writes them down, nor in forward mode or under torch.func, which need derivatives of another kind.
     """
+    if torch._C._get_tracing_state() is not None:
+        return False
     dtype = tensors[0].dtype
     for tensor in tensors:
-        if tensor.dtype != dtype or not tensor.is_cpu or tensor.numel() == 0:
+        if tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg() or tensor.numel() == 0:
             return False
     return (
         dtype in DTYPES

@@ -6,6 +6,7 @@ d width of a query and key, dv width of a value.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -116,9 +117,13 @@ def check_lam(lam: float | Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     """
     dtype = statistics_dtype(query.dtype)
     if not isinstance(lam, Tensor):
-        if lam != lam or lam in (float("inf"), float("-inf")):
+        try:
+            number = float(lam)
+        except (TypeError, ValueError):
+            raise ValueError(f"lam must be a number or a tensor, got {lam!r}") from None
+        if not math.isfinite(number):
             raise ValueError(f"lam must be finite, got {lam}")
-        return torch.full((1, 1, 1), float(lam), dtype=dtype, device=query.device)
+        return torch.full((1, 1, 1), number, dtype=dtype, device=query.device)
     if lam.device != query.device:
         raise ValueError(f"lam must be on query's device {query.device}, got {lam.device}")
     if lam.dim() == 1 or lam.dim() > 3:

@@ -32,6 +32,9 @@ BAD = {
     "lam 1-D": ((QUERY, KEY, VALUE, torch.zeros(2)), {}, r"per head is \(heads, 1\).*\(2,\)"),
     "lam shape": ((QUERY, KEY, VALUE, torch.zeros(3, 1)), {}, r"does not broadcast.*\(1, 2, 4\)"),
     "lam nan": ((QUERY, KEY, VALUE, float("nan")), {}, r"finite, got nan"),
+    "lam words": ((QUERY, KEY, VALUE, "x"), {}, r"lam must be a number or a tensor, got 'x'"),
+    "lam none": ((QUERY, KEY, VALUE, None), {}, r"lam must be a number or a tensor, got None"),
+    "scale": ((QUERY, KEY, VALUE, 0.5), {"scale": float("inf")}, r"scale must be finite, got inf"),
     "mask dtype": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.zeros(4, 6)}, r"boolean.*float32.*additive"),
     "mask shape": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.ones(5, 6, dtype=torch.bool)}, r"\(1, 2, 4, 6\)"),
     "window": (
@@ -50,6 +53,14 @@ def test_bad_input_is_refused_with_expected_and_got(name):
     arguments, options, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         differential_attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "auto"])
+@pytest.mark.parametrize("window", [11, 2**31, 2**63, 2**70])
+def test_a_window_longer_than_the_sequence_hides_nothing_but_the_future(impl, window):
+    query, key, value = tensors(queries=4, keys=7)
+    found = differential_attention(query, key, value, 0.5, sliding_window=window, impl=impl)
+    torch.testing.assert_close(found, differential_attention(query, key, value, 0.5, is_causal=True, impl=impl))
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])

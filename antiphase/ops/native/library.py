@@ -132,6 +132,8 @@ def run(
     if isinstance(found, str):
         raise RuntimeError(found)
     parallel, thread = threads_of_torch()
+    if groups < 1 or sliding_window < 0:
+        raise ValueError(f"groups must be at least 1, sliding_window at least 0, got {groups} and {sliding_window}")
     batch, maps_of_all, queries, width = query.shape
     key_batch, key_heads, keys, key_width = key.shape
     value_batch, value_heads, values, part_width = value.shape
@@ -156,10 +158,13 @@ def run(
         or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
         or (value_batch, value_heads, values) != (batch, groups * parts, keys)
         or (norm is not None and (norm[0].shape != (value_width,) or norm[0].dtype != dtype))
-        or (lam is not None and not _fits(lam, (batch, heads, queries)))
-        or (mask is not None and not _fits(mask, (batch, heads, queries, keys)))
+        or (lam is not None and lam.numel() != 1 and not _fits(lam, (batch, heads, queries)))
+        or (mask is not None and not (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
+        or (grad is not None and grad.shape != (batch, heads, queries, value_width))
+        or (statistics is not None and not _holds(statistics, (batch, maps_of_all, queries, 2), exact))
     ):
-        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm and norm[0]}
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm and norm[0],
+                 "grad": grad, "statistics": statistics}  # fmt: skip
         sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
         raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
     status = found.antiphase_run(
@@ -242,14 +247,14 @@ def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> Non
 
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether it is one number, or broadcasts to a shape of as many dimensions; the last one of a mask is whole."""
-    if tensor.dim() == 4 and tensor.shape[3] != shape[3]:
-        return False
-    if tensor.numel() == 1:
-        return True
+    """Whether it has as many dimensions and broadcasts."""
     return tensor.dim() == len(shape) and all(
         size in (1, target) for size, target in zip(tensor.shape, shape, strict=True)
     )
+
+
+def _holds(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
 
 
 def address(tensor: Tensor | None) -> int:

@@ -31,8 +31,8 @@ PLAIN = frozenset({Tensor, nn.Parameter, NoneType, bool, int, float})
 
 
 def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator without derivatives whose calls bypass PyTorch's dispatcher when no mode, transform, compiler or
-    profiler would see them there: a decoding step of a small model takes little longer than the dispatcher.
+    """An operator without derivatives whose calls bypass PyTorch's dispatcher when no mode, transform, compiler, tracer
+    or profiler would see them there: a decoding step of a small model takes little longer than the dispatcher.
     """
 
     @wraps(function)
@@ -40,6 +40,7 @@ def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Cal
         is_watched = (
             torch.compiler.is_compiling()
             or torch._C._autograd._profiler_enabled()
+            or torch._C._get_tracing_state() is not None
             or torch._C._len_torch_dispatch_stack() > 0
             or torch._C._functorch.peek_interpreter_stack() is not None
             or not PLAIN.issuperset(map(type, args))
@@ -55,13 +56,17 @@ def rows(tensor: Tensor) -> Tensor:
 
 
 def _edges(query_edges: Tensor | None, key_edges: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    if query_edges is None or key_edges is None:
+    if query_edges is None and key_edges is None:
         return None
+    if query_edges is None or key_edges is None:
+        raise ValueError("edges of queries and of keys must be given together")
     return query_edges.contiguous(), key_edges.contiguous()
 
 
 def empty_output(query: Tensor, value: Tensor, lam: Tensor | None, groups: int) -> Tensor:
     """(B, H, N, dv), stored as (B, N, H, dv) so that the layer's reshape costs nothing."""
+    if groups < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
     batch, maps, queries, _ = query.shape
     width = value.shape[3] * (value.shape[1] // groups)
     heads = maps if lam is None else maps // 2

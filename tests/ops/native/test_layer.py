@@ -302,6 +302,52 @@ def test_who_watches_the_dispatcher_sees_every_operator():
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of sizes, which are those of the example
+@torch.no_grad()
+def test_a_trace_has_the_calls_and_not_their_results():
+    vectors = [torch.randn(8) for _ in range(4)]
+
+    def everything(query, key, value):
+        lam = exponential_lambda(vectors, 0.2)
+        out = differential_output(
+            rms_norm(query, torch.ones(8), EPS), key, value, lam, None,
+            halves=2, is_causal=False, sliding_window=None, scaling=None,
+        )  # fmt: skip
+        return out, exponential_lambda([query[0, 0, 0], *vectors[1:]], 0.2)
+
+    traced = torch.jit.trace(everything, [torch.randn(1, 4, n, 8) for n in (1, 300, 300)], check_trace=False)
+    others = [torch.randn(1, 4, n, 8) for n in (1, 300, 300)]
+    for one, other in zip(traced(*others), everything(*others), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.usefixtures("built")
+@torch.no_grad()
+def test_tensors_that_are_negated_when_they_are_read():
+    """As the imaginary part of a conjugate is."""
+    query, key, value = (torch.randn(1, 4, n, 8) for n in (1, 300, 300))
+    weight, vectors = torch.rand(16), [torch.randn(8) for _ in range(4)]
+
+    def everything(view):
+        return (
+            differential_output(view(query), view(key), view(value), view(torch.tensor(0.3)), None,
+                                halves=2, is_causal=False, sliding_window=None, scaling=None),
+            softmax_attention(view(query), view(key), view(value), None, is_causal=False, sliding_window=None,
+                              scale=0.3),
+            rms_norm(view(key), view(weight[:8]), EPS),
+            exponential_lambda([view(vector) for vector in vectors], 0.2),
+        )  # fmt: skip
+
+    negated = torch._neg_view(query)
+    assert negated.is_neg()
+    for one, other in zip(everything(torch._neg_view), everything(torch.neg), strict=True):
+        torch.testing.assert_close(one, other)
+    step = {"is_causal": False, "sliding_window": None, "scale": 0.3, "initial": 0.2, "eps": EPS, "factor": 0.8}
+    assert v1_step(negated, key, value, vectors, weight, None, **step) is None
+    assert v1_step(query, key, value, [*vectors[:3], torch._neg_view(vectors[3])], weight, None, **step) is None
+
+
+@pytest.mark.usefixtures("built")
 def test_tensors_of_another_device_are_refused():
     """Their addresses mean nothing to a processor."""
     query, key, value = (torch.randn(1, 4, n, 8) for n in (1, 9, 9))

@@ -16,7 +16,7 @@ extern "C" int antiphase_choose(int);
 namespace {
 
 constexpr int KERNELS = 5, THREADS = 4;
-constexpr int64_t B = 2, G = 2, R = 2, N = 150, D = 24, DV = 48;
+constexpr int64_t B = 2, G = 2, R = 2, N = 150, D = 24, DV = 64, CACHE = 1100;
 thread_local int own_index = 0;
 
 void parallel(void (*function)(void *), void *data, unsigned threads, unsigned) {
@@ -51,7 +51,7 @@ Bytes numbers(int64_t count, int dtype, unsigned seed) {
 }
 
 struct Form {
-  int dtype, maps, key_maps, causal;
+  int dtype, maps, key_maps, causal, parts;
   int64_t window;
 };
 
@@ -64,6 +64,9 @@ Bytes results(const Form &form, int threads) {
   const Bytes grad = numbers(B * heads * N * DV, form.dtype, 5), weight = numbers(DV, form.dtype, 6);
   Bytes out(grad.size()), statistics(B * maps * N * 2 * size_of(exact)), grad_query(query.size()), grad_key(key.size());
   Bytes grad_value(value.size()), grad_lam(lam.size()), step(B * heads * 2 * DV * size_of(form.dtype));
+  const Bytes cached_key = numbers(B * key_maps * CACHE * D, form.dtype, 7);
+  const Bytes cached_value = numbers(B * G * CACHE * DV, form.dtype, 8);
+  const Bytes vectors = numbers(4 * D, ANTIPHASE_FLOAT32, 9);
   Bytes normed(out.size()), grad_input(out.size()), grad_weight(weight.size());
   antiphase_problem call{};
   call.query = query.data(), call.key = key.data(), call.value = value.data(), call.lam = lam.data();
@@ -73,16 +76,21 @@ Bytes results(const Form &form, int threads) {
   const auto by_head = [](int64_t *stride, int64_t all, int64_t rows, int64_t width) {
     stride[0] = all * rows * width, stride[1] = rows * width, stride[2] = width;
   };
-  by_head(call.query_stride, maps, N, D), by_head(call.key_stride, key_maps, N, D), by_head(call.value_stride, G, N, DV);
+  by_head(call.query_stride, maps, N, D), by_head(call.key_stride, key_maps, N, D), by_head(call.value_stride, G * form.parts, N, DV / form.parts);
   by_head(call.lam_stride, heads, N, 1), by_head(call.out_stride, heads, N, DV), by_head(call.grad_stride, heads, N, DV);
   call.batch = B, call.groups = G, call.repeats = R, call.maps = form.maps, call.key_maps = form.key_maps;
-  call.queries = call.keys = N, call.width = D, call.value_width = DV, call.value_parts = 1;
+  call.queries = call.keys = N, call.width = D, call.value_width = DV, call.value_parts = form.parts;
   call.window = form.window, call.scale = 0.3, call.causal = form.causal, call.dtype = form.dtype;
   call.threads = threads, call.parallel = parallel, call.thread = thread_index;
   int status = antiphase_run(&call);
   call.task = ANTIPHASE_BACKWARD;
   status |= antiphase_run(&call);
-  call.task = ANTIPHASE_FEW, call.queries = 2, call.out = step.data(), call.statistics = nullptr;
+  call.task = ANTIPHASE_FEW, call.queries = 2, call.keys = CACHE, call.out = step.data(), call.statistics = nullptr;
+  call.key = cached_key.data(), call.value = cached_value.data();
+  by_head(call.key_stride, key_maps, CACHE, D), by_head(call.value_stride, G * form.parts, CACHE, DV / form.parts);
+  if (form.maps == 2)
+    for (int i = 0; i < 4; ++i) call.lambda_vectors[i] = reinterpret_cast<const float *>(vectors.data()) + i * D;
+  call.lambda_initial = 0.2;
   call.norm_weight = weight.data(), call.norm_epsilon = 1e-5, call.norm_factor = 0.8;
   by_head(call.out_stride, heads, 2, DV);
   status |= antiphase_run(&call);
@@ -107,9 +115,9 @@ int main() {
   for (int kernels = 0; kernels < KERNELS; ++kernels) {
     if (!antiphase_choose(kernels)) continue;
     for (int dtype : {ANTIPHASE_FLOAT32, ANTIPHASE_BFLOAT16, ANTIPHASE_FLOAT64})
-      for (const auto [maps, key_maps, causal, window] :
-           {std::array<int, 4>{2, 2, 1, 0}, {2, 1, 1, 40}, {1, 1, 0, 0}}) {
-        const Form form{dtype, maps, key_maps, causal, window};
+      for (const auto [maps, key_maps, causal, parts, window] :
+           {std::array<int, 5>{2, 2, 1, 2, 0}, {2, 1, 1, 1, 40}, {1, 1, 0, 1, 0}}) {
+        const Form form{dtype, maps, key_maps, causal, parts, window};
         const Bytes alone = results(form, 1);
         Bytes beside;
         std::thread other([&] { beside = results(form, THREADS); });  // two callers at once
