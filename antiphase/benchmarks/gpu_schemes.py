@@ -20,7 +20,6 @@ from antiphase.benchmarks.schemes import (
     Scheme,
     by_backend,
     ours,
-    ours_v2,
 )
 from antiphase.interface import join_halves
 
@@ -71,7 +70,7 @@ FLASH_TWO_CALLS = by_backend(
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
 FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=10)
-FUSED_V2 = Scheme("V2", partial(ours_v2, impl="triton"), forward=4, backward=8, shares_keys=True)
+FUSED_V2 = Scheme("V2", partial(ours, halves=1, impl="triton"), forward=4, backward=8, shares_keys=True)
 
 _WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX]
 COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {

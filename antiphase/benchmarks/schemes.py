@@ -117,20 +117,12 @@ def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
 # ------------------------------------------------------------------------------------------ the ways
 
 
-def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """What a layer calls: values in halves, outputs (B, N, H, 2d)."""
+def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, halves: int = 2, impl: str = "auto") -> Tensor:
+    """What a layer calls, outputs (B, N, H, halves · d): values in halves, or in the second version (1) whole."""
     return differential_output(
-        query,
-        key,
-        value,
-        lam,
-        None,
-        halves=2,
-        is_causal=query.shape[2] > 1,
-        sliding_window=None,
-        scaling=None,
-        impl=impl,
-    )
+        query, key, value, lam, None, halves=halves,
+        is_causal=query.shape[2] > 1, sliding_window=None, scaling=None, impl=impl,
+    )  # fmt: skip
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
@@ -236,22 +228,6 @@ def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     return first - lam * second
 
 
-def ours_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, impl: str = "auto") -> Tensor:
-    """What a layer of the second version calls: both maps of a head on one key and value, outputs (B, N, H, d)."""
-    return differential_output(
-        query,
-        key,
-        value,
-        lam,
-        None,
-        halves=1,
-        is_causal=query.shape[2] > 1,
-        sliding_window=None,
-        scaling=None,
-        impl=impl,
-    )
-
-
 def one_call_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """One grouped call with all maps, then the subtraction: the second version without an operator of its own."""
     both = scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
@@ -263,7 +239,7 @@ SOFTMAX = Scheme("softmax", softmax, forward=4, backward=10)
 DIFFLLAMA = Scheme("DiffLlama", diffllama, forward=8, backward=20)
 FOUR_CALLS = Scheme("four calls", four_calls, forward=8, backward=20)
 TWO_CALLS = Scheme("two calls", two_calls, forward=6, backward=14, holds_maps=True)
-OURS_V2 = Scheme("V2", ours_v2, forward=3, backward=8, shares_keys=True)
+OURS_V2 = Scheme("V2", partial(ours, halves=1), forward=3, backward=8, shares_keys=True)
 ONE_CALL_V2 = Scheme("one call for V2", one_call_v2, forward=4, backward=10, shares_keys=True)
 SOFTMAX_DECODING = decoding_ways(SOFTMAX, of_softmax)
 ONE_CALL_V2_DECODING = decoding_ways(ONE_CALL_V2, of_v2)

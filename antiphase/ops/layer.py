@@ -103,7 +103,7 @@ def _is_served(*tensors: Tensor) -> bool:
     """Whether small native operators serve tensors of one dtype: not where a compiler fuses PyTorch's own or a tracer
     writes them down, nor in forward mode or under torch.func, which need derivatives of another kind.
     """
-    if torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     dtype = tensors[0].dtype
     for tensor in tensors:
@@ -111,7 +111,6 @@ def _is_served(*tensors: Tensor) -> bool:
             return False
     return (
         dtype in DTYPES
-        and not torch.compiler.is_compiling()
         and forward_ad._current_level < 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and why_not_built() is None

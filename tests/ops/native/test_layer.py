@@ -301,6 +301,17 @@ def test_who_watches_the_dispatcher_sees_every_operator():
     torch.testing.assert_close(by_row, rms_norm(query[0], torch.ones(8), EPS))
 
 
+def test_norm_and_lambda_compile_without_a_graph_break():
+    weight, vectors = torch.rand(8), [torch.randn(8) for _ in range(4)]
+
+    def both(tensor):
+        return rms_norm(tensor, weight, EPS, 0.8) + exponential_lambda(vectors, 0.2)
+
+    torch._dynamo.reset()
+    tensor = torch.randn(3, 8)
+    torch.testing.assert_close(torch.compile(both, backend="eager", fullgraph=True)(tensor), both(tensor))
+
+
 @pytest.mark.usefixtures("built")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of sizes, which are those of the example
 @torch.no_grad()
