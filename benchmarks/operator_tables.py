@@ -141,21 +141,6 @@ def one_ratio(task: str, dtype: str, length: int, subject: str, baseline: str) -
     return ratio_text(row)
 
 
-def conditions() -> list[list[str]]:
-    """The same calls on one thread, on all, and beside a busy process."""
-    rows = values()["conditions"]
-    kept = list(dict.fromkeys((row["threads"], row["beside_busy_process"]) for row in rows))
-    head = [f"{threads} thread{'s' * (threads > 1)}{', busy' * busy}" for threads, busy in kept]
-    by_words: dict[str, dict[tuple[int, bool], str]] = {}
-    for row in rows:
-        name = {"softmax": "softmax", "native softmax": "softmax on the same kernel"}.get(
-            row["baseline"], row["baseline"]
-        )
-        cells = by_words.setdefault(f"V1 / {name}, {row['task']}", {})
-        cells[row["threads"], row["beside_busy_process"]] = ratio_text(row)
-    return [[f"N = 4,096, fp32: {RATIO_HEAD}", *head], *([words, *found.values()] for words, found in by_words.items())]
-
-
 def roofline() -> list[list[str]]:
     """Operations a byte by the formulas, and the share of a large product's rate that was reached, fp32."""
     found = [["fp32", *(f"N = {length:,}" for length in LENGTHS)]]

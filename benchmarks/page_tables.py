@@ -25,7 +25,7 @@ from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.records import Record
 from antiphase.report import compared, reproduction, tables, translation
-from antiphase.report.benchmarks import ratio_text
+from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
 from antiphase.report.tuning import end_of
@@ -389,7 +389,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "widths": operator_tables.widths,
     "memory": operator_tables.memory,
     "decoding": operator_tables.decoding,
-    "conditions": operator_tables.conditions,
+    "conditions": lambda: of_report("benchmark-attention", conditions),
     "roofline": operator_tables.roofline,
     "profile": profile,
     "models": models,

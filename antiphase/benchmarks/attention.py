@@ -38,7 +38,7 @@ HEADS, WIDTH = 8, 64
 GATE_LENGTH = 257
 GATE_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 SHORTEST_CACHE = 256
-"""Where calls before the kernel weigh most."""
+"""With so few keys the calls before the kernel take the largest share of the time."""
 LONGEST_WITH_MAPS = 1024
 """Ways that hold N × N weights are left out beyond this length: they take eight times as long there, and gigabytes."""
 LONGEST_OF_ALL = 4096

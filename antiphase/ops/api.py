@@ -200,11 +200,11 @@ def _native_attention(
 ) -> Tensor:
     """Shapes as in ``native.operators.attend``: lam None is softmax attention."""
     tensors = [query, key, value] if lam is None else [query, key, value, lam]
-    if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # addresses would be taken for others
+    if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # addresses mean nothing here
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
         raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
     _refuse_transforms("native", *tensors)
-    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # what lies there has the other sign
+    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the opposite
         query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
         lam = others[0] if others else None
     if sliding_window is not None:

@@ -1,4 +1,4 @@
-"""What layers ask of the native kernels: values in halves as a cache holds them, sink logits, autocast."""
+"""What layers ask of the native kernels (values in halves, sink logits, autocast), and what is refused."""
 
 from __future__ import annotations
 
@@ -113,3 +113,57 @@ def test_halves_of_values_in_half_precision(width):
     for one, eager, true in zip(found, reference(torch.bfloat16), reference(torch.float64), strict=True):
         rounding = true.abs().max() * torch.finfo(torch.bfloat16).eps / 2
         assert (one - true).abs().max() <= 2 * ((eager - true).abs().max() + rounding)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"query_edges": torch.tensor([0, 4]).int(), "key_edges": torch.tensor([0, 6]).int()},
+        {"query_edges": torch.tensor([0, 4]), "key_edges": torch.tensor([0, 5])},
+        {"query_edges": torch.tensor([0, 2, 4]).int(), "key_edges": torch.tensor([0, 5]).int()},
+        {"key": torch.zeros(1, 4, 5, 8, dtype=torch.float64)},
+        {"lam": torch.zeros(1, 2, 4, dtype=torch.float64)},
+        {"lam": torch.zeros(1, 2, 4, 2)},
+        {"mask": torch.ones(1, dtype=torch.bool)},
+        {"query_edges": torch.tensor([0, 4]).int()},
+        {"groups": 0},
+        {"sliding_window": -1},
+    ],
+)
+def test_edges_and_dtypes_are_checked_where_memory_is_read(options):
+    given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
+              "lam": torch.zeros(1, 2, 4), "mask": None, "query_edges": None, "key_edges": None, "groups": 2,
+              "sliding_window": 0} | options  # fmt: skip
+    message = r"edges .*must be|must share a dtype|lam must be|do not fit together|groups must be at least 1"
+    with pytest.raises(ValueError, match=message):
+        operators.attend(**given_, is_causal=False, scale=1.0, save=False)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"statistics": torch.zeros(0)},
+        {"statistics": torch.zeros(2)},
+        {"statistics": torch.zeros(1, 4, 2, 50).transpose(2, 3)},
+        {"statistics": torch.zeros(1, 4, 50, 2, dtype=torch.float64)},
+        {"grad": torch.zeros(1, 1, 1, 16)},
+        {"grad": torch.zeros(1, 2, 50, 3)},
+    ],
+)
+def test_the_backward_operator_reads_nothing_that_is_too_small(options):
+    given_ = {"grad": torch.zeros(1, 2, 50, 16), "statistics": torch.zeros(1, 4, 50, 2)} | options
+    tensor = torch.zeros(1, 4, 50, 8)
+    with pytest.raises(ValueError, match="do not fit together"):
+        operators.native_attention_backward(
+            given_["grad"], tensor, tensor, torch.zeros(1, 2, 50, 16), torch.zeros(1, 1, 1), None, None, None,
+            given_["statistics"], 2, False, 0, 1.0,
+        )  # fmt: skip
+
+
+@pytest.mark.usefixtures("built")
+def test_a_few_queries_of_no_sequence_at_all():
+    query, key = torch.zeros(0, 4, 1, 8), torch.zeros(0, 4, 9, 8)
+    out = operators.native_attention_of_few(query, key, key, torch.tensor(0.3), None, 2, False, 0, 1.0)
+    assert out.shape == (0, 2, 1, 16)

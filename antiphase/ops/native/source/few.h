@@ -38,7 +38,7 @@ template <typename In, int S> class FewQueries {
     units_ = call.batch * call.groups, rows_ = call.repeats * call.queries;
     chunks_ = std::max<int64_t>(1, divide_up(call.keys, CHUNK)), keys_ = chunks_ * CHUNK;
     factor_ = T(call.scale * 1.4426950408889634074);
-    threads_ = call.parallel ? int(std::min<int64_t>(call.threads, units_ * chunks_)) : 1;
+    threads_ = call.parallel ? int(std::max<int64_t>(1, std::min<int64_t>(call.threads, units_ * chunks_))) : 1;
   }
 
   int run() {
