@@ -1,4 +1,4 @@
-"""Differential attention in transformers' attention interface: the function, its mask, and swapping one in a model.
+"""Differential attention in transformers' attention interface: the function and its mask.
 
 An attention function gets keys and values as the cache holds them: a V1 layer keeps each value head as two halves,
 heads 2i and 2i+1, because static caches need keys and values of one shape; a V2 layer's are those of ordinary grouped
@@ -7,28 +7,29 @@ attention. The form is read from the configuration (``attention_type``), never g
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase.attention_kinds import has_two_keys, is_differential, refuse_unread
 from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 NAME = "antiphase"
 TRITON = f"{NAME}_triton"
 """The same with fused kernels in its differential layers, for CUDA devices."""
+INSIDE = f"{NAME}_inside"
+"""The attention function of models of ``differential_config``; no other one knows their λ."""
 SWAPPED = f"{NAME}_swapped_"
 """Start of the names under which functions stand that were swapped in."""
+DIFFERENTIAL = frozenset({"differential", "differential_v2"})
+"""Values of ``config.attention_type`` whose attention functions subtract two maps."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which know nothing of a second map."""
 
@@ -42,6 +43,16 @@ IGNORED = frozenset(
      "output_router_logits", "cache_position", "num_items_in_batch", "return_dict"}
 )  # fmt: skip
 """Keyword arguments that models hand to every attention function and that change nothing here."""
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Whether a layer's (a model's) configuration asks for two subtracted maps a head."""
+    return getattr(getattr(module, "config", None), "attention_type", None) in DIFFERENTIAL
+
+
+def has_two_keys(module: nn.Module) -> bool:
+    """Whether each map of a head has a key of its own, and values come in halves: V1, not V2."""
+    return getattr(getattr(module, "config", None), "attention_type", None) == "differential"
 
 
 def differential_function(implementation: str) -> AttentionFunction:
@@ -320,6 +331,11 @@ def join_halves(value: Tensor) -> Tensor:
     return value.view(batch, halves // 2, 2, keys, width).transpose(2, 3).reshape(batch, halves // 2, keys, 2 * width)
 
 
+def split_halves(out: Tensor) -> Tensor:
+    """Heads' outputs (B, N, H, 2d) as their halves (B, N, 2H, d)."""
+    return out.unflatten(3, (2, -1)).flatten(2, 3)
+
+
 def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
     """Whether a layer's queries see no later key, for the mask that it hands over.
 
@@ -412,68 +428,3 @@ AttentionInterface.register(NAME, antiphase_attention)
 AttentionInterface.register(TRITON, partial(antiphase_attention, impl="triton"))
 AttentionMaskInterface.register(NAME, antiphase_mask)
 AttentionMaskInterface.register(TRITON, antiphase_mask)
-
-
-@contextmanager
-def swapped(
-    model: PreTrainedModel,
-    wrap: Callable[[AttentionFunction], AttentionFunction],
-    *,
-    must_be_called: bool = True,
-    reads_all: bool = False,
-) -> Iterator[None]:
-    """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
-
-    The kind of mask stays that of the implementation replaced. Models whose attention does not go through the
-    interface are refused, and, unless ``wrap`` ``reads_all`` kinds of layers, those of ``refuse_unread``.
-
-    Raises:
-        InputError: as ``refuse_unread``.
-        ValueError: the model cannot change its attention function, or (``must_be_called``) never called it.
-    """
-    if not reads_all:
-        refuse_unread(model)
-    original = model.config._attn_implementation
-    called = [False]
-    if not model._can_set_attn_implementation():
-        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
-    function = _function_of(model, original)
-    wrapped = wrap(function)
-
-    def observed(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        called[0] = True
-        return wrapped(*args, **kwargs)
-
-    name = f"{SWAPPED}{id(observed)}"
-    masks = AttentionMaskInterface._global_mapping
-    mask = masks.get(original)
-    AttentionInterface.register(name, observed)
-    if mask is not None:  # without one, transformers hands over no mask, to the function replaced as to this one
-        AttentionMaskInterface.register(name, mask)
-    try:
-        model.set_attn_implementation(name)
-        if model.config._attn_implementation != name:
-            raise ValueError(f"{type(model).__name__} did not accept another attention function")
-        yield
-        if must_be_called and not called[0]:
-            raise ValueError(f"{type(model).__name__} never called the attention function of the interface")
-    finally:
-        model.set_attn_implementation(original)
-        del AttentionInterface._global_mapping[name]
-        masks.pop(name, None)
-
-
-def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
-    """The function that the model calls under ``implementation``; ``eager`` lives in the model's own module."""
-    if is_differential(model):
-        return differential_function(implementation)
-    if implementation != "eager":
-        return ALL_ATTENTION_FUNCTIONS[implementation]
-    for layer in model.modules():
-        home = sys.modules[type(layer).__module__]
-        if hasattr(home, "eager_attention_forward") and (hasattr(layer, "scaling") or hasattr(layer, "is_causal")):
-            return home.eager_attention_forward
-    raise ValueError(
-        f"{type(model).__name__} has no eager attention function that could be found; recurrent and convolutional "
-        "models have no attention"
-    )

@@ -1,6 +1,7 @@
 """Whatever reads or changes attention: on every kind of model it is right, or refuses the model in a sentence.
 
-DiffLlama's oracle is the same model in this package's form, where λ and both maps are the attention function's own.
+The oracle of DiffLlama and of a differential Llama is the same model in this package's form, where λ and both maps are
+the attention function's own. Every other kind of model: ``tests/instrumentation/test_matrix.py``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     BartConfig,
     BartForConditionalGeneration,
     BertConfig,
     DiffLlamaConfig,
+    DynamicCache,
     GPT2Config,
     Lfm2Config,
     LlamaConfig,
@@ -43,14 +44,12 @@ from antiphase.evals.perplexity import perplexity
 from antiphase.evals.quantization import quantized_logits
 from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.sinks import sinks_on_text
-from antiphase.interface import swapped
+from antiphase.instrumentation.hooks import swapped
 from antiphase.models.conversion import convert_model
 from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
-from antiphase.records import Record
-from antiphase.report.measurements import largest
 
 LAYERS, MAPS, N = 3, 8, 37
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=N)
@@ -72,8 +71,6 @@ CAUSAL: dict[str, Callable[[], Any]] = {
     "differential_gpt2": lambda: differential(SMALL_GPT2),
 }
 REFUSED: dict[str, Callable[[], Any]] = {
-    **CAUSAL,
-    "differential_bert": lambda: differential(SMALL_BERT, AutoModelForMaskedLM),
     "bart": lambda: BartForConditionalGeneration(
         BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
                    decoder_attention_heads=MAPS, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=96)
@@ -185,7 +182,7 @@ every_reader = pytest.mark.parametrize("reader", READERS)
 
 @every_reader
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_whose_calls_say_too_little_are_refused_by_name(name, reader):
+def test_encoder_decoders_are_refused_by_name(name, reader):
     model = sharp(REFUSED[name]())
     ids = batch().input_ids
     texts = {"input_ids": ids, "decoder_input_ids": ids} if model.config.is_encoder_decoder else {"input_ids": ids}
@@ -224,80 +221,74 @@ def diffllama() -> Any:
 
 
 @pytest.fixture(scope="module")
-def of_this_package(diffllama) -> Any:
-    return convert_model(diffllama).double().eval()
+def differential_llama() -> Any:
+    return sharp(differential(SMALL_LLAMA))
+
+
+@pytest.fixture(scope="module")
+def of_this_package(diffllama, differential_llama) -> dict[str, Any]:
+    """The same models in this package's form."""
+    config = antiphase.AntiphaseConfig(
+        attention_type="differential", **SIZES, num_key_value_heads=4, rms_norm_eps=SMALL_LLAMA.rms_norm_eps
+    )
+    other = AutoModelForCausalLM.from_config(config)
+    weights = {name.replace(".differential", ""): tensor for name, tensor in differential_llama.state_dict().items()}
+    other.load_state_dict(weights)
+    return {"diffllama": convert_model(diffllama).double().eval(), "differential_llama": other.double().eval()}
+
+
+def check_read_alike(reader: str, model: Any, other: Any) -> None:
+    plain = within(torch.no_grad(), model)
+    assert_near(plain, within(torch.no_grad(), other))
+    found = READERS[reader](model)
+    assert_near(found, READERS[reader](other))
+    if isinstance(found, Tensor):
+        assert (found - plain).abs().max() > 1e-2, "what changes nothing shows nothing"
+    assert torch.equal(within(torch.no_grad(), model), plain)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
 @every_reader
 def test_diffllama_is_read_as_the_same_model_of_this_package(reader, implementation, diffllama, of_this_package):
     diffllama.set_attn_implementation(implementation)
-    plain = within(torch.no_grad(), diffllama)
-    assert_near(plain, within(torch.no_grad(), of_this_package))
-    found = READERS[reader](diffllama)
-    assert_near(found, READERS[reader](of_this_package))
-    if isinstance(found, Tensor):
-        assert (found - plain).abs().max() > 1e-2, "what changes nothing shows nothing"
-    assert torch.equal(within(torch.no_grad(), diffllama), plain)
+    check_read_alike(reader, diffllama, of_this_package["diffllama"])
 
 
-def test_maps_and_outliers_of_diffllama_are_those_of_the_same_model(diffllama, of_this_package):
-    diffllama.set_attn_implementation("sdpa")
+@every_reader
+def test_differential_llama_is_read_as_the_same_model_of_this_package(reader, differential_llama, of_this_package):
+    check_read_alike(reader, differential_llama, of_this_package["differential_llama"])
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@pytest.mark.parametrize("name", ["diffllama", "differential_llama"])
+@torch.no_grad()
+def test_steps_under_calibration_are_those_of_the_same_model(name, mode, request, of_this_package):
+    ids, found = batch().input_ids, []
+    for model in (request.getfixturevalue(name), of_this_package[name]):
+        with antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)):
+            cache = DynamicCache(config=model.config)
+            pieces = [model(input_ids=part, past_key_values=cache).logits for part in ids.tensor_split((20, 21, 22), 1)]
+        found.append(torch.cat(pieces, dim=1))
+    assert_near(*found)
+    assert (found[0] - model(input_ids=ids).logits).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["diffllama", "differential_llama"])
+def test_maps_and_outliers_are_those_of_the_same_model(name, request, of_this_package):
+    model, other = request.getfixturevalue(name), of_this_package[name]
     ids = batch().input_ids
-    for one, other in zip(*(attention_maps(model, ids[:1]) for model in (diffllama, of_this_package)), strict=True):
-        assert_near(vars(one), vars(other))
-    assert_near(outliers(diffllama, ids), outliers(of_this_package, ids))
-    assert {row["what"] for row in outliers(diffllama, ids)} == {"attention logits", "hidden states"}
+    for one, two in zip(attention_maps(model, ids[:1]), attention_maps(other, ids[:1]), strict=True):
+        assert_near(vars(one), vars(two))
+    assert_near(outliers(model, ids), outliers(other, ids))
+    assert {row["what"] for row in outliers(model, ids)} == {"attention logits", "hidden states"}
 
 
-IDENTITIES: dict[str, Callable[[Any], Any]] = {
-    **{
-        f"calibrated, {mode}": lambda model, mode=mode: antiphase.calibrated(
-            model, CalibrationPlan(EVERY, alpha=1e30, mode=mode)
-        )
-        for mode in ("paper", "prompt", "running")
-    },
-    "calibrated with nothing to take": lambda model: antiphase.calibrated(
-        model, CalibrationPlan(EVERY, alpha=1e-3, beta=1.0)
-    ),
-    "quantized": lambda model: quantized_logits(model, 30),
-    "varied": lambda model: varied(model, CalibrationPlan(EVERY, alpha=1e30), "proportional"),
-    "swapped": lambda model: swapped(model, lambda function: function),
-}
-READ: dict[str, Callable[[], Any]] = {
-    "llama": lambda: AutoModelForCausalLM.from_config(SMALL_LLAMA),
-    "gpt2": lambda: AutoModelForCausalLM.from_config(SMALL_GPT2),
-    "bert": lambda: AutoModelForMaskedLM.from_config(SMALL_BERT),
-    "diffllama": lambda: AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)),
-    "antiphase": lambda: AutoModelForCausalLM.from_config(
-        antiphase.AntiphaseConfig(attention_type="differential", **SIZES)
-    ),
-    "antiphase_vanilla": lambda: AutoModelForMaskedLM.from_config(
-        antiphase.VanillaConfig(
-            vocab_size=61,
-            hidden_size=48,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=MAPS,
-            norm_position="pre",
-            attention_type="differential",
-        )
-    ),
-}
-
-
-@pytest.mark.parametrize("identity", IDENTITIES)
-@pytest.mark.parametrize("name", READ)
-def test_what_is_to_change_nothing_changes_nothing(name, identity):
-    model = sharp(READ[name]())
-    ids = batch().input_ids
-    with torch.no_grad():
-        plain = model(input_ids=ids).logits
-        if "running" in identity and name in ("bert", "antiphase_vanilla"):
-            with pytest.raises(ValueError, match='mode "running" needs causal attention'), IDENTITIES[identity](model):
-                model(input_ids=ids)
-            return
-        with IDENTITIES[identity](model):
-            torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
+def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differential_llama):
+    with (
+        pytest.raises(ValueError, match="another attention function was put into this model"),
+        swapped(differential_llama, lambda function: lambda *args, **kwargs: function(*args, **kwargs)),
+    ):
+        attention_statistics(differential_llama, input_ids=batch().input_ids)
 
 
 @torch.no_grad()
@@ -318,7 +309,7 @@ def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan()
         assert (model(input_ids=ids).logits - plain).abs().max() > 1e-2
     with antiphase.calibrated(model, CalibrationPlan({1: [0]}, alpha=1e30)):
         torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
-    missing = pytest.raises(InputError, match="layer 0 of Lfm2Model has no attention that could be calibrated")
+    missing = pytest.raises(InputError, match="layer 0 of Lfm2ForCausalLM has no attention that could be changed")
     with missing, antiphase.calibrated(model, CalibrationPlan({0: [0], 1: [0]})):
         model(input_ids=ids)
 
@@ -332,12 +323,15 @@ def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
     plain = model(input_ids=ids).logits
     for read in (attention_statistics, attention_rows):
         arguments = {"input_ids": ids} if read is attention_statistics else {"input_ids": ids, "positions": ids[:, :1]}
-        with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends 2 times in a forward pass"):
+        with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends more than once"):
             read(model, **arguments)
     plan = CalibrationPlan({1: [0]})
-    with pytest.raises(ValueError, match="layer 1 attends more than once"), antiphase.calibrated(model, plan):
+    with (
+        pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends more than once"),
+        antiphase.calibrated(model, plan),
+    ):
         model(input_ids=ids)
-    with pytest.raises(ValueError, match="layer 1 attends more than once"):
+    with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends more than once"):
         screen(model, plan, score, list(ids))
     with quantized_logits(model, 30):
         torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
@@ -366,28 +360,6 @@ def test_what_measures_outputs_works_on_differential_models_of_other_architectur
     expected = [max((3, 4, 5), key=model(input_ids=torch.tensor([one])).logits[0, -1].tolist().__getitem__) - 3
                 for one in prompts]  # fmt: skip
     assert choose_options(model, prompts, options) == expected
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-@torch.no_grad()
-def test_outliers_of_hidden_states_are_told_without_those_of_logits(name):
-    """Which map reads which key is known to the attention function alone."""
-    model = sharp(CAUSAL[name]())
-    ids = batch().input_ids
-    found = outliers(model, ids)
-    assert [row["layer"] for row in found] == ["all", "0", "1", "2"]
-    assert {row["what"] for row in found} == {"hidden states"}
-    seen: list[Tensor] = []
-    layers = model.transformer.h if "gpt2" in name else model.model.layers
-    handles = [layer.register_forward_hook(lambda module, args, out: seen.append(out)) for layer in layers]
-    model(input_ids=ids)
-    for handle in handles:
-        handle.remove()
-    for row, states in zip(found[1:], seen, strict=True):
-        states = states[0] if isinstance(states, tuple) else states
-        assert row["top"]["1"] == pytest.approx(states.abs().max().item(), rel=1e-5)
-    table = largest(Record(kind="evaluate-outliers", values={"rows": found}, config={}, seeds=[0], seconds=0.0))
-    assert "Attention logits of this model cannot be read" in table.note
 
 
 @pytest.mark.parametrize("name", CAUSAL)

@@ -25,14 +25,14 @@ from transformers import (
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
-from antiphase.attention_kinds import is_differential
+from antiphase.instrumentation.hooks import observed, swapped
 from antiphase.interface import (
     antiphase_attention,
     antiphase_mask,
     combine_mask,
     eager_attention,
+    is_differential,
     join_halves,
-    swapped,
 )
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -412,13 +412,14 @@ def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
         del AttentionInterface._global_mapping["maskless"]
 
 
-def test_a_model_that_never_calls_the_function_is_refused_by_name():
+def test_a_model_that_never_calls_the_function_is_refused_by_name(monkeypatch):
     model = foreign_model("llama", "sdpa")
+    monkeypatch.setattr(model.model, "layers", torch.nn.ModuleList())
     with (
         pytest.raises(ValueError, match="LlamaForCausalLM never called the attention function"),
-        swapped(model, zeroing),
+        observed(model, lambda call, heads, weights: None),
     ):
-        model.get_input_embeddings()(torch.tensor([[1]]))
+        model(torch.tensor([[1]]))
     assert model.config._attn_implementation == "sdpa"
 
 

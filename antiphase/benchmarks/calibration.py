@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from antiphase.benchmarks.memory import peak_of
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.calibration.apply import Calibration, calibrated
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.instrumentation.calls import AttentionCall, kind_of
+from antiphase.instrumentation.forward import ForwardPass
 from antiphase.ops.statistics import Visibility, layer_statistics
 from antiphase.probing.statistics import attention_statistics
 from antiphase.records import Record
@@ -150,12 +153,15 @@ def layer_call(limit: int, scheme: str, length: int, share: float, seed: int) ->
     given = layer_inputs(min(length, limit), seed)
     layer = _Layer()
     calibration = Calibration(CalibrationPlan({0: range(HEADS)}, alpha=threshold(given, share)))
-    function = sdpa_attention_forward if scheme == PLAIN else calibration.wrap(sdpa_attention_forward)
+    tensors, arguments = (given.query, given.key, given.value, given.mask), {"scaling": WIDTH**-0.5}
+    plain = partial(sdpa_attention_forward, layer, *tensors, **arguments)
 
     @torch.no_grad()
     def run() -> object:
-        calibration.begin(given.real)
-        return function(layer, given.query, given.key, given.value, given.mask, scaling=WIDTH**-0.5)
+        if scheme == PLAIN:
+            return plain()
+        forward = ForwardPass(real=given.real)
+        return calibration(AttentionCall(layer, 0, kind_of(layer), *tensors, arguments, own=plain, forward=forward))
 
     return run
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from antiphase.calibration.oracle import redistribute
+from antiphase.instrumentation.chosen import ChosenMaps
 from antiphase.ops.blocks import Plan, shaped
-from antiphase.ops.decoding import FEW_ROWS
 from antiphase.ops.shapes import statistics_dtype
 
 DIRECT_SHARE = 0.5
@@ -25,80 +25,6 @@ ROWS_AT_ONCE = 512
 """Rows that are formed directly in one step."""
 WEIGHTS_AT_ONCE = 2**18
 """Weights on sinks that the thin product takes in one step, where these are more than ROWS_AT_ONCE rows."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call of an attention function: tensors, what is visible, and which tokens are real."""
-
-    query: Tensor
-    """(B, G, R, N, d)."""
-    key: Tensor
-    """(B, G, M, d)."""
-    value: Tensor
-    """(B, G, M, dv)."""
-    mask: Tensor | None
-    """Boolean (1|B, 1, 1|N, M), True = may attend."""
-    is_causal: bool
-    """Besides the mask; the last query stands at the last key."""
-    sliding_window: int | None
-    scale: float
-    real: Tensor
-    """(B, M) bool: keys that are tokens, not padding."""
-    places: Tensor
-    """(N,) which key each query is."""
-    before: Tensor
-    """(B,) tokens that a sliding cache has dropped."""
-    chosen: Tensor
-    """(G, R, 1) bool: maps that are calibrated."""
-
-    @property
-    def first(self) -> Tensor:
-        """(B,) key of the first token, which is no sink; -1 where it was dropped."""
-        return torch.where(self.before > 0, -1, self.real.long().argmax(1))
-
-    @property
-    def few(self) -> bool:
-        """So few queries that their maps are small beside keys and values: a decoding step."""
-        return self.query.shape[2] * self.query.shape[3] <= FEW_ROWS
-
-    @property
-    def real_queries(self) -> Tensor:
-        """(B, N) bool."""
-        return self.real[:, self.places]
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether a query sees no key behind its own."""
-        return self.is_causal or bool(self.sliding_window)
-
-    def hide(self, weights: Tensor, sequence: int, rows: Tensor, keys: Tensor) -> None:
-        """Zero the weights (n, m) that some queries (n,) of one sequence have on keys (m,) which they do not see.
-
-        Both are in ascending order.
-        """
-        if self.sliding_window or (self.mask is not None and self.mask.shape[2] > 1):
-            weights.masked_fill_(~self.visible(sequence, rows, keys), 0.0)
-            return
-        if self.mask is not None:
-            hidden = ~self.mask[sequence if len(self.mask) > 1 else 0, 0, 0, keys]
-            weights.index_fill_(1, hidden.nonzero()[:, 0], 0.0)
-        if self.is_causal:
-            start = int(torch.searchsorted(keys, self.places[rows[0]], right=True))
-            weights[:, start:].masked_fill_(keys[start:] > self.places[rows, None], 0.0)
-
-    def visible(self, sequence: int, rows: Tensor, keys: Tensor) -> Tensor:
-        """(n, m) bool: which of some keys (m,) some queries (n,) of one sequence see."""
-        distance = self.places[rows, None] - keys
-        found = torch.ones_like(distance, dtype=torch.bool)
-        if self.is_ordered:
-            found = distance >= 0
-        if self.sliding_window:
-            found &= distance < self.sliding_window
-        if self.mask is not None:
-            mask = self.mask[sequence if len(self.mask) > 1 else 0, 0]  # (1|N, M)
-            found &= (mask[rows] if len(mask) > 1 else mask)[:, keys]
-        return found
 
 
 @dataclass(frozen=True)
@@ -113,23 +39,23 @@ class Attended:
     """(B, G, R, M): weight that each key receives from real queries, summed."""
 
 
-def _plan(call: Call) -> Plan:
+def _plan(maps: ChosenMaps) -> Plan:
     return Plan(
-        call.query.unsqueeze(3), call.key.unsqueeze(2), call.value, call.mask,
-        is_causal=call.is_causal, sliding_window=call.sliding_window or 0, scale=call.scale,
+        maps.query.unsqueeze(3), maps.key.unsqueeze(2), maps.value, maps.mask,
+        is_causal=maps.is_causal, sliding_window=maps.sliding_window or 0, scale=maps.scale,
     )  # fmt: skip
 
 
-def attend(call: Call) -> Attended:
+def attend(maps: ChosenMaps) -> Attended:
     """Ordinary attention block by block; the sums over columns ride along."""
-    batch, groups, repeats, length, _ = call.query.shape
-    keys, width = call.value.shape[2:]
-    plan = _plan(call)
-    out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
+    batch, groups, repeats, length, _ = maps.query.shape
+    keys, width = maps.value.shape[2:]
+    plan = _plan(maps)
+    out = maps.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
     log_sum_exp = out.new_full((batch, groups, repeats, length), float("-inf"), dtype=plan.dtype)
     mass = out.new_zeros(batch, groups, repeats, keys, dtype=plan.dtype)
     room = plan.block_room("result", width)
-    real = call.real_queries.to(plan.products)
+    real = maps.real_queries.to(plan.products)
     for unit in plan.units():
         here = unit.batches, unit.groups
         for block in plan.blocks:
@@ -152,7 +78,7 @@ def attend(call: Call) -> Attended:
     return Attended(out, log_sum_exp.nan_to_num_(nan=float("-inf")), mass)
 
 
-def correct(call: Call, attended: Attended, sinks: Tensor, *, beta: float) -> Tensor:
+def correct(maps: ChosenMaps, attended: Attended, sinks: Tensor, *, beta: float) -> Tensor:
     """The calibrated output (B, G, R, N, dv), in the place of the ordinary one, for sinks (B, G, R, M)."""
     batch, groups, repeats = sinks.shape[:3]
     for b in range(batch):
@@ -160,26 +86,28 @@ def correct(call: Call, attended: Attended, sinks: Tensor, *, beta: float) -> Te
             for r in range(repeats):
                 chosen = sinks[b, g, r].nonzero()[:, 0]
                 if len(chosen):
-                    _correct_head(call, attended, (b, g, r), chosen, beta)
+                    _correct_head(maps, attended, (b, g, r), chosen, beta)
     return attended.out
 
 
-def _correct_head(call: Call, attended: Attended, head: tuple[int, int, int], chosen: Tensor, beta: float) -> None:
+def _correct_head(
+    maps: ChosenMaps, attended: Attended, head: tuple[int, int, int], chosen: Tensor, beta: float
+) -> None:
     b, g, r = head
-    dtype = statistics_dtype(call.query.dtype)
-    key, value = call.key[b, g, chosen], call.value[b, g, chosen]  # (|S|, d), (|S|, dv)
+    dtype = statistics_dtype(maps.query.dtype)
+    key, value = maps.key[b, g, chosen], maps.value[b, g, chosen]  # (|S|, d), (|S|, dv)
     out, lse = attended.out[b, g, r], attended.log_sum_exp[b, g, r]
-    is_other = torch.ones(call.key.shape[2], dtype=dtype, device=out.device).index_fill_(0, chosen, 0.0)
+    is_other = torch.ones(maps.key.shape[2], dtype=dtype, device=out.device).index_fill_(0, chosen, 0.0)
     other_values = None
     at_once = max(ROWS_AT_ONCE, WEIGHTS_AT_ONCE // len(chosen))
-    for rows in torch.arange(len(call.places), device=out.device).split(at_once):
+    for rows in torch.arange(len(maps.places), device=out.device).split(at_once):
         # sinks after the last of these queries are seen by none of them
-        count = int(torch.searchsorted(chosen, call.places[rows[-1]], right=True)) if call.is_ordered else len(chosen)
+        count = int(torch.searchsorted(chosen, maps.places[rows[-1]], right=True)) if maps.is_ordered else len(chosen)
         if count == 0:
             continue
         here = slice(int(rows[0]), int(rows[-1]) + 1)
-        weights = _weights(call.query[b, g, r, here], key[:count], lse[here], call.scale)
-        call.hide(weights, b, rows, chosen[:count])
+        weights = _weights(maps.query[b, g, r, here], key[:count], lse[here], maps.scale)
+        maps.hide(weights, b, rows, chosen[:count])
         share = weights.sum(-1, keepdim=True)  # (n, 1)
         raised = 1 + (1 - beta) * share / (1 - share.clamp(max=DIRECT_SHARE))
         thin = (weights.to(value.dtype) @ value[:count]).to(dtype)
@@ -188,9 +116,9 @@ def _correct_head(call: Call, attended: Attended, head: tuple[int, int, int], ch
         if len(direct) == 0:
             continue
         if other_values is None:
-            other_values = call.value[b, g].index_fill(0, chosen, 0.0)
+            other_values = maps.value[b, g].index_fill(0, chosen, 0.0)
         for some in direct.split(ROWS_AT_ONCE):
-            on_others, rest = _others(call, lse, head, rows[some], other_values, is_other)
+            on_others, rest = _others(maps, lse, head, rows[some], other_values, is_other)
             # a row with sinks alone stays as it is
             has_rest = rest > torch.finfo(dtype).tiny
             left = 1 - (1 - beta) * has_rest.to(dtype)
@@ -200,16 +128,16 @@ def _correct_head(call: Call, attended: Attended, head: tuple[int, int, int], ch
 
 
 def _others(
-    call: Call, log_sum_exp: Tensor, head: tuple[int, int, int], rows: Tensor, values: Tensor, is_other: Tensor
+    maps: ChosenMaps, log_sum_exp: Tensor, head: tuple[int, int, int], rows: Tensor, values: Tensor, is_other: Tensor
 ) -> tuple[Tensor, Tensor]:
     """What rows (n,) of one head get from the keys that are no sinks, (n, dv), and their weight on these, (n, 1).
 
     ``values`` (M, dv) are 0 at the sinks, as ``is_other`` (M,) is. Both results are in the dtype of the statistics.
     """
     b, g, r = head
-    seen = int(call.places[rows[-1]]) + 1 if call.is_ordered else call.key.shape[2]
-    weights = _weights(call.query[b, g, r, rows], call.key[b, g, :seen], log_sum_exp[rows], call.scale)  # (n, m)
-    call.hide(weights, b, rows, torch.arange(seen, device=weights.device))
+    seen = int(maps.places[rows[-1]]) + 1 if maps.is_ordered else maps.key.shape[2]
+    weights = _weights(maps.query[b, g, r, rows], maps.key[b, g, :seen], log_sum_exp[rows], maps.scale)  # (n, m)
+    maps.hide(weights, b, rows, torch.arange(seen, device=weights.device))
     if values.dtype == weights.dtype:
         return weights @ values[:seen], (weights @ is_other[:seen]).unsqueeze(-1)
     # what is left beside sinks may be too small for a half precision: the product is of shares, which are not
@@ -224,34 +152,6 @@ def _weights(query: Tensor, key: Tensor, log_sum_exp: Tensor, scale: float) -> T
         return torch.addmm(-log_sum_exp[:, None], query, key.T, alpha=scale).exp_()
     scores = torch.addmm(query.new_zeros(()), query, key.T, beta=0, alpha=scale)  # rounded where ``attend`` rounds
     return scores.to(log_sum_exp.dtype).sub_(log_sum_exp[:, None]).exp_()
-
-
-def scores_of(call: Call) -> Tensor:
-    """Scaled scores (B, G, R, N, M), -inf where a query does not see a key."""
-    keys = torch.arange(call.key.shape[2], device=call.key.device)
-    rows = torch.arange(len(call.places), device=keys.device)
-    batch, groups, repeats, length, width = call.query.shape
-    scores = call.query.reshape(batch, groups, -1, width) @ call.key.transpose(-1, -2)
-    scores = scores.view(batch, groups, repeats, length, -1).to(statistics_dtype(call.query.dtype)) * call.scale
-    visible = torch.stack([call.visible(b, rows, keys) for b in range(batch)])[:, None, None]  # (B, 1, 1, N, M)
-    return scores.masked_fill(~visible, float("-inf"))
-
-
-def maps_of(scores: Tensor) -> Tensor:
-    """Softmax of scores (..., N, M); a row that sees no key is zero."""
-    empty = (scores == float("-inf")).all(-1, keepdim=True)
-    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
-
-
-def weights_of(call: Call) -> Tensor:
-    """The maps (B, G, R, N, M), whole; a row that sees no key is zero."""
-    return maps_of(scores_of(call))
-
-
-def multiply(call: Call, weights: Tensor) -> Tensor:
-    """Outputs (B, G, R, N, dv) of weights (B, G, R, N, M)."""
-    flat = weights.to(call.value.dtype).flatten(2, 3)
-    return (flat @ call.value).view(*weights.shape[:-1], -1)
 
 
 def calibrated_step(
@@ -293,7 +193,7 @@ def calibrated_step(
     return (kept.to(value.dtype) @ value).unsqueeze(3)
 
 
-def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
+def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
     """Causal calibration: a query's sinks are the keys that it and the queries before it look at too much.
 
     Key j is a sink of query i if the mean weight from the queries j..i is above α / Nᵢ and there are at least Nᵢ / α
@@ -301,22 +201,22 @@ def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float
     one forward pass gives, and later tokens change nothing.
 
     Args:
-        mass: (B, G, R, ≤ M) weight that keys have received before this call; None: no earlier call.
+        mass: (B, G, R, ≤ M) weight that keys have received before this call; None: no earlier maps.
 
     Returns:
-        (B, G, R, N, dv), and ``mass`` (B, G, R, M) for the next call.
+        (B, G, R, N, dv), and ``mass`` (B, G, R, M) for the next maps.
     """
-    batch, groups, repeats, length, _ = call.query.shape
-    keys, width = call.value.shape[2:]
-    running = _Running(call, alpha, beta)
-    total = call.query.new_zeros(batch, groups, repeats, keys, dtype=statistics_dtype(call.query.dtype))
+    batch, groups, repeats, length, _ = maps.query.shape
+    keys, width = maps.value.shape[2:]
+    running = _Running(maps, alpha, beta)
+    total = maps.query.new_zeros(batch, groups, repeats, keys, dtype=statistics_dtype(maps.query.dtype))
     if mass is not None:
         total[..., : mass.shape[-1]] = mass
-    if call.few:
-        weights = running.calibrate(weights_of(call), total, *[slice(None)] * 4)
-        return multiply(call, weights), total
-    plan = _plan(call)
-    out = call.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
+    if maps.few:
+        weights = running.calibrate(maps.weights(), total, *[slice(None)] * 4)
+        return maps.multiply(weights), total
+    plan = _plan(maps)
+    out = maps.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
     for unit in plan.units():
         here = unit.batches, unit.groups
         for block in plan.blocks:
@@ -335,20 +235,20 @@ def attend_running(call: Call, mass: Tensor | None, *, alpha: float, beta: float
 class _Running:
     """Which keys are sinks of each query, and the weights without their surplus."""
 
-    def __init__(self, call: Call, alpha: float, beta: float) -> None:
+    def __init__(self, maps: ChosenMaps, alpha: float, beta: float) -> None:
         self.alpha, self.beta = alpha, beta
-        self.order = call.real.long().cumsum(1) + call.before[:, None]  # (B, M): a real token's number, from 1
-        self.is_first = (self.order == 1) & call.real
-        self.chosen = call.chosen
-        self.query_order = self.order[:, call.places]  # (B, N)
-        self.real = call.real_queries
-        if call.mask is not None and call.mask.shape[2] == len(call.places):
-            visible = call.mask[:, 0].sum(-1).expand(len(self.real), -1)
+        self.order = maps.real.long().cumsum(1) + maps.before[:, None]  # (B, M): a real token's number, from 1
+        self.is_first = (self.order == 1) & maps.real
+        self.chosen = maps.chosen
+        self.query_order = self.order[:, maps.places]  # (B, N)
+        self.real = maps.real_queries
+        if maps.mask is not None and maps.mask.shape[2] == len(maps.places):
+            visible = maps.mask[:, 0].sum(-1).expand(len(self.real), -1)
         else:
             visible = self.query_order
-            if call.sliding_window is not None:  # less what lies before the window, dropped tokens included
-                last = call.places - call.sliding_window
-                visible = visible - torch.where(last < 0, call.before[:, None], self.order[:, last.clamp(min=0)])
+            if maps.sliding_window is not None:  # less what lies before the window, dropped tokens included
+                last = maps.places - maps.sliding_window
+                visible = visible - torch.where(last < 0, maps.before[:, None], self.order[:, last.clamp(min=0)])
         self.visible = visible.clamp(min=1)  # (B, N): keys that each query sees
 
     def calibrate(

@@ -10,44 +10,35 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import is_differential
-from antiphase.calibration.apply import Calibration, by_map, installed, lambda_column, layer_of
-from antiphase.calibration.attention import attend, multiply, weights_of
+from antiphase.calibration.apply import CalibrationRule, CalibrationState
+from antiphase.calibration.attention import attend
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.errors import NonFiniteError
-from antiphase.interface import AttentionFunction
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.chosen import MapChoice, outputs_by_map
+from antiphase.instrumentation.hooks import transformed
 
 
-class _Screen(Calibration):
+class _Screen:
     """Ordinary attention, plus gates (all zero) times what calibration would change."""
 
     def __init__(self, plan: CalibrationPlan, gates: dict[int, Tensor]) -> None:
-        super().__init__(plan)
+        self.rule, self.choice = CalibrationRule(plan), MapChoice(plan.heads)
         self.gates = gates  # layer: (maps,)
 
-    def wrap(self, function: AttentionFunction) -> AttentionFunction:
-        def attend_gated(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            out, _ = function(module, query, key, value, attention_mask, **kwargs)
-            self.note(module, query)
-            layer = layer_of(module)
-            if layer not in self.gates:
-                return out, None
-            with torch.no_grad():
-                call = self.call(module, query, key, value, attention_mask, range(query.shape[1]), kwargs)
-                plain = multiply(call, weights_of(call)) if call.few else attend(call).out
-                change = by_map(self.outputs(layer, call, query) - plain)  # (B, N, maps, dv)
-            gated = change * self.gates[layer].to(change.dtype)[:, None]
-            if is_differential(module):
-                first, second = gated.unflatten(2, (-1, 2)).unbind(3)
-                gated = first - lambda_column(kwargs["lam"]).detach() * second
-            return out + gated.to(out.dtype), None
-
-        return attend_gated
+    def __call__(self, call: AttentionCall) -> Tensor:
+        heads, _ = call.own()
+        if call.layer not in self.gates:
+            return heads
+        with torch.no_grad():
+            maps = self.choice.chosen(call)
+            plain = maps.multiply(maps.weights()) if maps.few else attend(maps).out
+            change = outputs_by_map(self.rule.outputs(call, maps) - plain)  # (B, N, maps, dv)
+        gated = change * self.gates[call.layer].to(change.dtype)[:, None]
+        return heads + call.heads_of(gated).to(heads.dtype)
 
 
 def screen(
@@ -67,7 +58,8 @@ def screen(
         layer: torch.zeros(maps, dtype=torch.float32, device=model.device, requires_grad=True) for layer in plan.heads
     }
     every = CalibrationPlan({layer: range(maps) for layer in gates}, plan.alpha, plan.beta, plan.mode)
-    with installed(model, _Screen(every, gates)), torch.enable_grad():
+    gated = transformed(model, _Screen(every, gates), layers=every.heads, state=CalibrationState)
+    with gated, torch.enable_grad():
         values = score(model, samples)
         if not values.requires_grad:
             raise ValueError(

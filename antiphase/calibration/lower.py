@@ -105,7 +105,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
             for index, layer in enumerate(module)
         ):  # fmt: skip
             return module
-    raise ValueError(f"{type(model).__name__} has no list of layers that could be skipped")
+    raise ValueError(f"{type(model).__name__} has no list of numbered layers")
 
 
 def _hand_on(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:

@@ -13,8 +13,8 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import refuse_unread
 from antiphase.errors import InputError, nearest
+from antiphase.instrumentation.hooks import refuse_encoder_decoder
 from antiphase.records import write_atomically
 
 FORMAT = 1
@@ -106,7 +106,7 @@ class CalibrationPlan:
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise an InputError where the plan does not fit a model, or no plan could."""
-        refuse_unread(model)
+        refuse_encoder_decoder(model)
         text = model.config.get_text_config()
         if self.fingerprint is not None:
             own = fingerprint(model)

@@ -171,7 +171,7 @@ def search_calibration(
             calibration = Calibration(CalibrationPlan({layer: [head]}, **rule))
             with skipped, installed(model, calibration):
                 found = scores_of(model, score, split.search, split.search_numbers)
-            if not calibration.found_sinks:  # nothing was calibrated: what differs is rounding
+            if not calibration.rule.found_sinks:  # nothing was calibrated: what differs is rounding
                 found = base
             change = changes_of(found, base, rounding=rounding)
             flat = torch.cat(list(change.values()))

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.calibration.apply import Calibration, installed
-from antiphase.calibration.attention import Call, multiply, weights_of
+from antiphase.calibration.apply import CalibrationRule, CalibrationState
 from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.errors import InputError
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.chosen import ChosenMaps, MapChoice
+from antiphase.instrumentation.hooks import transformed
 from antiphase.randomness import keyed_generator
 
 Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices", "inverse", "temperature",
@@ -55,96 +57,96 @@ def varied(
     if plan.mode == "running":
         raise InputError('other rules need the mode "paper" or "prompt"')
     plan.check(model)
-    with installed(model, _Varied(plan, rule, temperature, spans or {}, seed)):
+    varied_maps = _Varied(plan, rule, temperature, spans or {}, seed)
+    with transformed(model, varied_maps, layers=plan.heads, state=CalibrationState):
         yield
 
 
-class _Varied(Calibration):
+class _Varied:
     def __init__(self, plan: CalibrationPlan, rule: Rule, temperature: float, spans: Spans, seed: int) -> None:
-        super().__init__(plan)
+        self.calibration, self.choice = CalibrationRule(plan), MapChoice(plan.heads)
         self.rule, self.temperature, self.spans, self.seed = rule, temperature, spans, seed
-        self.ids: Tensor | None = None
 
-    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().before(module, args, kwargs)
-        self.ids = kwargs.get("input_ids", args[0] if args else None)
+    def __call__(self, call: AttentionCall) -> Tensor:
+        return self.choice.changed(call, lambda maps: self._outputs(call, maps))
 
-    def is_step(self, module: nn.Module, query: Tensor, key: Tensor, kwargs: dict[str, Any]) -> bool:
-        return False  # the short way of a step knows one rule only
+    @torch.no_grad()
+    def _outputs(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
+        weights = maps.weights()  # (B, G, R, N, M)
+        mass = (weights * maps.real_queries[:, None, None, :, None]).sum(-2)
+        found = self.calibration.sinks(call, maps, mass)  # (B, G, R, M)
+        return maps.multiply(self._changed(call, maps, weights, found))
 
-    def outputs(self, layer: int, call: Call, query: Tensor) -> Tensor:
-        weights = weights_of(call)  # (B, G, R, N, M)
-        mass = (weights * call.real_queries[:, None, None, :, None]).sum(-2)
-        found = self.sinks(layer, call, mass)  # (B, G, R, M)
-        return multiply(call, self.changed(layer, call, weights, found))
-
-    def changed(self, layer: int, call: Call, weights: Tensor, found: Tensor) -> Tensor:
+    def _changed(self, call: AttentionCall, maps: ChosenMaps, weights: Tensor, found: Tensor) -> Tensor:
         """Maps (B, G, R, N, M) after the rule, for sinks (B, G, R, M)."""
-        beta = self.plan.beta
+        beta = self.calibration.plan.beta
         sinks = found.unsqueeze(-2)
         if self.rule == "temperature":
-            first = torch.arange(weights.shape[-1], device=weights.device) == call.first[:, None]  # (B, M)
-            stays = first[:, None, None, None] | ~call.chosen.unsqueeze(-1)
+            first = torch.arange(weights.shape[-1], device=weights.device) == maps.first[:, None]  # (B, M)
+            stays = first[:, None, None, None] | ~maps.chosen.unsqueeze(-1)
             factor = torch.ones_like(weights).masked_fill_(~stays, self.temperature)
             scaled = weights * factor
             total = scaled.sum(-1, keepdim=True)
             return torch.where(total > 0, scaled / total.where(total > 0, 1.0), weights)
         if self.rule == "inverse":
-            return redistribute(weights, ~sinks & call.chosen.unsqueeze(-1) & (weights > 0), beta=beta)
+            return redistribute(weights, ~sinks & maps.chosen.unsqueeze(-1) & (weights > 0), beta=beta)
         if self.rule == "random-tokens":
-            return redistribute(weights, self._drawn(layer, call, found).unsqueeze(-2), beta=beta)
+            return redistribute(weights, self._drawn(call, maps, found).unsqueeze(-2), beta=beta)
         if self.rule == "proportional":
             return redistribute(weights, sinks, beta=beta)
         receives = (~sinks & (weights > 0)).to(weights.dtype)
         if self.rule != "uniform":
-            receives = receives * weights * self._part(layer, call)[:, None, None, None]
+            receives = receives * weights * self._part(call, maps)[:, None, None, None]
         total = receives.sum(-1, keepdim=True)
         freed = (1 - beta) * weights.masked_fill(~sinks, 0.0).sum(-1, keepdim=True)
         moved = torch.where(sinks, beta * weights, weights) + freed * receives / total.where(total > 0, 1.0)
         return torch.where(total > 0, moved, weights)
 
-    def _drawn(self, layer: int, call: Call, found: Tensor) -> Tensor:
+    def _drawn(self, call: AttentionCall, maps: ChosenMaps, found: Tensor) -> Tensor:
         """As many keys (B, G, R, M) as there are sinks, drawn among real ones that are none.
 
         The same for a prompt and a layer, whatever else is in the batch.
         """
-        if self.forward is not None and self.forward.past and ("drawn", layer) in self.forward.state.kept:
-            known = self.forward.state.kept["drawn", layer]
-            return torch.nn.functional.pad(known, (0, found.shape[-1] - known.shape[-1])) & call.chosen
+        assert call.forward is not None
+        kept = call.forward.state.kept
+        if call.forward.past and ("drawn", call.layer) in kept:
+            known = kept["drawn", call.layer]
+            return torch.nn.functional.pad(known, (0, found.shape[-1] - known.shape[-1])) & maps.chosen
         order = torch.full(found.shape, 2.0)
-        for row, prompt, real in self._prompts(call):
-            generator = keyed_generator(self.seed, "random tokens", layer, *prompt)
+        for row, prompt, real in self._prompts(call, maps):
+            generator = keyed_generator(self.seed, "random tokens", call.layer, *prompt)
             order[row, ..., real] = torch.rand(*found.shape[1:3], len(prompt), generator=generator)
         order = order.to(found.device)
         position = torch.arange(found.shape[-1], device=found.device)
-        allowed = call.real & (position != call.first[:, None])  # (B, M)
+        allowed = maps.real & (position != maps.first[:, None])  # (B, M)
         order = order.masked_fill(~(allowed[:, None, None] & ~found), 2.0)
         rank = order.argsort(-1).argsort(-1)
         drawn = (rank < found.sum(-1, keepdim=True)) & (order < 2.0)
-        if self.forward is not None:
-            self.forward.state.kept["drawn", layer] = drawn
+        kept["drawn", call.layer] = drawn
         return drawn
 
-    def _prompts(self, call: Call) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
+    def _prompts(self, call: AttentionCall, maps: ChosenMaps) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
         """Of each sequence of a prefill: its number, its tokens and where they stand (M,)."""
-        if self.ids is None:
+        assert call.forward is not None
+        prompts = call.forward.input_ids
+        if prompts is None:
             raise InputError(f"the rule {self.rule} needs prompts as token ids")
-        for row, (ids, real) in enumerate(zip(self.ids.cpu(), call.real.cpu(), strict=True)):
+        for row, (ids, real) in enumerate(zip(prompts.cpu(), maps.real.cpu(), strict=True)):
             yield row, tuple(ids[real].tolist()), real
 
-    def _part(self, layer: int, call: Call) -> Tensor:
+    def _part(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
         """Keys (B, M) of the part of the prompt that receives the freed weight."""
-        assert self.forward is not None
-        kept = self.forward.state.kept
-        if not self.forward.past:
-            part = torch.zeros(call.real.shape, dtype=torch.bool)
-            for row, prompt, real in self._prompts(call):
+        assert call.forward is not None
+        kept = call.forward.state.kept
+        if not call.forward.past:
+            part = torch.zeros(maps.real.shape, dtype=torch.bool)
+            for row, prompt, real in self._prompts(call, maps):
                 if prompt not in self.spans:
                     raise InputError(
                         f"the rule {self.rule} was not told the parts of this prompt of {len(prompt)} tokens"
                     )
                 start, stop = self.spans[prompt].get(self.rule, (0, 0))
                 part[row, real.nonzero()[start:stop, 0]] = True
-            kept["part", layer] = part.to(call.real.device)
-        known = kept["part", layer]
-        return torch.nn.functional.pad(known, (0, call.real.shape[1] - known.shape[1]))
+            kept["part", call.layer] = part.to(maps.real.device)
+        known = kept["part", call.layer]
+        return torch.nn.functional.pad(known, (0, maps.real.shape[1] - known.shape[1]))

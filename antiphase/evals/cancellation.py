@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import is_differential, lambda_afterwards, subtracts_afterwards
 from antiphase.data.retrieval import RetrievalBatch
 from antiphase.errors import NonFiniteError
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
-from antiphase.interface import AttentionFunction, heads_of_value, swapped
+from antiphase.instrumentation.calls import AttentionCall, Pairing
+from antiphase.instrumentation.hooks import observed
 from antiphase.models.variants import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
 
@@ -200,28 +200,21 @@ def _correlation(first: Tensor, second: Tensor, visible: Tensor) -> Tensor:
 def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     """For each layer the root mean squares (B, heads) of the heads' outputs and of the values that they read."""
     found: list[tuple[Tensor, Tensor]] = []
-    first_half: list[Tensor] = []  # of the heads: DiffLlama's layers call twice, once for each half of the values
+    first_half: list[Tensor] = []  # of the heads and values, where a layer calls once for each half of the values
 
-    def wrap(function: AttentionFunction) -> AttentionFunction:
-        def observe(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            out, weights = function(module, query, key, value, attention_mask, **kwargs)  # (B, N, heads, dv)
-            if not subtracts_afterwards(module):
-                found.append(_sizes(out, heads_of_value(module, value) if is_differential(module) else value))
-            elif not first_half:
-                first_half.extend((out, value))
-            else:
-                whole, values = (torch.cat(both, dim=-1) for both in zip(first_half, (out, value), strict=True))
-                first, second = whole.chunk(2, dim=2)
-                # the value heads stand there twice, once for each map
-                found.append(_sizes(first - lambda_afterwards(module) * second, values.chunk(2, dim=1)[0]))
-                first_half.clear()
-            return out, weights
+    def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        if call.kind.pairing is not Pairing.HALVES:
+            found.append(_sizes(heads, call.values))
+        elif not call.is_second_half:
+            first_half[:] = [heads, call.values]
+        else:
+            whole, values = (torch.cat(both, dim=-1) for both in zip(first_half, (heads, call.values), strict=True))
+            first, second = whole.chunk(2, dim=2)
+            assert call.lam is not None
+            # the value heads stand there twice, once for each map
+            found.append(_sizes(first - call.lam.view(()) * second, values.chunk(2, dim=1)[0]))
 
-        return observe
-
-    with swapped(model, wrap):
+    with observed(model, observe):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
     return found
 

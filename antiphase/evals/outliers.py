@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import subtracts_inside
 from antiphase.calibration.lower import decoder_layers
 from antiphase.errors import NonFiniteError
 from antiphase.evals.scoring import TOKENS_AT_ONCE
@@ -41,14 +40,11 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
 
     Returns:
         rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
-        {place: value}, ``median`` (within 1 %), ``kurtosis`` and ``channel_kurtosis`` (None of logits). Of models of
-        ``differential_config`` there are no attention logits: which map reads which key cannot be seen from outside of
-        their attention function.
+        {place: value}, ``median`` (within 1 %), ``kurtosis`` and ``channel_kurtosis`` (None of logits).
 
     Raises:
         NonFiniteError: a logit or hidden state that is not finite.
     """
-    reads_logits = not any(subtracts_inside(module) for module in model.modules())
     largest = max(PLACES)
     logits: list[_Sizes] = []
     hidden: list[_Sizes] = []
@@ -56,9 +52,6 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
     at_once = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
     for ids in input_ids.split(at_once):
         with _hidden_states(model, hidden):
-            if not reads_logits:
-                _forward(model, ids)
-                continue
             found = attention_statistics(model, top=largest, histogram=True, input_ids=ids)
         layers = found.layers
         assert found.logit_histogram is not None
@@ -68,7 +61,7 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
             _merge(logits, index, _Sizes(tops.flatten(), counts.sum(0), powers.sum(0), torch.zeros(0)))
     rows = []
     for what, of_layers, numbers in (
-        *([("attention logits", logits, layers)] if reads_logits else []),
+        ("attention logits", logits, layers),
         ("hidden states", hidden, list(range(len(hidden)))),
     ):
         tops = torch.cat([one.top for one in of_layers])
@@ -78,11 +71,6 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
         for layer, sizes, own in zip(numbers, of_layers, tails, strict=True):
             rows.append({"what": what, "layer": str(layer), **_largest(sizes.top, sizes.counts), **own})
     return rows
-
-
-@torch.no_grad()
-def _forward(model: PreTrainedModel, input_ids: Tensor) -> None:
-    model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
 
 
 def _largest(top: Tensor, counts: Tensor) -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Literal, get_args
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.calibration.apply import Calibration, installed
-from antiphase.calibration.attention import Call, maps_of, multiply, scores_of
-from antiphase.calibration.plan import CalibrationPlan
 from antiphase.errors import InputError
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.chosen import ChosenMaps, MapChoice, softmax_of
+from antiphase.instrumentation.hooks import transformed
 
 Granularity = Literal["tensor", "head", "row"]
 GRANULARITIES = get_args(Granularity)
@@ -40,23 +40,16 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granular
     text = model.config.get_text_config()
     if not getattr(text, "num_attention_heads", 0):
         raise InputError(f"a {model.config.model_type} model has no attention logits that could be quantized")
-    every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in range(text.num_hidden_layers)})
-    with installed(model, _Quantized(every, bits, granularity)):
+    every = MapChoice(None)
+
+    def form(maps: ChosenMaps) -> Tensor:
+        return maps.multiply(softmax_of(rounded(maps.scores(), bits, granularity)))
+
+    def quantize(call: AttentionCall) -> Tensor:
+        return every.changed(call, form)
+
+    with transformed(model, quantize):
         yield
-
-
-class _Quantized(Calibration):
-    """Every map formed from rounded scores; nothing is calibrated."""
-
-    by_layer = False
-
-    def __init__(self, plan: CalibrationPlan, bits: int, granularity: Granularity) -> None:
-        super().__init__(plan)
-        self.bits, self.granularity = bits, granularity
-
-    def outputs(self, layer: int, call: Call, query: Tensor) -> Tensor:
-        scores = scores_of(call)  # (B, G, R, N, M), -inf where hidden
-        return multiply(call, maps_of(rounded(scores, self.bits, self.granularity)))
 
 
 def rounded(scores: Tensor, bits: int, granularity: Granularity) -> Tensor:

@@ -24,17 +24,17 @@ from transformers import (
 )
 
 from antiphase.interface import (
+    INSIDE,
     SWAPPED,
     antiphase_mask,
     carries_positions,
     differential_output,
     refuse_unknown,
+    split_halves,
     visible_keys,
 )
 from antiphase.models.attention import DifferentialHeads
 
-IMPLEMENTATION = "antiphase_inside"
-"""Name of the attention function of these models; no other one knows their λ."""
 ATTENTION_CLASSES = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",
      "BertCrossAttention"}
@@ -77,7 +77,7 @@ def attention_inside(
             halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
         )  # fmt: skip
         out = heads.finish(out)
-    return out.to(query.dtype).unflatten(3, (2, -1)).flatten(2, 3), None
+    return split_halves(out.to(query.dtype)), None
 
 
 class WithDifferentialHeads(PreTrainedModel):
@@ -105,7 +105,7 @@ class WithDifferentialHeads(PreTrainedModel):
         Raises:
             ValueError: an implementation of transformers, which would attend with every map apart.
         """
-        requested = IMPLEMENTATION if requested_attention is None else requested_attention
+        requested = INSIDE if requested_attention is None else requested_attention
         _refuse_other_functions(requested)
         return super().get_correct_attn_implementation(requested, is_init_check)
 
@@ -118,9 +118,9 @@ def _require_own_function(module: nn.Module, args: Any) -> None:
 
 
 def _refuse_other_functions(name: str) -> None:
-    if name != IMPLEMENTATION and not name.startswith(SWAPPED):
+    if name != INSIDE and not name.startswith(SWAPPED):
         raise ValueError(
-            f"differential attention in other architectures has one implementation, {IMPLEMENTATION}; leave "
+            f"differential attention in other architectures has one implementation, {INSIDE}; leave "
             f"attn_implementation={name!r} out"
         )
 
@@ -136,5 +136,5 @@ def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) 
             auto.register(kind, type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space))
 
 
-AttentionInterface.register(IMPLEMENTATION, attention_inside)
-AttentionMaskInterface.register(IMPLEMENTATION, antiphase_mask)
+AttentionInterface.register(INSIDE, attention_inside)
+AttentionMaskInterface.register(INSIDE, antiphase_mask)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import is_differential, layer_number
-from antiphase.interface import AttentionFunction, heads_of_value, swapped
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.hooks import observed, transformed
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.probing.rows import LayerRows, rows_at, rows_of
 
@@ -50,11 +50,14 @@ class Contributions:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """One call of the attention function in the pass over the whole text."""
+class _Kept:
+    """What the last tokens need of one call in the pass over the whole text."""
 
     module: nn.Module
-    layer: int
+    number: int
+    """The model's number of the layer."""
+    index: int
+    """Of the layer, in the order of calls."""
     query: Tensor
     """(B, maps, P, d), of the last tokens."""
     key: Tensor
@@ -82,21 +85,21 @@ class LastTokens:
         if "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"{type(model).__name__} takes no position_ids, so that it cannot run a text's end alone")
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
-        self.calls: list[_Call] = []
-        with swapped(model, self._keeping):
+        self.calls: list[_Kept] = []
+        with observed(model, self._keep):
             model.base_model(input_ids=self.ids, use_cache=False)
         self._run(_Replay(self))
 
     @property
     def layers(self) -> int:
         """How many attention layers the model has."""
-        return self.calls[-1].layer + 1
+        return self.calls[-1].index + 1
 
     @property
     def numbers(self) -> list[int]:
         """The model's number of each attention layer, in the order of calls: other layers may stand between."""
-        first = {call.layer: call.module for call in reversed(self.calls)}
-        return [layer_number(first[index], index) for index in range(self.layers)]
+        first = {call.index: call.number for call in reversed(self.calls)}
+        return [first[index] for index in range(self.layers)]
 
     @torch.no_grad()
     def log_probabilities(self, targets: Tensor, *, hidden: Tensor | None = None, layer: int | None = None) -> Tensor:
@@ -136,71 +139,58 @@ class LastTokens:
             raise ValueError(f"{type(self.model).__name__} does not call its attention layers as modules")
         return split.found
 
-    def _keeping(self, function: AttentionFunction) -> AttentionFunction:
-        """The model's own attention; what the last tokens need of it is kept."""
-        last: list[Tensor] = []  # query of the last call: DiffLlama calls twice with one, once a half of the values
-
-        def keep(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            out, weights = function(module, query, key, value, attention_mask, **kwargs)
-            rows, chosen, visible = rows_at(self.positions, module, query, key, attention_mask, kwargs)
-            actual = out.gather(1, self.positions[:, :, None, None].expand(-1, -1, *out.shape[2:]))  # (B, P, heads, dv)
-            read = _output(module, rows, value)
-            if read.shape != actual.shape or not _is_close(read, actual, _output(module, rows, value, absolute=True)):
-                raise ValueError(
-                    f"{type(module).__name__} of {type(self.model).__name__} gives something else than softmax "
-                    "attention, or a difference of two maps, to its queries, keys and values, so that what a token "
-                    "contributes cannot be read"
-                )
-            layer = 0 if not last else self.calls[-1].layer + (query is not last[0])
-            last[:] = [query]
-            self.calls.append(_Call(module, layer, chosen, key, value, visible))
-            return out, weights
-
-        return keep
+    def _keep(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        rows, chosen, visible = rows_at(self.positions, call)
+        places = self.positions[:, :, None, None].expand(-1, -1, *heads.shape[2:])
+        actual = heads.gather(1, places)  # (B, P, heads, dv)
+        read = _output(rows, call.values)
+        if read.shape != actual.shape or not _is_close(read, actual, _output(rows, call.values, absolute=True)):
+            raise ValueError(
+                f"{type(call.module).__name__} of {type(self.model).__name__} gives something else than softmax "
+                "attention, or a difference of two maps, to its queries, keys and values, so that what a token "
+                "contributes cannot be read"
+            )
+        index = 0 if not self.calls else self.calls[-1].index + (not call.is_second_half)
+        self.calls.append(_Kept(call.module, call.layer, index, chosen, call.key, call.value, visible))
 
     def _run(self, replay: _Replay) -> Tensor:
         """The last tokens' logits (B, P, vocabulary)."""
         ids = self.ids.gather(1, self.positions)
-        with swapped(self.model, lambda function: replay.attend):
+        with transformed(self.model, replay):
             logits: Tensor = self.model(input_ids=ids, position_ids=self.positions, use_cache=False).logits
         return logits
 
 
 class _Replay:
-    """The attention function of the last tokens, which finds all other keys and values among those kept."""
+    """Attention of the last tokens, which finds all other keys and values among those kept."""
 
     def __init__(self, tokens: LastTokens, *, hidden: Tensor | None = None, layer: int | None = None) -> None:
         self.tokens, self.hidden, self.layer = tokens, hidden, layer
         self.calls = iter(tokens.calls)
 
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, None]:
-        rows, values = self._rows(module, query, key, value, kwargs)
-        return _output(module, rows, values), None
+    def __call__(self, call: AttentionCall) -> Tensor:
+        whole, rows = self._whole_text(call)
+        return _output(rows, whole.values)
 
-    def _rows(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, kwargs: dict[str, Any]
-    ) -> tuple[LayerRows, Tensor]:
-        """Rows of the last tokens over all keys, and all values."""
-        call = next(self.calls)
-        if self.hidden is None and not _is_close(query, call.query, call.query):
+    def _whole_text(self, call: AttentionCall) -> tuple[AttentionCall, LayerRows]:
+        """The call over all keys and values, and the rows of the last tokens."""
+        kept = next(self.calls)
+        if self.hidden is None and not _is_close(call.query, kept.query, kept.query):
             raise ValueError(
                 f"{type(self.tokens.model).__name__} gives a text's last tokens something else alone than behind the "
                 "others, so that they cannot be run again"
             )
         places = self.tokens.positions[:, None, :, None]
         keys, values = (
-            kept.scatter(2, places.expand(-1, kept.shape[1], -1, kept.shape[-1]), new)
-            for kept, new in ((call.key, key), (call.value, value))
+            old.scatter(2, places.expand(-1, old.shape[1], -1, old.shape[-1]), new)
+            for old, new in ((kept.key, call.key), (kept.value, call.value))
         )
-        visible = call.visible
-        if self.hidden is not None and self.layer in (None, call.layer):
+        visible = kept.visible
+        if self.hidden is not None and self.layer in (None, kept.index):
             left = ~self.hidden[:, None, None]  # (B, 1, 1, M)
             visible = left if visible is None else visible & left
-        return rows_of(module, query, keys, visible, kwargs), values
+        lam = call.lam if call.kind.subtracts else None
+        return replace(call, key=keys, value=values), rows_of(call, call.query, keys, visible, lam)
 
 
 class _Split(_Replay):
@@ -215,16 +205,14 @@ class _Split(_Replay):
         self._given: Iterator[Tensor] | None = None  # what its calls return when it runs again
         self._scales: dict[nn.Module, Tensor] = {}
 
-    def attend(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-    ) -> tuple[Tensor, None]:
+    def __call__(self, call: AttentionCall) -> Tensor:
         if self._given is not None:
-            return next(self._given), None
-        rows, value = self._rows(module, query, key, value, kwargs)
+            return next(self._given)
+        whole, rows = self._whole_text(call)
         first = replace(rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1])
-        parts = torch.stack([_output(module, first, value, only=span) for span in self.spans.unbind(1)])
-        self._whole.append(parts.expand(-1, -1, query.shape[2], -1, -1))  # of the first token; others are not read
-        return _output(module, rows, value), None
+        parts = torch.stack([_output(first, whole.values, only=span) for span in self.spans.unbind(1)])
+        self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are not read
+        return _output(rows, whole.values)
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
@@ -266,11 +254,11 @@ class _Split(_Replay):
         return scaled * norm.weight if norm.elementwise_affine else scaled
 
 
-def _output(
-    module: nn.Module, rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absolute: bool = False
-) -> Tensor:
-    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` the keys (B, M), or sums of sizes."""
-    value = heads_of_value(module, value) if is_differential(module) else value  # (B, value heads, M, dv)
+def _output(rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absolute: bool = False) -> Tensor:
+    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` the keys (B, M), or sums of sizes.
+
+    ``value`` holds whole heads (B, value heads, M, dv).
+    """
     weights = rows.weights()  # (B, heads, P, M)
     if absolute:
         value = value.abs()

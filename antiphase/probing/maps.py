@@ -12,24 +12,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import (
-    has_two_keys,
-    is_differential,
-    lambda_afterwards,
-    layer_number,
-    subtracts_afterwards,
-    subtracts_inside,
-)
 from antiphase.errors import NonFiniteError
-from antiphase.interface import (
-    AttentionFunction,
-    carries_positions,
-    combine_mask,
-    swapped,
-    visible_keys,
-)
-from antiphase.ops.reference import softmax_maps
-from antiphase.ops.shapes import Shapes
+from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
+from antiphase.instrumentation.hooks import observed
+from antiphase.interface import combine_mask
+from antiphase.probing.rows import rows_of
 
 
 @dataclass(frozen=True)
@@ -85,7 +72,7 @@ def attention_maps(
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         arguments["use_cache"] = False
     watch = _Watch(None if decoder_input_ids is None else base.get_encoder())
-    with _eager(model), swapped(model, watch.wrap, reads_all=True):
+    with _eager(model), observed(model, watch, encoder_decoder=True):
         base(**arguments)
     return watch.found
 
@@ -93,7 +80,7 @@ def attention_maps(
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
     """The model under its eager implementation, which alone has weights to show; a differential one as it is."""
-    if any(_subtracts(module) for module in model.modules()):
+    if any(kind_of(module).subtracts for module in model.modules()):
         yield
         return
     original = model.config._attn_implementation
@@ -107,62 +94,38 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Watch:
-    """The attention function that keeps the weights of each call."""
+    """Keeps the weights of each call."""
 
     def __init__(self, encoder: nn.Module | None) -> None:
         self.encoder = None if encoder is None else set(encoder.modules())
         self.found: list[AttentionMaps] = []
-        self.query: Tensor | None = None  # of the last call
 
-    def wrap(self, function: AttentionFunction) -> AttentionFunction:
-        """Call what the model would have called, and keep what it shows."""
-
-        def observe(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            output, weights = function(module, query, key, value, attention_mask, **kwargs)
-            if query is not self.query:  # DiffLlama calls twice with the same queries, once for each half of the values
-                self.found.append(self._look(module, query, key, attention_mask, weights, kwargs))
-            self.query = query
-            return output, weights
-
-        return observe
-
-    def _look(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        attention_mask: Tensor | None,
-        weights: Tensor | None,
-        kwargs: dict[str, Any],
-    ) -> AttentionMaps:
-        queries, keys = query.shape[2], key.shape[2]
-        visible = _visible(module, attention_mask, queries, keys, window=kwargs.get("sliding_window"))
-        lam: Tensor | None = None
-        if _subtracts(module):
-            maps = _both_maps(module, query, key, visible, kwargs.get("scaling"))[0]
-            lam = kwargs["lam"] if "lam" in kwargs else module.differential.lam()  # type: ignore[operator, union-attr]
+    def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        if call.is_second_half:
+            return
+        name, lam = type(call.module).__name__, call.lam
+        visible = _visible(call)
+        if call.kind.subtracts:
+            maps = rows_of(call, call.query, call.key, visible[None, None], lam).maps[0]
         elif weights is None:
-            raise ValueError(f"the eager attention of {type(module).__name__} does not return its weights")
-        elif subtracts_afterwards(module):
-            maps, lam = weights[0].unflatten(0, (2, -1)).transpose(0, 1), lambda_afterwards(module)
+            raise ValueError(f"the eager attention of {name} does not return its weights")
+        elif call.kind.pairing is Pairing.HALVES:
+            maps = weights[0].unflatten(0, (2, -1)).transpose(0, 1)
         else:
             maps = weights[0].unsqueeze(1)
-            if kwargs.get("s_aux") is not None and torch.allclose(total := maps.sum(-1), torch.ones_like(total)):
-                raise ValueError(
-                    f"the eager attention of {type(module).__name__} leaves its sink logits out of the weights it shows"
-                )
+            if call.arguments.get("s_aux") is not None and torch.allclose(
+                total := maps.sum(-1), torch.ones_like(total)
+            ):
+                raise ValueError(f"the eager attention of {name} leaves its sink logits out of the weights it shows")
         maps = maps.float().cpu()  # (H, S, N, M)
         if lam is not None:
-            lam = lam.detach().float().cpu()
-            lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(1, len(maps), queries)[0]
+            lam = lam.detach().float().cpu().expand(1, len(maps), call.query.shape[2])[0]
         if not all(bool(part.isfinite().all()) for part in (maps, lam) if part is not None):
             raise NonFiniteError("its attention is NaN or infinite, so there is nothing to see")
         visible = visible.cpu()
         if bool(maps[:, :, ~visible].any()):
-            raise ValueError(f"{type(module).__name__} has weight on keys that its mask hides, which is not understood")
-        return AttentionMaps(layer_number(module, len(self.found)), maps, lam, visible, self._part(module, visible))
+            raise ValueError(f"{name} has weight on keys that its mask hides, which is not understood")
+        self.found.append(AttentionMaps(call.layer, maps, lam, visible, self._part(call.module, visible)))
 
     def _part(self, module: nn.Module, visible: Tensor) -> str | None:
         """A decoder's layers look back at its own text, and at all of the encoder's; some do not say so (NLLB's)."""
@@ -173,36 +136,15 @@ class _Watch:
         return "decoder" if getattr(module, "is_causal", False) or not visible.all() else "cross"
 
 
-def _subtracts(module: nn.Module) -> bool:
-    """Whether this is an attention layer of this package that subtracts, in its own models or inside another's."""
-    return (hasattr(module, "config") and is_differential(module)) or subtracts_inside(module)
-
-
-def _both_maps(module: nn.Module, query: Tensor, key: Tensor, visible: Tensor, scale: float | None) -> Tensor:
-    """(B, H, 2, N, M) of a differential layer of this package."""
-    key_maps = 2 if has_two_keys(module) or subtracts_inside(module) else 1
-    width = query.shape[-1]
-    shapes = Shapes(
-        batch=query.shape[0], heads=query.shape[1] // 2, value_heads=key.shape[1] // key_maps, key_maps=key_maps,
-        queries=query.shape[2], keys=key.shape[2], width=width, value_width=key_maps * width,
-    )  # fmt: skip
-    scale = width**-0.5 if scale is None else scale
-    return softmax_maps(
-        query, key, visible[None, None], is_causal=False, sliding_window=None, scale=scale, shapes=shapes
-    )
-
-
-def _visible(
-    module: nn.Module, attention_mask: Tensor | None, queries: int, keys: int, *, window: int | None
-) -> Tensor:
+def _visible(call: AttentionCall) -> Tensor:
     """(N, M) bool on the mask's device."""
-    mask, is_causal = visible_keys(module, attention_mask, queries)
+    mask, queries, keys = call.mask, call.query.shape[2], call.key.shape[2]
     if mask is not None and mask.shape[1] > 1:
-        raise ValueError(f"{type(module).__name__} has an attention mask for each head, which is not drawn")
-    device = next(module.parameters()).device
+        raise ValueError(f"{type(call.module).__name__} has an attention mask for each head, which is not drawn")
+    device = next(call.module.parameters()).device
     found = combine_mask(
-        mask, queries, keys, is_causal=is_causal, device=device,
-        sliding_window=None if carries_positions(mask, queries) or not is_causal else window,
+        mask, queries, keys, is_causal=call.is_causal, device=device,
+        sliding_window=call.sliding_window if call.is_causal else None,
     )  # fmt: skip
     if found is None:
         return torch.ones(queries, keys, dtype=torch.bool, device=device)

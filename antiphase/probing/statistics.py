@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.attention_kinds import (
-    has_two_keys,
-    is_differential,
-    lambda_afterwards,
-    layer_number,
-    refuse_repeated,
-    subtracts_afterwards,
-)
 from antiphase.errors import NonFiniteError
-from antiphase.interface import AttentionFunction, carries_positions, refuse_unknown, swapped, visible_keys
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.hooks import observed
 from antiphase.ops.statistics import (
     LayerStatistics,
     Visibility,
@@ -106,8 +98,7 @@ def attention_statistics(
 ) -> AttentionStatistics:
     """Run the model once and reduce the attention of every layer (2406.15765, section 3, for sinks).
 
-    Works by swapping the attention function; the model is unchanged afterwards, also after an error. Where a layer
-    subtracts maps in its own code (DiffLlama), its two calls count once.
+    The model is unchanged afterwards, also after an error. The two calls of a layer of DiffLlama count once.
 
     Args:
         spans: {name: bool (B, N)} keys whose share of attention is wanted.
@@ -117,7 +108,7 @@ def attention_statistics(
         model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N), ...: what the model takes.
 
     Raises:
-        InputError: a model whose attention cannot be read (``refuse_unread``).
+        InputError: an encoder–decoder.
         ValueError: the model does not use transformers' attention interface, or arguments are unknown to it.
         NonFiniteError: weights or λ that are not finite.
     """
@@ -126,100 +117,50 @@ def attention_statistics(
     real = model_inputs.get("attention_mask")
     if real is not None and real.dim() != 2:
         raise ValueError(f"attention_mask must be (batch, length), got shape {tuple(real.shape)}")
-    if model_inputs.get("encoder_hidden_states") is not None:
-        raise ValueError("attention to another sequence (encoder_hidden_states) is not measured")
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         model_inputs["use_cache"] = False
     probe = _Probe(None if real is None else real.bool().to(model.device), top, histogram)
-    with swapped(model, probe.wrap):
+    with observed(model, probe, once=True):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
-    refuse_repeated(model, [one.layer for one in probe.seen])
     return _gather(probe.seen, alpha, spans or {})
 
 
 class _Probe:
-    """The attention function that looks on, and what it has seen."""
+    """Looks at each call and keeps its statistics."""
 
     def __init__(self, real: Tensor | None, top: int, histogram: bool) -> None:
         self.real, self.top, self.histogram = real, top, histogram
         self.seen: list[_Seen] = []
-        self.query: Tensor | None = None  # of the last call
 
-    def wrap(self, function: AttentionFunction) -> AttentionFunction:
-        """Look at each call, then do what the model would have done."""
-
-        def observe(
-            module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            if query is not self.query:  # DiffLlama calls twice with the same queries, once for each half of the values
-                self.seen.append(self._look(module, query, key, attention_mask, kwargs))
-            self.query = query
-            return function(module, query, key, value, attention_mask, **kwargs)
-
-        return observe
-
-    def _look(
-        self, module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, kwargs: dict[str, Any]
-    ) -> _Seen:
-        lam, scale, window = (kwargs.get(name) for name in ("lam", "scaling", "sliding_window"))
-        refuse_unknown({k: v for k, v in kwargs.items() if k not in ("lam", "scaling", "sliding_window", "dropout")})
-        batch, maps, length, width = query.shape
-        keys = key.shape[2]
+    def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        if call.is_second_half:
+            return
+        call.refuse_unread("dropout")
+        batch, _, length, _ = call.query.shape
+        keys, name = call.key.shape[2], type(call.module).__name__
         if keys != length:
             raise ValueError(
-                f"{type(module).__name__} attends to {keys} keys with {length} queries; attention to another sequence "
-                "is not measured"
+                f"{name} attends to {keys} keys with {length} queries; attention to another sequence is not measured"
             )
-        mask, is_causal = visible_keys(module, attention_mask, length)
-        if mask is not None and mask.shape[1] > 1:
-            raise ValueError(f"{type(module).__name__} has an attention mask for each head, which is not measured")
-        visible = Visibility(mask, is_causal, None if carries_positions(mask, length) else window)
+        if call.mask is not None and call.mask.shape[1] > 1:
+            raise ValueError(f"{name} has an attention mask for each head, which is not measured")
+        visible = Visibility(call.mask, call.is_causal, call.sliding_window)
         real = self.real
         if real is None:
-            real = torch.ones(batch, length, dtype=torch.bool, device=query.device)
-        if is_differential(module):
-            key_maps = 2 if has_two_keys(module) else 1
-            groups = key.shape[1] // key_maps
-            grouped = query.unflatten(1, (groups, -1, 2)), key.unflatten(1, (groups, key_maps))
-            order = _Order.INTERLEAVED
-        elif subtracts_afterwards(module):  # map i is subtracted from by map i + maps / 2
-            groups = key.shape[1] // 2
-            grouped = (
-                query.unflatten(1, (2, groups, -1)).movedim(1, 3),
-                key.unflatten(1, (2, groups)).transpose(1, 2),
-            )
-            lam = lambda_afterwards(module)
-            order = _Order.HALVES
-        else:
-            groups = key.shape[1]
-            grouped = query.unflatten(1, (groups, -1, 1)), key.unsqueeze(2)
-            order = _Order.SINGLE
+            real = torch.ones(batch, length, dtype=torch.bool, device=call.query.device)
+        query, key = call.by_group()
+        lam = call.lam
         if lam is not None:
-            lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, maps // 2, length)
-            lam = lam.unflatten(1, (groups, -1))
+            lam = lam.expand(batch, call.maps // 2, length).unflatten(1, (key.shape[1], -1))
         found = layer_statistics(
-            *grouped, visible, scale=width**-0.5 if scale is None else scale, real=real, lam=lam, top=self.top,
-            histogram=self.histogram,
-        )  # fmt: skip
+            query, key, visible, scale=call.scale, real=real, lam=lam, top=self.top, histogram=self.histogram
+        )
         lambdas = () if lam is None else (lam,)
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
-        last = keys_of_last_query(real, keys, visible)
-        return _Seen(layer_number(module, len(self.seen)), found, last, real, order)
-
-
-class _Order(Enum):
-    """How the maps of a layer are numbered."""
-
-    SINGLE = 0
-    INTERLEAVED = 1  # maps 2i and 2i + 1 are head i
-    HALVES = 2  # maps i and i + half of them are head i
-
-    def by_map(self, tensor: Tensor) -> Tensor:
-        """(B, G, R, S, ...) as (B, maps, ...) in the model's own numbering."""
-        return (tensor.movedim(3, 1) if self is _Order.HALVES else tensor).flatten(1, 3)
+        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, keys, visible), real, call.by_map))
 
 
 @dataclass(frozen=True)
@@ -232,12 +173,13 @@ class _Seen:
     """(B,) keys that the last query sees."""
     real: Tensor
     """(B, N)."""
-    order: _Order
+    by_map: Callable[[Tensor], Tensor]
+    """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
 
 
 def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:
     """All layers in one, on the CPU."""
-    if len({one.order.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
+    if len({one.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
         raise ValueError("the model's layers have different numbers of heads, which cannot stand in one table")
     real, first = seen[0].real, seen[0].real.long().argmax(1)
     marked = {name: span.to(real.device) for name, span in spans.items()}
@@ -252,8 +194,8 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         """Of the mass (B, heads, N), what lies on keys (B, N) or (B, heads, N)."""
         return (mass * (keys if keys.dim() == 3 else keys.unsqueeze(1))).sum(-1)
 
-    received = [one.order.by_map(one.found.maps.received) for one in seen]
-    mass = [one.order.by_map(one.found.maps.mass) for one in seen]
+    received = [one.by_map(one.found.maps.received) for one in seen]
+    mass = [one.by_map(one.found.maps.mass) for one in seen]
     found = [sinks(a, first, one.last, alpha=alpha) for a, one in zip(received, seen, strict=True)]
     is_first = torch.nn.functional.one_hot(first, real.shape[1]).bool()
     differences = [one.found.differences for one in seen]
@@ -263,15 +205,15 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         enough_queries=stacked([enough_queries(one.found.queries, one.last, alpha=alpha) for one in seen]),
         sink_share=stacked([share(m, s) for m, s in zip(mass, found, strict=True)]),
         first_share=stacked([share(m, is_first) for m in mass]),
-        entropy=stacked([one.order.by_map(one.found.maps.entropy) for one in seen]),
+        entropy=stacked([one.by_map(one.found.maps.entropy) for one in seen]),
         span_share={name: stacked([share(m, span) for m in mass]) for name, span in marked.items()},
-        top_logits=stacked([one.order.by_map(one.found.top_logits) for one in seen]),
+        top_logits=stacked([one.by_map(one.found.top_logits) for one in seen]),
         logit_histogram=None if any(one.found.logit_histogram is None for one in seen) else stacked([
-            one.order.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
+            one.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
             if one.found.logit_histogram is not None
         ]),
         logit_powers=None if any(one.found.logit_powers is None for one in seen) else stacked([
-            one.order.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
+            one.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
             if one.found.logit_powers is not None
         ]),
         layers=[one.layer for one in seen],

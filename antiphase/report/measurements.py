@@ -62,8 +62,6 @@ def largest(record: Record) -> Table | None:
         "of their root mean squares over tokens, 1 where all are equal, the width where there is one alone. Kurtoses "
         'of "all" are means over layers.'
     )
-    if all(row["what"] != "attention logits" for row in rows):
-        note += " Attention logits of this model cannot be read from outside its attention function."
     return Table(title="Largest values", columns=columns, rows=cells, note=note)
 
 

@@ -23,11 +23,15 @@ from transformers import (
 )  # fmt: skip
 
 import antiphase
-from antiphase.attention_kinds import has_two_keys, is_differential
-from antiphase.calibration import CalibrationPlan, apply, calibrated
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration.apply import Calibration, CalibrationState
 from antiphase.calibration.oracle import redistribute
 from antiphase.errors import InputError
-from antiphase.interface import boolean_mask, join_halves, swapped
+from antiphase.instrumentation.calls import AttentionCall, kind_of
+from antiphase.instrumentation.chosen import ChosenMaps
+from antiphase.instrumentation.forward import STATES, ForwardPass
+from antiphase.instrumentation.hooks import swapped
+from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves
 
 LAYERS, MAPS, N = 2, 4, 40
 SIZES = {
@@ -283,7 +287,7 @@ def test_room_for_steps_is_made_again_when_it_is_used_up(monkeypatch):
             return torch.cat([model(input_ids=one, past_key_values=cache).logits for one in ids[:, 20:].split(1, 1)], 1)
 
     expected = steps()
-    monkeypatch.setattr(apply, "STEPS_AHEAD", 3)
+    monkeypatch.setattr("antiphase.calibration.apply.STEPS_AHEAD", 3)
     torch.testing.assert_close(steps(), expected, rtol=0, atol=0)
 
 
@@ -477,9 +481,11 @@ def test_error_is_that_of_eager_attention_at_the_same_dtype(dtype, width, logit)
     plan = CalibrationPlan(heads={0: [0, 1, 2, 3]}, alpha=3.0, beta=0.4)
 
     def fast(*tensors):
-        run = apply.Calibration(plan)
-        run.forward = apply._Forward(None, 0, apply._State())
-        return run.wrap(lambda *a, **k: None)(Layer(), *tensors, None, scaling=scale)[0]
+        layer, forward = Layer(), ForwardPass(state=CalibrationState())
+        call = AttentionCall(
+            layer, 0, kind_of(layer), *tensors, None, {"scaling": scale}, own=lambda: None, forward=forward
+        )
+        return Calibration(plan)(call)
 
     def eager(q, k, v):
         scores = (q @ k.mT).to(torch.float64 if q.dtype == torch.float64 else torch.float32) * scale
@@ -497,25 +503,25 @@ def test_error_is_that_of_eager_attention_at_the_same_dtype(dtype, width, logit)
 @pytest.mark.parametrize("share", [0.4, 0.7, 1.0])
 def test_rows_that_look_at_sinks_by_any_share(share):
     """Rows under and over the bound from which they are formed, and rows with sinks alone, which stay as they are."""
-    from antiphase.calibration.attention import Call, attend, correct, weights_of
+    from antiphase.calibration.attention import attend, correct
 
     generator = torch.Generator().manual_seed(4)
     query, key = torch.zeros(1, 1, 1, 40, 8), torch.zeros(1, 1, 40, 8)
     query[..., 0] = 1.0
     for sink in (3, 21):  # each takes the share that it would have beside 38 other keys; 1: others underflow to 0
         key[..., sink, 0] = 300.0 if share == 1 else math.log(share / 2 / (1 - share) * 38)
-    call = Call(
+    maps = ChosenMaps(
         query=query.double(), key=key.double(), value=torch.randn(1, 1, 40, 8, generator=generator).double(),
         mask=None, is_causal=False, sliding_window=None, scale=1.0 if share < 1 else 10.0, places=torch.arange(40),
         before=torch.tensor([0]), chosen=torch.ones(1, 1, 1, dtype=torch.bool),
         real=torch.ones(1, 40, dtype=torch.bool),
     )  # fmt: skip
-    weights = weights_of(call)
+    weights = maps.weights()
     sinks = torch.zeros(1, 1, 1, 40, dtype=torch.bool)
     sinks[..., [3, 21]] = True
     torch.testing.assert_close(weights[..., [3, 21]].sum(-1), torch.full((1, 1, 1, 40), share).double())
-    expected = redistribute(weights, sinks.unsqueeze(-2), beta=0.4) @ call.value.unsqueeze(2)
-    torch.testing.assert_close(correct(call, attend(call), sinks, beta=0.4), expected, rtol=1e-9, atol=1e-9)
+    expected = redistribute(weights, sinks.unsqueeze(-2), beta=0.4) @ maps.value.unsqueeze(2)
+    torch.testing.assert_close(correct(maps, attend(maps), sinks, beta=0.4), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_step_that_sees_no_key_gives_zeros_and_one_that_sees_sinks_alone_stays():
@@ -536,18 +542,16 @@ def test_a_step_that_sees_no_key_gives_zeros_and_one_that_sees_sinks_alone_stays
 
 
 def test_the_first_token_that_a_cache_still_has_is_not_the_first_one():
-    from antiphase.calibration.attention import Call
-
-    def call(before):
-        return Call(
+    def maps(before):
+        return ChosenMaps(
             query=torch.zeros(2, 1, 1, 1, 4), key=torch.zeros(2, 1, 5, 4), value=torch.zeros(2, 1, 5, 4), mask=None,
             is_causal=True, sliding_window=None, scale=1.0, places=torch.tensor([4]), before=torch.tensor(before),
             chosen=torch.ones(1, 1, 1, dtype=torch.bool),
             real=torch.tensor([[True] * 5, [False, False, True, True, True]]),
         )  # fmt: skip
 
-    assert call([0, 0]).first.tolist() == [0, 2]
-    assert call([3, 0]).first.tolist() == [-1, 2]
+    assert maps([0, 0]).first.tolist() == [0, 2]
+    assert maps([3, 0]).first.tolist() == [-1, 2]
 
 
 @pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
@@ -605,7 +609,7 @@ def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink():
         base(input_ids=more[:, :1], past_key_values=cropped, use_cache=True)  # a step, whose room must go as well
         cropped.crop(-11)
         found = base(input_ids=more, past_key_values=cropped, use_cache=True).last_hidden_state
-        (state,) = whole._antiphase_calibrations.values()
+        (state,) = getattr(whole, STATES).values()
         for name in list(state.kept):
             state.kept[name] = state.kept[name][..., :20]
         for layer in whole.layers:

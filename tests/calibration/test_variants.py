@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
-from antiphase.interface import swapped
+from antiphase.instrumentation.hooks import swapped
 
 N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
 QUESTION = (15, 24)

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaModel
 
 from antiphase.errors import InputError
 from antiphase.evals.quantization import GRANULARITIES, quantized_logits, rounded
-from antiphase.interface import swapped
+from antiphase.instrumentation.hooks import swapped
 
 SHARED = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}
 

@@ -30,7 +30,9 @@ from transformers import (
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 import antiphase
-from antiphase.interface import join_halves, swapped
+from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
+from antiphase.instrumentation.hooks import swapped
+from antiphase.interface import join_halves
 from antiphase.probing.maps import _visible, attention_maps
 
 BASE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
@@ -184,7 +186,7 @@ def test_differential_attention_inside_other_architectures(name: str, ids: torch
 
         return observe
 
-    with swapped(model, wrap, reads_all=True), torch.no_grad():
+    with swapped(model, wrap), torch.no_grad():
         model(ids)
     found = attention_maps(model, ids)
     assert len(found) == len(calls) == 3
@@ -233,4 +235,8 @@ def test_a_window_without_a_mask_by_query_is_the_functions_own(causal: bool, exp
     """Attention functions apply it so: a window ends behind the query, where attention is causal."""
     layer = torch.nn.Linear(1, 1)
     layer.is_causal = causal  # type: ignore[assignment]  # a module's attributes are tensors or modules to mypy
-    assert _visible(layer, None, 5, 5, window=2).sum(-1).tolist() == expected
+    tensor = torch.zeros(1, 1, 5, 1)
+    call = AttentionCall(
+        layer, 0, SOFTMAX, tensor, tensor, tensor, None, {"sliding_window": 2}, own=lambda: (tensor, None)
+    )
+    assert _visible(call).sum(-1).tolist() == expected

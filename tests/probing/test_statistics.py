@@ -163,8 +163,8 @@ def test_top_logits_are_the_largest_scores():
         seen[module.layer_idx] = query @ keys.mT * kwargs["scaling"]
         return original(module, query, key, value, mask, **kwargs)
 
+    from antiphase.instrumentation.hooks import swapped
     from antiphase.interface import antiphase_attention as original
-    from antiphase.interface import swapped
 
     with swapped(model, lambda function: spy):
         model(**inputs)

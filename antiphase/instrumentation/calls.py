@@ -1,0 +1,239 @@
+"""One call of a model's attention function, read: what everything that measures or changes attention knows of it.
+
+Legend: B sequences, N queries, M keys, d width of a map, G groups of maps that share their keys, R heads of a group,
+S maps of a head (1, or 2 in differential heads), H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.instrumentation.forward import ForwardPass
+from antiphase.interface import (
+    carries_positions,
+    has_two_keys,
+    is_differential,
+    join_halves,
+    refuse_unknown,
+    split_halves,
+    visible_keys,
+)
+
+
+class Pairing(Enum):
+    """Which maps of a layer are one head."""
+
+    NONE = "none"
+    """Every map is a head."""
+    NEIGHBOURS = "neighbours"
+    """Maps 2i and 2i + 1 are head i."""
+    HALVES = "halves"
+    """Maps i and i + H are head i."""
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """What all calls of a layer have in common."""
+
+    pairing: Pairing
+    key_maps: int
+    """Keys of a head's maps: 2 where each map has a key of its own, 1 where they share it."""
+    subtracts: bool
+    """Whether the attention function itself subtracts the second map of each head, so that it returns H outputs."""
+    finishes: bool = False
+    """Whether it normalizes the heads' outputs too, with ``module.differential``."""
+
+
+SOFTMAX = AttentionKind(Pairing.NONE, key_maps=1, subtracts=False)
+V1 = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True)
+V2 = AttentionKind(Pairing.NEIGHBOURS, key_maps=1, subtracts=True)
+INSIDE = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True, finishes=True)
+"""V1 in the layers of ``differential_config``, whose attention function does all of it."""
+AFTERWARDS = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
+"""DiffLlama: the layer subtracts what the function returned, after two calls with the same queries and keys, one for
+each half of the values."""
+
+
+def kind_of(module: nn.Module) -> AttentionKind:
+    """The kind of an attention layer.
+
+    The variant ``differential_v2_across`` counts as softmax attention: its maps multiply values of their own, so that
+    there is no difference of maps.
+    """
+    if is_differential(module):
+        return V1 if has_two_keys(module) else V2
+    if hasattr(module, "differential"):
+        return INSIDE
+    return AFTERWARDS if hasattr(module, "lambda_init") else SOFTMAX
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of the attention function of a layer."""
+
+    module: nn.Module
+    """The attention layer."""
+    layer: int
+    """The model's number of the layer, 0-based: there may be layers without attention between."""
+    kind: AttentionKind
+    query: Tensor
+    """(B, maps, N, d)."""
+    key: Tensor
+    """(B, key maps, M, d), as the cache holds them."""
+    value: Tensor
+    """(B, value heads or halves of them, M, dv), as the cache holds them."""
+    attention_mask: Tensor | None
+    """As the layer handed it over; see ``mask``."""
+    arguments: Mapping[str, Any]
+    """The keyword arguments that the layer gave."""
+    own: Callable[[], tuple[Tensor, Tensor | None]]
+    """Computes what the model would have computed: the heads' outputs (B, N, heads, dv), before what the function does
+    to them besides (``finish``), and the weights where it forms them."""
+    forward: ForwardPass | None = None
+    """The forward pass that the call is part of; None: the layer was called without its model."""
+    is_second_half: bool = False
+    """Whether the layer called just before with the same queries and keys, and the other half of the values."""
+
+    # ------------------------------------------------------------------------------------------ what is computed
+
+    @property
+    def maps(self) -> int:
+        """Softmax maps of the layer."""
+        return self.query.shape[1]
+
+    @cached_property
+    def lam(self) -> Tensor | None:
+        """λ, (1|B, 1|H, 1|N); None in softmax layers."""
+        module = self.module
+        lam: Tensor
+        if self.kind is INSIDE:
+            lam = module.differential.lam()  # type: ignore[operator, union-attr]
+        elif self.kind is AFTERWARDS:
+            lam = _diffllama_lambda(module)
+        elif self.kind.subtracts:
+            lam = self.arguments["lam"]
+        else:
+            return None
+        return lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        scale: float | None = self.arguments.get("scaling")
+        return self.query.shape[-1] ** -0.5 if scale is None else scale
+
+    @cached_property
+    def values(self) -> Tensor:
+        """Whole value heads (B, value heads, M, dv)."""
+        return join_halves(self.value) if self.kind.subtracts and self.kind.key_maps == 2 else self.value
+
+    def refuse_unread(self, *also_read: str) -> None:
+        """Refuse arguments that change what is computed and are not taken into account.
+
+        Args:
+            also_read: names besides λ, scale and window that the caller takes into account.
+
+        Raises:
+            ValueError: such an argument; it is named.
+        """
+        read = ("lam", "scaling", "sliding_window", *also_read)
+        refuse_unknown({name: given for name, given in self.arguments.items() if name not in read})
+
+    # ------------------------------------------------------------------------------------------ which keys are visible
+
+    @cached_property
+    def _visible(self) -> tuple[Tensor | None, bool]:
+        return visible_keys(self.module, self.attention_mask, self.query.shape[2])
+
+    @property
+    def mask(self) -> Tensor | None:
+        """Boolean, broadcastable to (B, maps, N, M), True = may attend.
+
+        Raises:
+            ValueError: an additive mask that holds a bias.
+        """
+        return self._visible[0]
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether causality is to be applied besides the mask, the last query standing at the last key."""
+        return self._visible[1]
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The window to be applied besides the mask."""
+        return None if carries_positions(self.mask, self.query.shape[2]) else self.declared_window
+
+    @property
+    def declared_window(self) -> int | None:
+        """The window that the layer named, whether or not its mask carries it already."""
+        window: int | None = self.arguments.get("sliding_window")
+        return window
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is a decoding step: one query, behind keys of earlier calls."""
+        return self.query.shape[2] == 1 and self.forward is not None and self.forward.past > 0
+
+    # ------------------------------------------------------------------------------------------ maps by heads
+
+    def by_group(self) -> tuple[Tensor, Tensor]:
+        """Queries (B, G, R, S, N, d) and keys (B, G, 1|S, M, d), the maps of a head beside each other."""
+        if self.kind.pairing is Pairing.NONE:
+            return self.query.unflatten(1, (self.key.shape[1], -1, 1)), self.key.unsqueeze(2)
+        groups = self.key.shape[1] // self.kind.key_maps
+        if self.kind.pairing is Pairing.NEIGHBOURS:
+            return self.query.unflatten(1, (groups, -1, 2)), self.key.unflatten(1, (groups, self.kind.key_maps))
+        query = self.query.unflatten(1, (2, groups, -1)).movedim(1, 3)
+        return query, self.key.unflatten(1, (2, groups)).transpose(1, 2)
+
+    def by_map(self, grouped: Tensor) -> Tensor:
+        """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
+        return (grouped.movedim(3, 1) if self.kind.pairing is Pairing.HALVES else grouped).flatten(1, 3)
+
+    # ------------------------------------------------------------------------------------------ outputs
+
+    def heads_of(self, outputs: Tensor) -> Tensor:
+        """The heads' outputs (B, N, heads, dv) from those of all maps (B, N, maps, dv): subtracted here, where the
+        attention function subtracts.
+        """
+        if not self.kind.subtracts:
+            return outputs
+        assert self.lam is not None
+        first, second = outputs.unflatten(2, (-1, 2)).unbind(3)
+        return (first - self.lam.transpose(1, 2).unsqueeze(-1) * second).to(self.query.dtype)
+
+    def replaced(self, outputs: Tensor, maps: Sequence[int]) -> Tensor:
+        """The heads' outputs (B, N, heads, dv) with those of some maps put in.
+
+        Args:
+            outputs: (B, N, maps, dv) of ``maps``; of all maps where the attention function subtracts.
+        """
+        if self.kind.subtracts or len(maps) == self.maps:
+            return self.heads_of(outputs)
+        heads = self.own()[0].clone()
+        heads[:, :, list(maps)] = outputs
+        return heads
+
+    def finish(self, heads: Tensor) -> Tensor:
+        """What the attention function returns for heads' outputs (B, N, heads, dv)."""
+        if not self.kind.finishes:
+            return heads
+        finished: Tensor = self.module.differential.finish(heads)  # type: ignore[operator, union-attr]
+        return split_halves(finished.to(self.query.dtype))
+
+
+def _diffllama_lambda(module: nn.Module) -> Tensor:
+    """λ of DiffLlama's layers, 0-d."""
+    first, second = (
+        torch.exp((getattr(module, f"lambda_q{i}").float() * getattr(module, f"lambda_k{i}").float()).sum())
+        for i in (1, 2)
+    )
+    return first - second + float(module.lambda_init)  # type: ignore[arg-type]  # a number in DiffLlama

@@ -1,0 +1,253 @@
+"""Some maps of an attention call, by the keys that they read: what forms, changes and multiplies maps works on these.
+
+Legend: B sequences, G groups of maps with one key, R maps of a group, N queries, M keys, d, dv widths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.forward import ForwardPass
+from antiphase.interface import carries_positions, layer_is_causal
+from antiphase.ops.decoding import FEW_ROWS
+from antiphase.ops.shapes import positions_mask, statistics_dtype
+
+ONE_MASK = "changing attention needs one attention mask for all heads"
+
+
+@dataclass(frozen=True)
+class ChosenMaps:
+    """Maps of one call: tensors, what is visible, and which tokens are real."""
+
+    query: Tensor
+    """(B, G, R, N, d)."""
+    key: Tensor
+    """(B, G, M, d)."""
+    value: Tensor
+    """(B, G, M, dv)."""
+    mask: Tensor | None
+    """Boolean (1|B, 1, 1|N, M), True = may attend."""
+    is_causal: bool
+    """Besides the mask; the last query stands at the last key."""
+    sliding_window: int | None
+    scale: float
+    real: Tensor
+    """(B, M) bool: keys that are tokens, not padding."""
+    places: Tensor
+    """(N,) which key each query is."""
+    before: Tensor
+    """(B,) tokens that a sliding cache has dropped."""
+    chosen: Tensor
+    """(G, R, 1) bool: maps that are to be changed. The others are there because outputs are differences of maps."""
+
+    @property
+    def first(self) -> Tensor:
+        """(B,) key of the first token; -1 where it was dropped."""
+        return torch.where(self.before > 0, -1, self.real.long().argmax(1))
+
+    @property
+    def few(self) -> bool:
+        """So few queries that their maps are small beside keys and values: a decoding step."""
+        return self.query.shape[2] * self.query.shape[3] <= FEW_ROWS
+
+    @property
+    def real_queries(self) -> Tensor:
+        """(B, N) bool."""
+        return self.real[:, self.places]
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a query sees no key behind its own."""
+        return self.is_causal or bool(self.sliding_window)
+
+    def hide(self, weights: Tensor, sequence: int, rows: Tensor, keys: Tensor) -> None:
+        """Zero the weights (n, m) that some queries (n,) of one sequence have on keys (m,) which they do not see.
+
+        Both are in ascending order.
+        """
+        if self.sliding_window or (self.mask is not None and self.mask.shape[2] > 1):
+            weights.masked_fill_(~self.visible(sequence, rows, keys), 0.0)
+            return
+        if self.mask is not None:
+            hidden = ~self.mask[sequence if len(self.mask) > 1 else 0, 0, 0, keys]
+            weights.index_fill_(1, hidden.nonzero()[:, 0], 0.0)
+        if self.is_causal:
+            start = int(torch.searchsorted(keys, self.places[rows[0]], right=True))
+            weights[:, start:].masked_fill_(keys[start:] > self.places[rows, None], 0.0)
+
+    def visible(self, sequence: int, rows: Tensor, keys: Tensor) -> Tensor:
+        """(n, m) bool: which of some keys (m,) some queries (n,) of one sequence see."""
+        distance = self.places[rows, None] - keys
+        found = torch.ones_like(distance, dtype=torch.bool)
+        if self.is_ordered:
+            found = distance >= 0
+        if self.sliding_window:
+            found &= distance < self.sliding_window
+        if self.mask is not None:
+            mask = self.mask[sequence if len(self.mask) > 1 else 0, 0]  # (1|N, M)
+            found &= (mask[rows] if len(mask) > 1 else mask)[:, keys]
+        return found
+
+    def scores(self) -> Tensor:
+        """Scaled scores (B, G, R, N, M), -inf where a query does not see a key."""
+        keys = torch.arange(self.key.shape[2], device=self.key.device)
+        rows = torch.arange(len(self.places), device=keys.device)
+        batch, groups, repeats, length, width = self.query.shape
+        scores = self.query.reshape(batch, groups, -1, width) @ self.key.transpose(-1, -2)
+        scores = scores.view(batch, groups, repeats, length, -1).to(statistics_dtype(self.query.dtype)) * self.scale
+        visible = torch.stack([self.visible(b, rows, keys) for b in range(batch)])[:, None, None]  # (B, 1, 1, N, M)
+        return scores.masked_fill(~visible, float("-inf"))
+
+    def weights(self) -> Tensor:
+        """The maps (B, G, R, N, M), whole; a row that sees no key is zero."""
+        return softmax_of(self.scores())
+
+    def multiply(self, weights: Tensor) -> Tensor:
+        """Outputs (B, G, R, N, dv) of weights (B, G, R, N, M)."""
+        flat = weights.to(self.value.dtype).flatten(2, 3)
+        return (flat @ self.value).view(*weights.shape[:-1], -1)
+
+
+def softmax_of(scores: Tensor) -> Tensor:
+    """Softmax of scores (..., N, M), -inf where hidden; a row that sees no key is zero."""
+    empty = (scores == float("-inf")).all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
+
+
+def outputs_by_map(outputs: Tensor) -> Tensor:
+    """(B, G, R, N, dv) as (B, N, maps, dv)."""
+    return outputs.flatten(1, 2).transpose(1, 2)
+
+
+@dataclass(frozen=True)
+class GroupedMaps:
+    """The tensors alone: what a decoding step needs."""
+
+    query: Tensor
+    """(B, G, R, N, d)."""
+    key: Tensor
+    """(B, G, M, d)."""
+    value: Tensor
+    """(B, G, M, dv)."""
+    chosen: Tensor
+    """(G, R, 1) bool."""
+
+
+class MapChoice:
+    """Which maps of which layers are to be changed."""
+
+    def __init__(self, maps: Mapping[int, Sequence[int]] | None) -> None:
+        """
+        Args:
+            maps: 0-based layer to 0-based maps; None: all.
+        """
+        self._maps = maps
+        self._indices: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def maps(self, call: AttentionCall) -> Sequence[int]:
+        """Those of a call's layer."""
+        return range(call.maps) if self._maps is None else self._maps.get(call.layer, ())
+
+    def changed(self, call: AttentionCall, form: Callable[[ChosenMaps], Tensor]) -> Tensor:
+        """The heads' outputs (B, N, heads, dv) of a call with those of its chosen maps formed anew.
+
+        Args:
+            form: maps to their outputs (B, G, R, N, dv).
+        """
+        maps = self.maps(call)
+        return call.replaced(outputs_by_map(form(self.chosen(call))), maps) if maps else call.own()[0]
+
+    def grouped(self, call: AttentionCall) -> GroupedMaps:
+        """The chosen maps of a layer; all of them where the attention function subtracts."""
+        maps, is_chosen = self._of(call)
+        query, key, count = call.query, call.key, call.maps
+        if call.kind.subtracts and call.kind.key_maps == 2:
+            numbers = torch.arange(count, device=query.device)
+            of_value = numbers // (count // call.values.shape[1])
+            keys = 2 * of_value + numbers % 2
+            return GroupedMaps(query.unsqueeze(2), key[:, keys], call.values[:, of_value], is_chosen[:, None, None])
+        groups = key.shape[1]
+        if call.kind.subtracts or len(maps) == count:
+            return GroupedMaps(query.unflatten(1, (groups, -1)), key, call.value, is_chosen.view(groups, -1, 1))
+        of_map = maps // (count // groups)
+        return GroupedMaps(
+            query[:, maps].unsqueeze(2), key[:, of_map], call.value[:, of_map], is_chosen[maps, None, None]
+        )
+
+    def chosen(self, call: AttentionCall) -> ChosenMaps:
+        """The same with what is visible and real.
+
+        Raises:
+            ValueError: a mask for each head, arguments that are not understood, or a layer called without its model.
+        """
+        call.refuse_unread()
+        forward = call.forward
+        if forward is None:
+            raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
+        return _with_visible(call, forward, self.grouped(call))
+
+    def _of(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
+        """The chosen maps (chosen,) int64, and whether each is chosen, (maps,) bool."""
+        name = call.layer, call.query.device
+        if name not in self._indices:
+            maps = torch.tensor(list(self.maps(call)), device=call.query.device)
+            is_chosen = torch.zeros(call.maps, dtype=torch.bool, device=call.query.device)
+            self._indices[name] = maps, is_chosen.index_fill_(0, maps, True)
+        return self._indices[name]
+
+
+def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMaps) -> ChosenMaps:
+    batch, _, _, length, _ = grouped.query.shape
+    total = forward.past + length
+    if call.attention_mask is None and grouped.key.shape[2] > total:  # empty slots of a static cache
+        grouped = replace(grouped, key=grouped.key[:, :, :total], value=grouped.value[:, :, :total])
+    keys = grouped.key.shape[2]
+    mask, is_causal, window = call.mask, call.is_causal, call.declared_window
+    if mask is not None and mask.shape[1] > 1:
+        raise ValueError(ONE_MASK)
+    seen = mask[:, 0].any(1) if mask is not None and carries_positions(mask, length) else None  # (1|B, M)
+    if seen is not None:
+        assert call.attention_mask is not None
+        assert mask is not None
+        by_key = _by_key(forward, call.attention_mask, mask, call.module, window)
+        if by_key is None:
+            window = None
+        else:
+            mask, is_causal = by_key, layer_is_causal(call.module, call.attention_mask) and length > 1
+    if forward.real is not None:
+        real = forward.real[:, :total]
+    else:
+        real = grouped.query.new_ones(batch, total, dtype=torch.bool)
+        if seen is not None:
+            real = forward.state.seen(call.layer, seen.expand(batch, -1), total)
+    before = real[:, : max(0, total - keys)].sum(1)
+    places = torch.arange(length, device=real.device) + min(total, keys) - length
+    real = real[:, max(0, total - keys) :]
+    return ChosenMaps(
+        query=grouped.query, key=grouped.key, value=grouped.value, mask=mask, is_causal=is_causal,
+        sliding_window=window, scale=call.scale, real=torch.nn.functional.pad(real, (0, keys - real.shape[1])),
+        before=before, places=places, chosen=grouped.chosen,
+    )  # fmt: skip
+
+
+def _by_key(forward: ForwardPass, given: Tensor, mask: Tensor, module: nn.Module, window: int | None) -> Tensor | None:
+    """A mask by query (1|B, 1, N, M) as one by key (1|B, 1, 1, M), where causality and window say the rest; else None.
+
+    Then blocks above the diagonal need not be formed.
+    """
+    for known, by_key in forward.masks_by_key:
+        if known is given:
+            return by_key if by_key.shape[2] == 1 else None
+    by_key = mask.any(2, keepdim=True)
+    positions = positions_mask(
+        *mask.shape[2:], is_causal=layer_is_causal(module, given), sliding_window=window, device=mask.device
+    )
+    if not torch.equal(mask, by_key.expand_as(mask) if positions is None else by_key & positions):
+        by_key = mask
+    forward.masks_by_key.append((given, by_key))
+    return by_key if by_key.shape[2] == 1 else None

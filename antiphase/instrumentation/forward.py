@@ -1,0 +1,139 @@
+"""The forward pass that an attention call is part of, and what a block of code keeps beside a cache between passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache as remembered
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+STATES = "_antiphase_states"
+"""Attribute of a followed cache: what each block keeps beside its keys and values, by the block's number."""
+
+
+@dataclass
+class SequenceState:
+    """Tensors that belong to the sequences of a cache, sequences first, by name and layer."""
+
+    kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """``real`` (B, M) bool: tokens, where only masks by query tell them from padding; and what subclasses keep."""
+
+    def seen(self, layer: int, keys: Tensor, total: int) -> Tensor:
+        """Which of all tokens (B, total) any query of this or an earlier call sees, for keys (B, M) of this call."""
+        now = torch.nn.functional.pad(keys, (max(0, total - keys.shape[1]), 0))[:, :total]
+        earlier = self.kept.get(("real", layer))
+        if earlier is not None:
+            now = now | torch.nn.functional.pad(earlier, (0, total - earlier.shape[1]))
+        self.kept["real", layer] = now
+        return now
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sequences, in this order."""
+        for name, tensor in self.kept.items():
+            self.kept[name] = tensor[rows.to(tensor.device)]
+
+    def repeat(self, repeats: int) -> None:
+        """Each sequence so many times, one after the other."""
+        for name, tensor in self.kept.items():
+            self.kept[name] = tensor.repeat_interleave(repeats, dim=0)
+
+    def check_crop(self) -> None:
+        """
+        Raises:
+            ValueError: the last tokens cannot be taken out.
+        """
+
+    def crop(self, length: int) -> None:
+        """Only the first ``length`` tokens are left."""
+
+
+@dataclass
+class ForwardPass:
+    """What an attention function cannot see of the forward pass that it is part of."""
+
+    input_ids: Tensor | None = None
+    """(B, N) where the model was given some."""
+    real: Tensor | None = None
+    """(B, all keys) bool: tokens that are not padding; None: all are, or only masks by query tell."""
+    past: int = 0
+    """Keys of earlier passes."""
+    state: SequenceState = field(default_factory=SequenceState)
+    """Of the sequences; it goes along with their cache."""
+    is_known_from_start: bool = True
+    """Whether the block saw all of the sequences: no earlier keys, or a cache that was filled within the block."""
+    layers: list[int] = field(default_factory=list)
+    """Layers that attended so far, in the order of their calls."""
+    query: Tensor | None = None
+    """Of the last call."""
+    masks_by_key: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Masks by query, and by key alone where that says the same: layers share their masks."""
+
+
+def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]) -> ForwardPass:
+    """A forward pass of block ``number`` with these arguments of the model.
+
+    Raises:
+        ValueError: attention to another sequence.
+    """
+    if given.get("encoder_hidden_states") is not None:
+        raise ValueError("attention to another sequence (encoder_hidden_states) cannot be measured or changed")
+    cache, mask, ids = (given.get(name) for name in ("past_key_values", "attention_mask", "input_ids"))
+    past = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
+    known = getattr(cache, STATES, {}).get(number) if past else None
+    pass_ = ForwardPass(
+        input_ids=ids,
+        real=mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None,
+        past=past,
+        state=state() if known is None else known,
+        is_known_from_start=past == 0 or known is not None,
+    )
+    if isinstance(cache, Cache):
+        follow(cache, number, pass_.state)
+    return pass_
+
+
+def follow(cache: Cache, number: int, state: SequenceState) -> None:
+    """From now on the state takes part in what is done to the sequences of the cache."""
+    if not hasattr(cache, STATES):
+        setattr(cache, STATES, {})
+        cache.__class__ = _followed(type(cache))  # type: ignore[arg-type]  # a class can be hashed
+    getattr(cache, STATES)[number] = state
+
+
+class _Followed:
+    """What a followed cache does besides, where it changes which sequences or tokens it holds."""
+
+    def _states(self) -> list[SequenceState]:
+        return list(getattr(self, STATES).values())
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[misc]  # of the cache's own class
+        for state in self._states():
+            state.select(beam_idx)
+
+    def batch_select_indices(self, indices: Any) -> None:
+        super().batch_select_indices(indices)  # type: ignore[misc]
+        for state in self._states():
+            state.select(torch.as_tensor(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        for state in self._states():
+            state.repeat(repeats)
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        for state in self._states():
+            state.check_crop()
+        super().crop(*args, **kwargs)  # type: ignore[misc]
+        for state in self._states():
+            state.crop(self.get_seq_length())  # type: ignore[attr-defined]
+
+
+@remembered
+def _followed(kind: type[Cache]) -> type[Cache]:
+    """A class of caches that others follow; named like its own."""
+    return type(kind.__name__, (_Followed, kind), {"__module__": kind.__module__})

@@ -1,0 +1,503 @@
+"""Every kind of model × everything that reads or changes attention: right, or refused by a sentence.
+
+The oracle knows of each architecture which map reads which key and value, and nothing else of this package. It forms
+whole maps in fp64 from the tensors that a layer hands over, and is itself held against what the layer's own function
+returned. An identity leaves logits as they are; statistics are those of the oracle's maps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    DiffLlamaConfig,
+    EsmConfig,
+    GemmaConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    RobertaConfig,
+)
+
+import antiphase
+from antiphase.calibration.gate import screen
+from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.variants import varied
+from antiphase.data.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage
+from antiphase.evals.allocation import allocation
+from antiphase.evals.cancellation import cancellation
+from antiphase.evals.outliers import outliers
+from antiphase.evals.quantization import quantized_logits
+from antiphase.instrumentation.hooks import observed, swapped, transformed
+from antiphase.probing.last_tokens import LastTokens
+from antiphase.probing.maps import attention_maps
+from antiphase.probing.rows import attention_rows
+from antiphase.probing.statistics import attention_statistics
+from antiphase.randomness import keyed_generator
+
+LAYERS, MAPS, N, WINDOW = 2, 8, 23, 7
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": LAYERS,
+    "num_attention_heads": MAPS, "max_position_embeddings": 96,
+}  # fmt: skip
+SMALL_GPT2: dict[str, Any] = {"vocab_size": 61, "n_embd": 48, "n_layer": LAYERS, "n_head": MAPS, "n_positions": 96,
+                              "attn_pdrop": 0.0}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 4}
+BERT = {**SIZES, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of model."""
+
+    config: Callable[[], Any]
+    form: str = "softmax"
+    """How the oracle joins maps: ``softmax``, ``V1``, ``V2``, ``inside`` or ``diffllama``."""
+    is_encoder: bool = False
+    window: tuple[int | None, ...] = (None,) * LAYERS
+
+
+def own(kind: str, **fields: Any) -> Callable[[], Any]:
+    return lambda: antiphase.AntiphaseConfig(attention_type=kind, **{**GROUPED, **fields})
+
+
+def inside(config: Any) -> Callable[[], Any]:
+    return lambda: antiphase.differential_config(config())
+
+
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+ENCODER = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": MAPS,
+           "norm_position": "pre"}  # fmt: skip
+CASES = {
+    "softmax": Case(own("softmax")),
+    "softmax with a window": Case(own("softmax", **WINDOWS), window=(WINDOW, None)),
+    "softmax with head norm and gate": Case(own("softmax", head_norm=True, output_gate=True)),
+    "softmax with sink logits": Case(own("softmax", sink_logits=True)),
+    "DEX": Case(own("softmax", dex_heads=[[0, 3], [1]])),
+    "V1": Case(own("differential"), "V1"),
+    "V1 with a window": Case(own("differential", **WINDOWS), "V1", window=(WINDOW, None)),
+    "V1 without head norm": Case(own("differential", head_norm=False, lambda_form="head"), "V1"),
+    "grouped differential": Case(own("differential", num_noise_heads=2), "V1"),
+    "V2": Case(own("differential_v2"), "V2"),
+    "V2 across": Case(own("differential_v2_across")),
+    "antiphase encoder": Case(lambda: antiphase.VanillaConfig(attention_type="differential", **ENCODER), "V1", True),
+    "differential_llama": Case(inside(lambda: LlamaConfig(**GROUPED)), "inside"),
+    "differential_mistral": Case(
+        inside(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
+    ),
+    "differential_qwen2": Case(inside(lambda: Qwen2Config(**GROUPED)), "inside"),
+    "differential_qwen3": Case(inside(lambda: Qwen3Config(**GROUPED, head_dim=6)), "inside"),
+    "differential_gpt2": Case(inside(lambda: GPT2Config(**SMALL_GPT2)), "inside"),
+    "differential_bert": Case(inside(lambda: BertConfig(**BERT)), "inside", True),
+    "diffllama": Case(lambda: DiffLlamaConfig(**GROUPED), "diffllama"),
+    "llama": Case(lambda: LlamaConfig(**GROUPED)),
+    "mistral": Case(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW), window=(WINDOW, WINDOW)),
+    "qwen2": Case(lambda: Qwen2Config(**GROUPED)),
+    "qwen3": Case(lambda: Qwen3Config(**GROUPED, head_dim=6)),
+    "gemma": Case(lambda: GemmaConfig(**GROUPED, head_dim=6)),
+    "gpt2": Case(lambda: GPT2Config(**SMALL_GPT2)),
+    "gpt_neox": Case(lambda: GPTNeoXConfig(**SIZES)),
+    "bert": Case(lambda: BertConfig(**BERT), is_encoder=True),
+    "roberta": Case(lambda: RobertaConfig(**BERT), is_encoder=True),
+    "esm": Case(lambda: EsmConfig(**BERT, pad_token_id=0, mask_token_id=2), is_encoder=True),
+}  # fmt: skip
+every_case = pytest.mark.parametrize("name", CASES)
+
+
+def built(name: str) -> Any:
+    """In fp64, with attention that is far from uniform."""
+    case = CASES[name]
+    auto = AutoModelForMaskedLM if case.is_encoder else AutoModelForCausalLM
+    torch.manual_seed(3)
+    model = auto.from_config(case.config()).double().eval()
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for field, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in field.lower() or "ln_" in field else 0.0, 0.3, generator=generator)
+    return model
+
+
+def batch() -> RetrievalBatch:
+    task = RetrievalTask(SymbolLanguage(9, 11, 5), needles=3, queries=1, sequence_length=N)
+    return task.sample(2, keyed_generator("matrix"))
+
+
+def logits_of(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=batch().input_ids).logits
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    """Logits but for rounding: λ and the norms of transformers are in fp32 whatever the model is in."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------ the oracle
+
+Change = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Layer, weights (B, maps, N, N), which are visible (N, N), and scores, to other weights."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a layer's attention function, computed by hand."""
+
+    layer: int
+    weights: Tensor
+    """(B, maps, N, N), in the model's own numbering."""
+    scores: Tensor
+    """The same before the softmax; 0 where hidden."""
+    visible: Tensor
+    """(N, N)."""
+    values: Tensor
+    """(B, maps, N, dv): those that each map multiplies."""
+    lam: Tensor | None
+    """(B, H, N)."""
+    heads: Tensor
+    """(B, N, heads, dv), what the function computes before any norm."""
+    returned: Tensor
+    """What it returns."""
+
+
+def computed(
+    case: Case, layer: int, module: Any, query: Tensor, key: Tensor, value: Tensor, kwargs: Any, change: Change
+) -> Call:
+    maps, groups, number = query.shape[1], key.shape[1], torch.arange(query.shape[1])
+    if case.form in ("V1", "inside"):
+        value_head = number // (2 * maps // groups)
+        key_of, values = 2 * value_head + number % 2, torch.cat([value[:, ::2], value[:, 1::2]], -1)[:, value_head]
+    else:
+        key_of = number // (maps // groups)
+        values = value[:, key_of]
+    scores = query @ key[:, key_of].transpose(-1, -2) * (kwargs.get("scaling") or query.shape[-1] ** -0.5)
+    distance = torch.arange(N)[:, None] - torch.arange(N)
+    visible = torch.ones(N, N, dtype=torch.bool) if case.is_encoder else distance >= 0
+    if case.window[layer]:
+        visible = visible & (distance < case.window[layer])
+    masked = scores.masked_fill(~visible, -torch.inf)
+    sinks = kwargs.get("s_aux")
+    if sinks is not None:
+        masked = torch.cat([masked, sinks[None, :, None, None].expand(*masked.shape[:3], 1)], -1)
+    hidden = scores.masked_fill(~visible, 0.0)
+    weights = change(layer, masked.softmax(-1)[..., :N], visible, hidden)
+    heads, lam = (weights @ values).transpose(1, 2), None  # (B, N, maps, dv)
+    if case.form != "softmax":
+        lam = _lambda(case.form, module, kwargs).double()
+        lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(len(query), maps // 2, N)
+    if case.form in ("V1", "V2", "inside"):
+        heads = heads[:, :, ::2] - lam.transpose(1, 2).unsqueeze(-1) * heads[:, :, 1::2]
+    returned = heads
+    if case.form == "inside":  # (1 - λinit) · RMSNorm, and the halves of a head apart
+        own = module.differential
+        size = (heads.square().mean(-1, keepdim=True) + own.head_norm.eps).sqrt()
+        returned = ((1 - own.lambda_init) * heads / size * own.head_norm.weight).unflatten(3, (2, -1)).flatten(2, 3)
+    return Call(layer, weights, hidden, visible, values, lam, heads, returned)
+
+
+def _lambda(form: str, module: Any, kwargs: Any) -> Tensor:
+    if form in ("V1", "V2"):
+        return kwargs["lam"].detach()
+    home = module.differential if form == "inside" else module
+    q1, k1, q2, k2 = (getattr(home, f"lambda_{name}").detach().float() for name in ("q1", "k1", "q2", "k2"))
+    return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + home.lambda_init
+
+
+def unchanged(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
+    return weights
+
+
+@contextmanager
+def by_hand(model: Any, case: Case, change: Change | None = None) -> Iterator[list[Call]]:
+    """All attention within the block computed by hand; without a change, held against the model's own."""
+    calls: list[Call] = []
+    seen: list[Tensor] = []
+
+    def wrap(function: Any) -> Any:
+        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+            seen[:] = seen if seen and seen[-1] is query else [*seen, query]
+            layer = (len(seen) - 1) % LAYERS
+            call = computed(case, layer, module, query, key, value, kwargs, change or unchanged)
+            if change is None:
+                own = function(module, query, key, value, mask, **kwargs)[0]
+                torch.testing.assert_close(call.returned, own, rtol=1e-5, atol=1e-6)  # norms are in fp32
+            calls.append(call)
+            return call.returned, None
+
+        return attend
+
+    with swapped(model, wrap):
+        yield calls
+
+
+def layers_of(model: Any, case: Case) -> list[Call]:
+    """The calls of one forward pass, the two of a DiffLlama layer made one, with heads' outputs subtracted."""
+    with by_hand(model, case) as calls:
+        logits_of(model)
+    if case.form != "diffllama":
+        assert len(calls) == LAYERS
+        return calls
+    found = []
+    for one, two in zip(calls[::2], calls[1::2], strict=True):
+        first, second = torch.cat([one.heads, two.heads], -1).chunk(2, dim=2)
+        heads = first - one.lam.transpose(1, 2).unsqueeze(-1) * second
+        found.append(replace(one, heads=heads, values=torch.cat([one.values, two.values], -1)))
+    return found
+
+
+def pairs(form: str, by_map: Tensor) -> Tensor:
+    """(B, maps, ...) as (B, H, S, ...)."""
+    if form == "softmax":
+        return by_map.unsqueeze(2)
+    return by_map.unflatten(1, (2, -1)).transpose(1, 2) if form == "diffllama" else by_map.unflatten(1, (-1, 2))
+
+
+def signed(form: str, call: Call) -> Tensor:
+    """(B, H, N, N): what multiplies the values."""
+    maps = pairs(form, call.weights)
+    return maps[:, :, 0] if form == "softmax" else maps[:, :, 0] - call.lam.unsqueeze(-1) * maps[:, :, 1]
+
+
+# ------------------------------------------------------------------------------------------ identities
+
+
+EVERY = {layer: list(range(MAPS)) for layer in range(LAYERS)}
+SOME = {0: [1, 2], 1: [0, 5, 7]}
+
+
+@contextmanager
+def looked_at(model: Any) -> Iterator[None]:
+    with observed(model, lambda call, heads, weights: None):
+        yield
+
+
+def plan(heads: dict[int, list[int]] = EVERY, **rule: Any) -> CalibrationPlan:
+    return CalibrationPlan(heads, **{"alpha": 1e30, **rule})
+
+
+IDENTITIES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+    **{
+        f"calibrated, {mode}, {what}": lambda model, mode=mode, heads=heads: antiphase.calibrated(
+            model, plan(heads, mode=mode)
+        )
+        for mode in ("paper", "prompt", "running")
+        for what, heads in (("every map", EVERY), ("some maps", SOME))
+    },
+    "calibrated with nothing to take": lambda model: antiphase.calibrated(model, plan(alpha=1e-3, beta=1.0)),
+    "varied": lambda model: varied(model, plan(), "proportional"),
+    "quantized": lambda model: quantized_logits(model, 40),
+    "observed": looked_at,
+    "transformed": lambda model: transformed(model, lambda call: call.own()[0]),
+}
+REFUSED_IDENTITY = {
+    ("softmax with sink logits", "calibrated"): "does not support the arguments s_aux",
+    ("softmax with sink logits", "varied"): "does not support the arguments s_aux",
+    ("softmax with sink logits", "quantized"): "does not support the arguments s_aux",
+    **{
+        (name, "calibrated, running"): 'mode "running" needs causal attention'
+        for name, case in CASES.items() if case.is_encoder
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("identity", IDENTITIES)
+@every_case
+def test_what_is_to_change_nothing_changes_nothing(name: str, identity: str) -> None:
+    model = built(name)
+    plain = logits_of(model)
+    refusals = [why for (model_name, start), why in REFUSED_IDENTITY.items()
+                if model_name == name and identity.startswith(start)]  # fmt: skip
+    if refusals:
+        with pytest.raises(ValueError, match=refusals[0]), IDENTITIES[identity](model):
+            logits_of(model)
+    else:
+        with IDENTITIES[identity](model):
+            near(logits_of(model), plain)
+            with looked_at(model):
+                near(logits_of(model), plain)
+    assert torch.equal(logits_of(model), plain)
+
+
+@every_case
+def test_heads_of_a_layer_are_changed_before_what_follows_them(name: str) -> None:
+    """A transform that doubles every head's output does what a hook on the values would do."""
+    model = built(name)
+    plain = logits_of(model)
+    with transformed(model, lambda call: 2 * call.own()[0]):
+        found = logits_of(model)
+
+    def wrap(function: Any) -> Any:
+        def doubled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+            return function(module, query, key, 2 * value, mask, **kwargs)
+
+        return doubled
+
+    with swapped(model, wrap):
+        near(found, logits_of(model))
+    assert not torch.allclose(found, plain)
+
+
+# ------------------------------------------------------------------------------------------ calibration
+
+
+ALPHA, BETA = 1.3, 0.2
+
+
+def calibrate(weights: Tensor, visible: Tensor, beta: float = BETA) -> Tensor:
+    """The rule on maps (B, N, N) of a whole text without padding."""
+    received = weights.sum(-2) / visible.sum(0)
+    sinks = received > ALPHA / int(visible[-1].sum())
+    sinks[:, 0] = False
+    return redistribute(weights, sinks.unsqueeze(-2), beta=beta)
+
+
+def score(model: Any, samples: Any) -> Tensor:
+    """Log-probability of the last token."""
+    ids = torch.stack(list(samples))
+    return model(input_ids=ids).logits[:, -2].log_softmax(-1).gather(1, ids[:, -1:])[:, 0]
+
+
+without_sinks = pytest.mark.parametrize("name", [name for name in CASES if name != "softmax with sink logits"])
+
+
+@without_sinks
+def test_calibration_is_the_rule_on_maps_made_by_hand(name: str) -> None:
+    model = built(name)
+
+    def change(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
+        new = [calibrate(one, visible) if head in SOME[layer] else one for head, one in enumerate(weights.unbind(1))]
+        return torch.stack(new, dim=1)
+
+    with antiphase.calibrated(model, plan(SOME, alpha=ALPHA, beta=BETA, mode="paper")):
+        found = logits_of(model)
+    with by_hand(model, CASES[name], change):
+        near(found, logits_of(model))
+    assert (found - logits_of(model)).abs().max() > 1e-3
+
+
+@without_sinks
+def test_slopes_are_those_of_maps_moved_by_hand(name: str) -> None:
+    model, ids, step = built(name), list(batch().input_ids), 1e-2
+    slopes = screen(model, plan(alpha=ALPHA, beta=BETA, mode="paper"), score, ids)
+
+    def moved(layer: int, weights: Tensor, visible: Tensor, scores: Tensor, *, by: float) -> Tensor:
+        new = [*weights.unbind(1)]
+        if layer == 1:
+            new[2] = new[2] + by * (calibrate(new[2], visible) - new[2])
+        return torch.stack(new, dim=1)
+
+    found = []
+    for by in (step, -step):
+        with torch.no_grad(), by_hand(model, CASES[name], partial(moved, by=by)):
+            found.append(float(score(model, ids).mean()))
+    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slopes[1, 2], rel=5e-3, abs=1e-6)
+    assert slopes[1, 2] != 0
+
+
+@without_sinks
+def test_quantization_rounds_scores_before_the_softmax(name: str) -> None:
+    model, case = built(name), CASES[name]
+
+    def change(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
+        step = scores.abs().amax((-1, -2), keepdim=True) / 7  # 4 bits, a step by map
+        return ((scores / step).round() * step).masked_fill(~visible, -torch.inf).softmax(-1)
+
+    with quantized_logits(model, 4):
+        found = logits_of(model)
+    with by_hand(model, case, change):
+        near(found, logits_of(model))
+    assert (found - logits_of(model)).abs().max() > 1e-3
+
+
+# ------------------------------------------------------------------------------------------ statistics
+
+
+@every_case
+def test_statistics_and_rows_are_those_of_the_maps(name: str) -> None:
+    model, case, ids = built(name), CASES[name], batch().input_ids
+    layers = layers_of(model, case)
+    span = torch.zeros_like(ids, dtype=torch.bool)
+    span[:, 5:9] = True
+    if name == "softmax with sink logits":
+        with pytest.raises(ValueError, match="does not support the arguments s_aux"):
+            attention_statistics(model, input_ids=ids)
+    else:
+        found = attention_statistics(model, {"some": span}, alpha=2.0, top=3, input_ids=ids)
+        for number, layer in enumerate(layers):
+            maps = layer.weights
+            seen = layer.visible.sum(0)
+            close(found.received[number], maps.sum(-2) / seen)
+            close(found.span_share["some"][number], maps[..., 5:9].sum(-1).mean(-1))
+            close(found.entropy[number], torch.special.entr(maps).sum(-1).mean(-1))
+            close(found.top_logits[number], layer.scores.abs().flatten(2).topk(3).values)
+            if case.form == "softmax":
+                assert found.differences is None
+                continue
+            whole = signed(case.form, layer)
+            shares = whole.abs() / whole.abs().sum(-1, keepdim=True)
+            close(found.differences.span_share["some"][number], whole[..., 5:9].sum(-1).mean(-1))
+            close(found.differences.entropy[number], torch.special.entr(shares).sum(-1).mean(-1))
+    positions = torch.tensor([[3, 11], [0, N - 1]])
+    for row, layer in zip(attention_rows(model, ids, positions), layers, strict=True):
+        expected = torch.stack([pairs(case.form, layer.weights)[b][:, :, positions[b]] for b in range(2)])
+        close(row.maps, expected)
+        close(row.weights(), torch.stack([signed(case.form, layer)[b][:, positions[b]] for b in range(2)]))
+    for one, layer in zip(attention_maps(model, ids[:1]), layers, strict=True):
+        close(one.maps.double(), pairs(case.form, layer.weights)[0])
+        close(one.weights().double(), signed(case.form, layer)[0])
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+@every_case
+def test_figures_that_are_made_of_rows(name: str) -> None:
+    """Allocation of the prompt's last token, and sizes of heads' outputs beside those of their values."""
+    model, case, given = built(name), CASES[name], batch()
+    layers = layers_of(model, case)
+    ends = given.prompt_end
+    for row in allocation(model, given)[:LAYERS]:
+        if row["map"] not in ("softmax", "difference"):
+            continue
+        weights = signed(case.form, layers[row["layer"]])
+        answer = torch.stack([weights[b, :, ends[b]] @ given.spans["answer"][b].double() for b in range(2)])
+        assert row["spans"]["answer"]["signed"] == pytest.approx(answer.mean().item(), rel=1e-5)
+    found = cancellation(model, given)
+    for layer, call in enumerate(layers):
+        own = [row["output_rms"] for row in found["heads"] if row["layer"] == layer]
+        sizes = call.heads.square().mean((1, 3)).sqrt().mean(0)
+        assert own[: len(sizes)] == pytest.approx(sizes.tolist(), rel=1e-5)
+    if name == "esm":
+        with pytest.raises(ValueError, match="has no list of numbered layers"):
+            outliers(model, given.input_ids)
+    elif name != "softmax with sink logits":
+        largest = max(call.scores.abs().max().item() for call in layers)
+        assert outliers(model, given.input_ids)[0]["top"]["1"] == pytest.approx(largest, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_encoder])
+def test_last_tokens_run_again_and_their_parts_add_up(name: str) -> None:
+    model, ids = built(name), batch().input_ids
+    positions = torch.tensor([[N - 3, N - 2], [7, N - 2]])
+    targets = ids.gather(1, positions + 1)
+    last = LastTokens(model, ids, positions)
+    logs = logits_of(model).log_softmax(-1)
+    expected = torch.stack([logs[b, positions[b], targets[b]].sum() for b in range(2)])
+    close(last.log_probabilities(targets), expected)
+    spans = torch.stack([torch.arange(N).expand(2, -1) % 3 == part for part in range(3)], dim=1)
+    for contribution in last.contributions(spans):
+        close(contribution.shares().sum(1), torch.ones(2))
