@@ -14,8 +14,11 @@ from antiphase.errors import InputError, nearest
 T = TypeVar("T")
 
 
-def build(kind: type[T], tree: Any, path: str = "") -> T:
-    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
+def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
+    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
+
+    ``strict=False``: unknown keys are left out, as of records of other versions.
+    """
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
     hints = typing.get_type_hints(kind)
@@ -24,8 +27,10 @@ def build(kind: type[T], tree: Any, path: str = "") -> T:
     for key, value in tree.items():
         full = f"{path}.{key}" if path else str(key)
         if key not in fields:
+            if not strict:
+                continue
             raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
-        values[key] = _coerce(hints[key], value, full)
+        values[key] = _coerce(hints[key], value, full, strict=strict)
     for name, item in fields.items():
         no_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
         if name not in values and no_default:
@@ -33,7 +38,7 @@ def build(kind: type[T], tree: Any, path: str = "") -> T:
     return kind(**values)
 
 
-def _coerce(hint: Any, value: Any, path: str) -> Any:
+def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
     """``value`` as the annotated type, or an error that says what was expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -46,7 +51,7 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
             return value
         others = [argument for argument in arguments if argument is not type(None) and argument not in named]
         (inner,) = others or named
-        return _coerce(inner, value, path)
+        return _coerce(inner, value, path, strict=strict)
     if origin is Literal:
         if value not in arguments:
             raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {value!r}")
@@ -54,13 +59,13 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
     if origin is list:
         if not isinstance(value, list):
             raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {value!r}")
-        return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return [_coerce(arguments[0], item, f"{path}[{index}]", strict=strict) for index, item in enumerate(value)]
     if origin is dict:
         if not isinstance(value, Mapping):
             raise InputError(f"{path} must be a mapping, got {value!r}")
-        return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+        return {str(key): _coerce(arguments[1], item, f"{path}.{key}", strict=strict) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), value, path)
+        return build(typing.cast(type, hint), value, path, strict=strict)
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:  # YAML 1.1 reads 4e-3 as a string
             number = float(value)

@@ -28,7 +28,7 @@ from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_ke
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 from antiphase.records import Record
-from antiphase.studies.single import check_empty
+from antiphase.training.run_folder import check_empty
 
 ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)

@@ -27,10 +27,10 @@ from antiphase import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.benchmarks.memory import peak_of
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.evals.constrained import choose_options
-from antiphase.evals.long_context import losses_by_position
 from antiphase.evals.scoring import TOKENS_AT_ONCE
+from antiphase.evaluations.long_context.measure import losses_by_position
 from antiphase.records import Record
-from antiphase.studies.single import check_empty
+from antiphase.training.run_folder import check_empty
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]

@@ -17,7 +17,7 @@ from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, load
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.jobs import Job, is_diverged, run_jobs
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 from antiphase.studies.upcycle import upcycle, upcycle_preset
 from antiphase.training.run_folder import read_metrics
 

@@ -34,7 +34,7 @@ from antiphase.evals.samples import Sample
 from antiphase.evals.task_scores import log_probabilities, score_samples
 from antiphase.evals.text_tasks import needle_task
 from antiphase.records import Record, finite
-from antiphase.studies.single import check_empty
+from antiphase.training.run_folder import check_empty
 
 CONSOLE = Console(highlight=False)
 SINK_WORDS = 10

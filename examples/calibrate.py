@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphase
 from antiphase.config import load_preset
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 
 STEPS = ["model.attention_type=softmax", "training.steps=300", "training.decay_steps=300"]
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphase  # noqa: F401 – the Auto classes know the architecture afterwards
 from antiphase.config import load_preset
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 
 STEPS = ["training.steps=60", "training.decay_steps=60", "training.evaluate_every=30"]
 

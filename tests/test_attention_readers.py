@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -37,13 +38,13 @@ from antiphase.data.streams import Batch
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.allocation import allocation
-from antiphase.evals.cancellation import cancellation
 from antiphase.evals.constrained import choose_options
-from antiphase.evals.outliers import outliers
 from antiphase.evals.perplexity import perplexity
-from antiphase.evals.quantization import quantized_logits
 from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.sinks import sinks_on_text
+from antiphase.evaluations.cancellation.measure import cancellation
+from antiphase.evaluations.outliers.measure import outliers
+from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.hooks import swapped
 from antiphase.models.conversion import convert_model
 from antiphase.probing.maps import attention_maps
@@ -279,8 +280,8 @@ def test_maps_and_outliers_are_those_of_the_same_model(name, request, of_this_pa
     ids = batch().input_ids
     for one, two in zip(attention_maps(model, ids[:1]), attention_maps(other, ids[:1]), strict=True):
         assert_near(vars(one), vars(two))
-    assert_near(outliers(model, ids), outliers(other, ids))
-    assert {row["what"] for row in outliers(model, ids)} == {"attention logits", "hidden states"}
+    assert_near(asdict(outliers(model, ids)), asdict(outliers(other, ids)))
+    assert {row.what for row in outliers(model, ids).rows} == {"attention logits", "hidden states"}
 
 
 def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differential_llama):

@@ -659,8 +659,8 @@ def test_nothing_is_evaluated_twice(
     def load(*arguments, **words):
         raise AssertionError("a model is loaded")
 
-    for module in ("single", "retrieval", "many_shot"):
-        monkeypatch.setattr(f"antiphase.studies.{module}.load_model", load)
+    for module in ("evaluations.text_measurement", "studies.retrieval", "studies.many_shot"):
+        monkeypatch.setattr(f"antiphase.{module}.load_model", load)
     assert antiphase(f"{start} 2 --resume")[0] == 0
     assert (tmp_path / "new" / "record.json").read_bytes() == record
     refused("--output new exists and is not empty; add --resume", f"{start} 2")

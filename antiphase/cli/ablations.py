@@ -8,13 +8,11 @@ import typer
 
 from antiphase.cli.console import describe, finish, job_progress, make_console, sayer
 from antiphase.cli.options import (
-    CausalModel,
     DataOption,
     DeviceOption,
     OutputOption,
     PresetOption,
     ResumeOption,
-    SeedOption,
     SeedsOption,
     SetOption,
     ValidationOption,
@@ -58,30 +56,4 @@ def ablations(
         record = run_ablations(
             chosen, output, left_out=left_out, frequent=frequent, resume=resume, report=report, say=sayer(console)
         )
-    finish(console, record, output)
-
-
-def cancellation(
-    model: CausalModel,
-    output: OutputOption,
-    data: DataOption = None,
-    length: Annotated[int | None, typer.Option("--length", help="Tokens in a sequence.", show_default=False)] = None,
-    needles: Annotated[int | None, typer.Option("--needles", help="Needles in a sequence.", show_default=False)] = None,
-    samples: Annotated[int, typer.Option("--samples", help="Retrieval sequences.")] = 100,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """What the two maps of a head have in common, how much of it subtraction takes away, and how large heads are.
-
-    Example: [bold]antiphase evaluate cancellation runs/demo/differential-seed0 --output runs/cancellation[/]
-    """
-    from antiphase.studies.single import Request, evaluate
-
-    console = make_console()
-    request = Request(
-        measurement="cancellation", name=model, paths=data or [], length=length, needles=[needles] if needles else [],
-        samples=samples, seed=seed, device=device,
-    )  # fmt: skip
-    record = evaluate(request, output, resume=resume, say=sayer(console))
     finish(console, record, output)

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli import ablations, retrieval
+from antiphase.cli import retrieval
+from antiphase.cli.commands import command_of
 from antiphase.cli.console import count_progress, finish, make_console, sayer, share_progress
 from antiphase.cli.options import (
     CausalModel,
-    DataOption,
     DeviceOption,
     OutputOption,
     ResumeOption,
@@ -20,6 +20,7 @@ from antiphase.cli.options import (
     TaskCodeOption,
     numbers,
 )
+from antiphase.registry import measurements
 
 app = typer.Typer(
     help="Measure a model: its held-out loss, also by position; retrieval; learning in context; where its attention "
@@ -28,62 +29,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-TextField = Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")]
-Length = Annotated[int | None, typer.Option("--length", help="Tokens in a sequence.", show_default=False)]
-Samples = Annotated[int, typer.Option("--samples", help="Sequences, in each cell of a grid.")]
-Needles = Annotated[str | None, typer.Option("--needles", help="Numbers of needles, e.g. 2,4,8.", show_default=False)]
-Queries = Annotated[
-    str | None, typer.Option("--queries", help="Numbers of facts asked for, e.g. 1,2.", show_default=False)
-]
-
-
-@app.command("perplexity")
-def perplexity(
-    model: CausalModel,
-    output: OutputOption,
-    data: DataOption = None,
-    text_field: TextField = None,
-    length: Length = None,
-    samples: Samples = 200,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """Loss and perplexity on held-out text.
-
-    Example: [bold]antiphase evaluate perplexity runs/demo/softmax-seed0 --output runs/perplexity[/]
-    """
-    _measure(
-        "perplexity", model, output, paths=data or [], text_field=text_field, length=length, samples=samples, seed=seed,
-        device=device, resume=resume,
-    )  # fmt: skip
-
-
-@app.command("long-context")
-def long_context(
-    model: CausalModel,
-    output: OutputOption,
-    data: DataOption = None,
-    text_field: TextField = None,
-    length: Length = None,
-    samples: Samples = 200,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """Loss by length of context, and what a window's own beginning is worth at its end.
-
-    Example: [bold]antiphase evaluate long-context MODEL --data book.txt --length 4096 --output runs/long[/]
-    """
-    _measure(
-        "long-context", model, output, paths=data or [], text_field=text_field, length=length, samples=samples,
-        seed=seed, device=device, resume=resume,
-    )  # fmt: skip
-
-
 app.command("needles")(retrieval.needles)
 app.command("allocation")(retrieval.allocation)
-app.command("cancellation")(ablations.cancellation)
 
 
 @app.command("many-shot")
@@ -102,9 +49,8 @@ def many_shot(
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
     """
-    from antiphase.studies.journal import inputs_of, model_content, task_content
+    from antiphase.evaluations.journal import inputs_of, model_content, once, task_content
     from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
-    from antiphase.studies.single import once
 
     console = make_console()
     request = ManyShotRequest(
@@ -226,74 +172,14 @@ def hallucination(
     finish(console, record, output)
 
 
-@app.command("outliers")
-def outliers(
-    model: CausalModel,
-    output: OutputOption,
-    data: DataOption = None,
-    text_field: TextField = None,
-    length: Length = None,
-    samples: Samples = 200,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """The largest attention logits and hidden states of every layer, beside their medians and kurtosis.
-
-    Example: [bold]antiphase evaluate outliers MODEL --data book.txt --output runs/outliers[/]
-    """
-    _measure(
-        "outliers", model, output, paths=data or [], text_field=text_field, length=length, samples=samples, seed=seed,
-        device=device, resume=resume,
-    )  # fmt: skip
-
-
-@app.command("quantization")
-def quantization(
-    model: CausalModel,
-    output: OutputOption,
-    data: DataOption = None,
-    text_field: TextField = None,
-    length: Length = None,
-    needles: Needles = None,
-    queries: Queries = None,
-    bits: Annotated[str, typer.Option("--bits", help="Of attention logits.")] = "16,8,6,4",
-    granularity: Annotated[
-        str, typer.Option("--granularity", help="What shares a step: tensor, head or row.")
-    ] = "head",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights", help="Also bits of weights, 8,4; needs antiphase\\[quantization].", show_default=False
-        ),
-    ] = None,
-    samples: Samples = 200,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """Loss and retrieval with attention logits, or weights, in few bits.
-
-    Example: [bold]antiphase evaluate quantization MODEL --data book.txt --bits 8,4 --output runs/bits[/]
-    """
-    _measure(
-        "quantization", model, output, paths=data or [], text_field=text_field, length=length,
-        needles=_counts("--needles", needles), queries=_counts("--queries", queries),
-        bits=numbers("--bits", bits, int), granularity=granularity,
-        weights=_counts("--weights", weights), samples=samples, seed=seed, device=device, resume=resume,
-    )  # fmt: skip
-
-
-def _measure(measurement: str, model: str, output: Path, *, resume: bool, **asked: Any) -> None:
-    """One of the measurements that need a model and text alone."""
-    from antiphase.studies.single import Request
-    from antiphase.studies.single import evaluate as run_evaluate
+def _measure(settings: Any, *, output: Path, resume: bool) -> None:
+    """One of the measurements that have a folder."""
+    from antiphase.evaluations.text_measurement import evaluate
 
     console = make_console()
-    request = Request(measurement=measurement, name=model, **asked)
-    record = run_evaluate(request, output, resume=resume, say=sayer(console))
+    record = evaluate(settings, output, resume=resume, say=sayer(console))
     finish(console, record, output)
 
 
-def _counts(flag: str, text: str | None) -> list[int]:
-    return numbers(flag, text, int) if text else []
+for name, measurement in measurements("evaluate").items():
+    app.command(name)(command_of(measurement.settings, _measure))

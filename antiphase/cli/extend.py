@@ -36,7 +36,7 @@ def extend(
     Example: [bold]antiphase extend runs/one --length 1024 --validation novels --output runs/one-1024[/]
     """
     from antiphase.studies.extend import extension
-    from antiphase.studies.single import train_run
+    from antiphase.studies.training_run import train_run
     from antiphase.training.distributed import is_first_process
 
     given = [*(settings or []), *([f"training.device={device}"] if device is not None else [])]

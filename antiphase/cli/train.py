@@ -158,7 +158,7 @@ def train(
 
     Example: [bold]antiphase train --preset demo --output runs/one --set model.attention_type=softmax[/]
     """
-    from antiphase.studies.single import train_run
+    from antiphase.studies.training_run import train_run
     from antiphase.training.distributed import is_first_process
 
     extra = [f"training.seed={seed}"] if seed is not None else []

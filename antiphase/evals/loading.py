@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import logging
@@ -195,3 +196,11 @@ def _holds(config: Any, auto: Any) -> bool:
     if type(config) not in auto._model_mapping:
         return False
     return auto._model_mapping[type(config)].__name__ in (config.architectures or [])
+
+
+def untrained(model: PreTrainedModel, seed: int) -> PreTrainedModel:
+    """The same architecture with fresh weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        fresh = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))
+    return fresh.to(model.device, model.dtype).eval()

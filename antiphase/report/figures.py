@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib
@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record
+from antiphase.registry import measurement_of
 from antiphase.report import (
     ablation_plots,
     benchmark_plots,
     calibration_plots,
-    cancellation_plots,
     classification_plots,
     hallucination_plots,
     harness_plots,
@@ -30,6 +30,7 @@ from antiphase.report import (
     translation_plots,
     tuning_plots,
 )
+from antiphase.report.presentation import Drawing
 
 FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "claims": reproduction_plots.claims,
@@ -47,13 +48,9 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "ablations": ablation_plots.differences,
     "gradient-norms": ablation_plots.gradients,
     "learning-rates": tuning_plots.by_rate,
-    "cancellation": cancellation_plots.by_layer,
-    "loss-by-length": measurement_plots.loss_by_length,
     "many-shot": measurement_plots.accuracy_by_shots,
     "hallucination": hallucination_plots.verdicts,
     "harness": harness_plots.scores_by_task,
-    "outliers": measurement_plots.largest_by_layer,
-    "quantization": measurement_plots.loss_by_bits,
     "calibrated-heads": calibration_plots.head_changes,
     "calibration-effects": calibration_plots.effect_rows,
     "calibration-sweeps": calibration_plots.sweeps,
@@ -71,7 +68,21 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "look-masks": look_plots.masks,
     "look-positions": look_plots.positions,
 }
-"""Every figure by the name of its file, in the order of the page; None where the record has nothing for it."""
+"""Figures by the name of their file, in the order of the page; None where the record has nothing for it. Those of
+measurements that have a folder stand there.
+"""
+
+
+def drawings_of(record: Record) -> Mapping[str, Drawing]:
+    """What the folder of the record's measurement draws."""
+    measurement = measurement_of(record.kind)
+    return {} if measurement is None else measurement.presentation.figures
+
+
+def figures_of(record: Record) -> dict[str, Figure]:
+    """All figures of a record by the name of their file."""
+    draws = {**FIGURES, **{name: drawing.draw for name, drawing in drawings_of(record).items()}}
+    return {name: figure for name, draw in draws.items() if (figure := draw(record)) is not None}
 
 
 def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
@@ -92,9 +103,7 @@ def save_figures(record: Record, folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
     paths = []
-    for name, draw in FIGURES.items():
-        figure = draw(record)
-        if figure is not None:
-            paths.append(folder / f"{name}.png")
-            paths[-1].write_bytes(figure_bytes(figure, "png"))
+    for name, figure in figures_of(record).items():
+        paths.append(folder / f"{name}.png")
+        paths[-1].write_bytes(figure_bytes(figure, "png"))
     return paths

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.records import Record
-from antiphase.report.measurements import interval_text
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, interval_text
 
 SEVEN = {
     "arc_challenge": "ARC-C", "arc_easy": "ARC-E", "boolq": "BoolQ", "hellaswag": "HellaSwag", "openbookqa": "OBQA",

@@ -10,13 +10,14 @@ from importlib import resources
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
+from antiphase.registry import measurement_of
 from antiphase.report import (
     ablation_plots,
     benchmarks,
-    cancellation_plots,
     classification,
     classification_plots,
     compared,
@@ -112,8 +113,7 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
 
 
 def _section(record: Record, anchor: str) -> Section:
-    pictures = [_page_figure(record, name) for name in figures.FIGURES]
-    drawn = [picture for picture in pictures if picture is not None]
+    drawn = [_page_figure(record, name, figure) for name, figure in figures.figures_of(record).items()]
     shown = {table.title for figure in drawn for table in figure.tables}
     main_tables = summary.main_tables(record)
     shown |= {table.title for table in main_tables}
@@ -180,25 +180,47 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
 """Every table; those already shown with a figure are left out of the details."""
 
 
-def _page_figure(record: Record, name: str) -> PageFigure | None:
-    figure = figures.FIGURES[name](record)
-    if figure is None:
-        return None
-    kind, media_type = ("png", "image/png") if name in RASTER else ("svg", "image/svg+xml")
-    content = base64.b64encode(figures.figure_bytes(figure, kind)).decode("ascii")
+def _page_figure(record: Record, name: str, figure: Figure) -> PageFigure:
+    own = figures.drawings_of(record).get(name)
+    if own is None:
+        title, caption, alternative = WORDS[name](record)
+        is_raster, behind = name in RASTER, BEHIND[name](record) if name in BEHIND else []
+    else:
+        title, caption, alternative = own.title, own.caption, own.alternative
+        is_raster, behind = own.is_raster, own.behind(record)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())  # CSS: 96 pixels an inch
-    title, caption, alternative = WORDS[name](record)
     return PageFigure(
         name=name,
         title=title,
         caption=caption,
         alternative=alternative,
-        source=f"data:{media_type};base64,{content}",
+        source=_embedded(figure, is_raster=is_raster),
         width=width,
         height=height,
         smallest_width=round(NEEDED_WIDTH * width),
-        tables=[table for table in (BEHIND[name](record) if name in BEHIND else []) if table is not None],
+        tables=[table for table in behind if table is not None],
     )
+
+
+def _embedded(figure: Figure, *, is_raster: bool) -> str:
+    """A figure as the source of an image."""
+    kind, media_type = ("png", "image/png") if is_raster else ("svg", "image/svg+xml")
+    return f"data:{media_type};base64,{base64.b64encode(figures.figure_bytes(figure, kind)).decode('ascii')}"
+
+
+FRAGMENT = """{% for table in tables %}<table><caption>{{ table.title }}</caption>
+<tr>{% for column in table.columns %}<th>{{ column.name }}</th>{% endfor %}</tr>
+{% for row in table.text() %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% if table.note %}<p>{{ table.note }}</p>{% endif %}
+{% endfor %}{% for source in sources %}<img src="{{ source }}" style="max-width: 100%">
+{% endfor %}"""
+
+
+def fragment(record: Record) -> str:
+    """The main tables and the figures of a record as HTML that stands in other pages, such as notebooks."""
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(FRAGMENT)
+    sources = [_embedded(figure, is_raster=True) for figure in figures.figures_of(record).values()]
+    return template.render(tables=summary.main_tables(record), sources=sources)
 
 
 def _title(record: Record) -> str:
@@ -231,6 +253,9 @@ def _paragraphs(record: Record) -> list[str]:
             "learned anything: read every accuracy beside those two. Seeds are repetitions; where the ranges "
             "of two arms overlap, luck may have chosen the order.",
         ]
+    measurement = measurement_of(record.kind)
+    if measurement is not None:
+        return [measurement.presentation.introduction]
     known = {
         "reproduce": "The experiments of the Differential Transformer paper at a small scale: pairs of models that "
         "differ in their attention alone, equal in parameters, data and order of data. Each claim has the paper's "
@@ -242,7 +267,6 @@ def _paragraphs(record: Record) -> list[str]:
         "model answered right.",
         "evaluate-needles": "Share of hidden facts that the model found, by their depth in the context. The "
         "guess rate is what naming any value of the context would reach.",
-        "evaluate-perplexity": "How well the model predicts held-out text; lower is better.",
         "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
         "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
@@ -254,11 +278,6 @@ def _paragraphs(record: Record) -> list[str]:
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
         "data in the same order. Parameters stand beside each row; the width of the MLP makes up for what rivals add.",
         "tune": "Every arm trained at every learning rate of one grid, so that no arm is favoured by its tuning.",
-        "evaluate-cancellation": "The two maps of every head beside each other and beside their difference. Two maps "
-        "have something in common before anything is learned: read every figure beside the untrained model.",
-        "evaluate-long-context": "How the loss falls as more of the text is in view, over windows of full length only. "
-        "The second table scores the windows' ends again, behind little of their own text and behind another window's "
-        "beginning: what length alone gives, shows there too.",
         "evaluate-many-shot": "Labelled examples before each question: accuracy over their number, and the same "
         "examples in other orders. Read every margin beside the accuracy and the share of answers that flip.",
         "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "
@@ -266,8 +285,6 @@ def _paragraphs(record: Record) -> list[str]:
         "first three sentences says nothing wrong.",
         "evaluate-harness": "Tasks of EleutherAI's lm-eval: the model chooses the answer that it finds likeliest, "
         "after no examples and after some. Read every share beside what choosing at random reaches.",
-        "evaluate-outliers": "The largest attention logits and hidden states, beside their medians and kurtosis.",
-        "evaluate-quantization": "Attention logits were rounded to few bits before the softmax, in every map.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
         "held-out gain and its interval.",
@@ -457,26 +474,11 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "Dots are runs, curves the fitted laws.",
         "Scatter plots of held-out loss over parameters and training tokens, with a curve for each arm.",
     ),
-    "loss-by-length": lambda record: (
-        "Loss by length of context",
-        "The mean over all tokens up to a position, with its 95 % interval over windows.",
-        "Line chart of the cumulative loss over tokens of context.",
-    ),
     "many-shot": lambda record: (
         "Learning in context",
         "Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an order. "
         "Many tasks are shown by their mean, with their quartiles, and each dot is a task.",
         "Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
-    ),
-    "outliers": lambda record: (
-        "Largest values by layer",
-        "The largest, tenth and hundredth largest sizes and the median, on a logarithmic scale.",
-        "Line charts over layers, attention logits and hidden states.",
-    ),
-    "quantization": lambda record: (
-        "Attention logits in few bits",
-        "Dashed: all bits. Dotted: what naming any number of the context reaches.",
-        "Line charts of held-out loss and retrieval over bits.",
     ),
     "calibrated-heads": lambda record: (
         "Each head calibrated alone",
@@ -499,7 +501,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "Scatter plot of slopes and exact changes of the log probability of right answers.",
     ),
     **ablation_plots.WORDS,
-    **cancellation_plots.WORDS,
     **tuning_plots.WORDS,
     **classification_plots.WORDS,
     **hallucination_plots.WORDS,

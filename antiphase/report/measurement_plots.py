@@ -7,88 +7,10 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.retrieval import LAST_MAPS, depth_rows, mass
-
-
-@matplotlib.rc_context(STYLE)
-def loss_by_length(record: Record) -> Figure | None:
-    """Cumulative loss over growing context, with its interval over windows."""
-    rows = record.values.get("curve") if record.kind == "evaluate-long-context" else None
-    if not rows:
-        return None
-    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
-    axes = figure.subplots()
-    places = [row["position"] for row in rows]
-    axes.plot(places, [row["loss"] for row in rows], "o-", color=COLOURS[0])
-    if all(row["interval"] for row in rows):
-        low, high = zip(*(row["interval"] for row in rows), strict=True)
-        axes.fill_between(places, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(places, [f"{place:,}" for place in places])
-    axes.set(title="Loss over all tokens up to a position", xlabel="tokens of context", ylabel="nats per token")
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def largest_by_layer(record: Record) -> Figure | None:
-    """Largest and median sizes by layer."""
-    rows = record.values.get("rows") if record.kind == "evaluate-outliers" else None
-    rows = [row for row in rows or [] if row["layer"] != "all"]
-    if not rows:
-        return None
-    kinds = list(dict.fromkeys(row["what"] for row in rows))
-    figure = Figure(figsize=(4.4 * len(kinds), 3.6), layout="constrained")
-    for axes, kind in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds, strict=True):
-        of_kind = [row for row in rows if row["what"] == kind]
-        layers = [int(row["layer"]) for row in of_kind]
-        for index, place in enumerate(("1", "10", "100")):
-            points = [
-                (layer, row["top"][place]) for layer, row in zip(layers, of_kind, strict=True) if place in row["top"]
-            ]
-            axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[index], label=f"top {place}")
-        axes.plot(layers, [row["median"] for row in of_kind], "o--", color="#555555", label="median")
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set(title=kind.capitalize(), xlabel="layer", ylabel="size")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(fontsize=9)
-    return figure
-
-
-@matplotlib.rc_context(STYLE)
-def loss_by_bits(record: Record) -> Figure | None:
-    """Loss and retrieval with attention logits in few bits, beside all bits."""
-    rows = record.values.get("rows") if record.kind == "evaluate-quantization" else None
-    if not rows:
-        return None
-    few = sorted((row for row in rows if row["bits"] is not None), key=lambda row: row["bits"])
-    whole = next(row for row in rows if row["bits"] is None)
-    places = range(len(few))
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    left.plot(places, [row["loss"] for row in few], "o-", color=COLOURS[0])
-    left.axhline(whole["loss"], color="#333333", linewidth=1.2, linestyle="--", label="all bits")
-    left.set(title="Held-out loss", ylabel="nats per token")
-    errors = [
-        [row["retrieval"] - row["interval"][0] for row in few],
-        [row["interval"][1] - row["retrieval"] for row in few],
-    ]
-    right.errorbar(places, [row["retrieval"] for row in few], yerr=errors, fmt="o-", color=COLOURS[0], capsize=3)
-    right.axhline(whole["retrieval"], color="#333333", linewidth=1.2, linestyle="--", label="all bits")
-    right.axhline(record.values["guess_rate"], color="#999999", linewidth=1.2, linestyle=":", label="guess")
-    right.set(title="Retrieval", ylim=(-0.03, 1.03))
-    right.yaxis.set_major_formatter(PERCENT)
-    for axes in (left, right):
-        axes.set_xticks(places, [str(row["bits"]) for row in few])
-        axes.set_xlabel("bits of attention logits")
-        axes.legend(fontsize=9)
-    return figure
 
 
 def _mean_task(tasks: list[dict[str, Any]]) -> dict[str, Any]:

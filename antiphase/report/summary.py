@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from antiphase.records import Record
+from antiphase.registry import measurement_of
 from antiphase.report import (
     ablations,
     benchmarks,
     calibration,
-    cancellation,
     classification,
     compared,
     hallucination,
@@ -41,7 +41,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         retrieval.evenness(record),
         retrieval.paper_needles(record),
     ],
-    "evaluate-perplexity": lambda record: [tables.perplexity(record)],
     "evaluate-allocation": lambda record: [
         retrieval.by_depth(record),
         tables.allocation(record),
@@ -55,8 +54,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         ablations.left_out(record),
     ],
     "tune": lambda record: [tuning.rates(record)],
-    "evaluate-cancellation": lambda record: [cancellation.pairs(record), cancellation.maps(record)],
-    "evaluate-long-context": lambda record: [measurements.positions(record), measurements.context_worth(record)],
     "evaluate-many-shot": lambda record: [measurements.shots(record), measurements.orders(record)],
     "evaluate-hallucination": lambda record: [
         hallucination.faithful(record),
@@ -65,8 +62,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         hallucination.judge_errors(record),
     ],
     "evaluate-harness": lambda record: [harness.downstream(record), harness.paper(record)],
-    "evaluate-outliers": lambda record: [measurements.largest(record)],
-    "evaluate-quantization": lambda record: [measurements.few_bits(record), measurements.few_bit_weights(record)],
     "benchmark-attention": lambda record: [
         benchmarks.ratios(record),
         benchmarks.conditions(record),
@@ -100,7 +95,10 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
 
 def main_tables(record: Record) -> list[Table]:
     """The tables to read first."""
-    if record.kind in TABLES:
+    measurement = measurement_of(record.kind)
+    if measurement is not None:
+        found = measurement.presentation.tables(record)
+    elif record.kind in TABLES:
         found = TABLES[record.kind](record)
     else:
         found = [*tables.lists(record), tables.scalars(record)]

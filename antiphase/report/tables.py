@@ -49,6 +49,11 @@ class Table:
         ]
 
 
+def interval_text(interval: list[float] | None) -> str:
+    """``2.31 to 2.54``."""
+    return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
+
+
 def format_value(value: Any, style: str = "number") -> str:
     """``0.8125`` as percent is ``81.2 %``; null is a dash; text stays."""
     if value is None:

@@ -34,8 +34,8 @@ from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.task_scores import log_probabilities, probabilities, score_samples
 from antiphase.evals.tasks import load_task
+from antiphase.evaluations.journal import append_line, hash_of, read_lines
 from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.journal import append_line, hash_of, read_lines
 from antiphase.studies.request_file import REQUEST, open_folder
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import new_folder, only_one, undone_if_refused

@@ -27,6 +27,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.samples import Task
 from antiphase.evals.task_scores import both_scores, log_probabilities
+from antiphase.evaluations.journal import append_line, read_lines
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.calibration import (
@@ -40,7 +41,6 @@ from antiphase.studies.calibration import (
     remember,
     standing,
 )
-from antiphase.studies.journal import append_line, read_lines
 from antiphase.studies.request_file import open_folder
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import only_one, undone_if_refused

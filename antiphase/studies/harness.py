@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
+from antiphase.evaluations.journal import append_line, hash_of, read_lines
 from antiphase.records import Record, finite
-from antiphase.studies.journal import append_line, hash_of, read_lines
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import check_empty, only_one
 

@@ -23,6 +23,8 @@ from antiphase.data.haystacks import output_tokens
 from antiphase.data.label_mapping import task_rows
 from antiphase.data.prepare import prepare, wording
 from antiphase.errors import InputError, naming, nearest
+from antiphase.evaluations.journal import hash_of, model_content
+from antiphase.evaluations.text_measurement import evaluate, settings_of
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
@@ -31,7 +33,6 @@ from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
 from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
-from antiphase.studies.journal import hash_of, model_content
 from antiphase.studies.judging import judge_all
 from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.readings import ARM, BASELINE
@@ -39,7 +40,6 @@ from antiphase.studies.registration import CLAIMS_FILE, Registration, register, 
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
-from antiphase.studies.single import Request, evaluate
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import make_folder, model_digest, only_one
 
@@ -458,10 +458,8 @@ class _Work:
 
     def _measurement(self, part: str) -> _OfModel:
         def measure(folder: Path, arm: str, seed: int) -> Record:
-            request = Request(
-                measurement=part, name=self._model(arm, seed), samples=self.scale.samples, device=self.device
-            )
-            return evaluate(request, folder)
+            name = self._model(arm, seed)
+            return evaluate(settings_of(part, name=name, samples=self.scale.samples, device=self.device), folder)
 
         return measure
 

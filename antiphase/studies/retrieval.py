@@ -6,7 +6,7 @@ A model of the embedded task reads its own sequences; every other one reads citi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,13 +20,14 @@ from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.evals.allocation import allocation, allocation_over, batches_of
 from antiphase.evals.effects import with_effects
-from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model, untrained
 from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
+from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
+from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.text_measurement import FLAGS, FOREIGN_LENGTH, data_for
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.studies.journal import Journal, inputs_of, model_content, text_content
-from antiphase.studies.single import FLAGS, FOREIGN_LENGTH, Request, data_for, journal_in, untrained
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import undone_if_refused
 
@@ -224,7 +225,7 @@ class _Texts:
         if request.paths:
             return documents(request.paths, text_field=request.text_field)
         # packed as for training: its sizes need not fit the contexts that are asked for
-        data = data_for(first, replace(_single(request), length=None, needles=(), queries=()), output, say)
+        data = data_for(first, replace(_of_first(request), length=None, needles=None, queries=None), output, say)
         assert data.validation_text is not None  # not the embedded task
         end = first.tokenizer.eos_token or "\n"
         return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)
@@ -267,7 +268,7 @@ class _Symbols:
 
     def __init__(self, request: RetrievalRequest, first: LoadedModel, output: Path, say: Say) -> None:
         self.request, self.first = request, first
-        self.data: PreparedData = data_for(first, _single(request), output, say)
+        self.data: PreparedData = data_for(first, _of_first(request), output, say)
         tasks = tasks_of(self.data.task, needles=request.needles, queries=request.queries, lengths=request.lengths)
         longest = _positions(first)
         for task in tasks:
@@ -314,11 +315,22 @@ def _positions(loaded: LoadedModel) -> int | None:
     return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _single(request: RetrievalRequest) -> Request:
+@dataclass(frozen=True, kw_only=True)
+class _FirstModel(TextSettings):
+    """Whose held-out data is asked for, in which sizes."""
+
+    needles: int | None = None
+    queries: int | None = None
+
+    def task_sizes(self) -> Mapping[str, int]:
+        sizes = {"needles": self.needles, "queries": self.queries}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+
+def _of_first(request: RetrievalRequest) -> _FirstModel:
     """The same request for the data of the first model alone."""
-    return Request(
-        measurement=request.measurement, name=request.names[0], paths=request.paths, text_field=request.text_field,
-        length=request.lengths[0] if request.lengths else None, needles=request.needles[:1],
-        queries=request.queries[:1], depths=request.depths, samples=request.samples, seed=request.seed,
-        device=request.device,
+    return _FirstModel(
+        name=request.names[0], paths=request.paths, text_field=request.text_field,
+        length=next(iter(request.lengths), None), needles=next(iter(request.needles), None),
+        queries=next(iter(request.queries), None),
     )  # fmt: skip

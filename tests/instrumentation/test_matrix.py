@@ -39,9 +39,9 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage
 from antiphase.evals.allocation import allocation
-from antiphase.evals.cancellation import cancellation
-from antiphase.evals.outliers import outliers
-from antiphase.evals.quantization import quantized_logits
+from antiphase.evaluations.cancellation.measure import cancellation
+from antiphase.evaluations.outliers.measure import outliers
+from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.hooks import observed, swapped, transformed
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.probing.maps import attention_maps
@@ -486,7 +486,7 @@ def test_figures_that_are_made_of_rows(name: str) -> None:
             outliers(model, given.input_ids)
     elif name != "softmax with sink logits":
         largest = max(call.scores.abs().max().item() for call in layers)
-        assert outliers(model, given.input_ids)[0]["top"]["1"] == pytest.approx(largest, rel=1e-5)
+        assert outliers(model, given.input_ids).rows[0].top["1"] == pytest.approx(largest, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_encoder])

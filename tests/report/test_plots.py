@@ -166,8 +166,6 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
         "look-",
         "loss-",
         "many-shot",
-        "outliers",
-        "quantization",
         "classifier-",
         "translation-",
         "harness",
@@ -177,7 +175,6 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
         "ablations",
         "gradient-norms",
         "learning-rates",
-        "cancellation",
     )
     assert names == [f"{name}.png" for name in figures.FIGURES if not name.startswith(others)]
     paths = figures.save_figures(awkward, tmp_path / "awkward")

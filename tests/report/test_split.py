@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.records import Record
 from antiphase.report import (
     ablations,
@@ -199,7 +200,7 @@ def test_a_grid_of_rates_counts_who_learned() -> None:
 
 
 def test_windows_and_orders_of_older_records_say_what_they_lack() -> None:
-    table = measurements.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
+    table = long_context.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
     assert table is not None
     assert "the gain from context is not known" in table.note
     orders = measurements.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))

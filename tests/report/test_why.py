@@ -68,7 +68,8 @@ def cancellation_record(*, pairs: bool = True) -> Record:
             {"trained": trained, "layer": layer, "head": head, "output_to_value": 0.25 * (head + 1)}
             for layer in (0, 1) for head in range(3)
         ]  # fmt: skip
-    return Record(kind="evaluate-cancellation", values={"layers": layers, "heads": heads})
+    whole = {"attention_type": "differential", "samples": 6, "length": 40, "layers": layers, "heads": heads}
+    return Record(kind="evaluate-cancellation", values=whole)
 
 
 def cells(record: Record, title: str) -> dict[str, list[str]]:
@@ -144,7 +145,7 @@ def test_cancellation_is_told_by_layer_and_by_map():
         [state, name] for state in ("trained", "untrained") for name in ("first", "second", "difference")
     ]
     assert maps.text()[0][2:] == ["3.5", "75.0 %", "50.0 %", "10.0 %"]
-    left, middle, right = figures.FIGURES["cancellation"](record).axes
+    left, middle, right = figures.figures_of(record)["cancellation"].axes
     assert [line.get_label() for line in left.lines if not line.get_label().startswith("_")] == [
         "correlation, trained", "cancelled share, trained", "correlation, untrained", "cancelled share, untrained"
     ]  # fmt: skip
@@ -153,7 +154,7 @@ def test_cancellation_is_told_by_layer_and_by_map():
 
 
 def test_models_without_pairs_have_no_cancelled_share():
-    left, middle, _ = figures.FIGURES["cancellation"](cancellation_record(pairs=False)).axes
+    left, middle, _ = figures.figures_of(cancellation_record(pairs=False))["cancellation"].axes
     assert not [line for line in left.lines if "cancelled" in line.get_label()]
     assert [line.get_label() for line in middle.lines] == ["softmax, trained", "softmax, untrained"]
 
@@ -163,8 +164,8 @@ def test_each_record_has_a_page_of_its_own(make, tmp_path):
     page = write_report([make()], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "have no layout of their own" not in page
     assert "no room <here>" not in page
-    assert page.count("<figure") == len([name for name, draw in figures.FIGURES.items() if draw(make())])
+    assert page.count("<figure") == len(figures.figures_of(make()))
 
 
 def test_every_figure_has_words():
-    assert {"ablations", "gradient-norms", "learning-rates", "cancellation"} <= set(html.WORDS)
+    assert {"ablations", "gradient-norms", "learning-rates"} <= set(html.WORDS)

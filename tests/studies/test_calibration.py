@@ -15,9 +15,9 @@ from antiphase import cli
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
 from antiphase.evals.tasks import load_task
+from antiphase.evaluations.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.studies.journal import read_lines
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from antiphase.studies.ablations import _layer_means, ablation_preset, ablations
 from antiphase.studies.compare import compare
 from antiphase.studies.jobs import is_diverged, run_jobs
 from antiphase.studies.scaling import scaling
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 from antiphase.studies.tune import tune
 from antiphase.training.loop import NextTokenLoss
 

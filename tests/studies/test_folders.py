@@ -10,6 +10,7 @@ import pytest
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
+from antiphase.evaluations.text_measurement import evaluate, settings_of
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
 from antiphase.studies.calibration_effects import StudyRequest, study
@@ -22,8 +23,8 @@ from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.probe import ProbeRequest, probe
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scaling import scaling
-from antiphase.studies.single import Request, evaluate, train_run
 from antiphase.studies.throughput import ThroughputRequest, throughput
+from antiphase.studies.training_run import train_run
 from antiphase.studies.translate import TranslateRequest, translate
 from antiphase.studies.tune import tune
 
@@ -78,7 +79,7 @@ COMMANDS = {
     "tune": lambda output, preset: tune(preset, output, learning_rates=[1e-3]),
     "scaling": lambda output, preset: scaling(preset, output, widths=[16], steps=[]),
     "ablations": lambda output, preset: ablations(ablation_preset(preset, ["no-norm"])[0], output),
-    "evaluate": lambda output, preset: evaluate(Request(measurement="perplexity", name="none"), output),
+    "evaluate": lambda output, preset: evaluate(settings_of("perplexity", name="none"), output),
     "retrieval": lambda output, preset: evaluate_retrieval(
         RetrievalRequest(measurement="needles", names=["none"]), output
     ),
@@ -103,9 +104,10 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
         held.write()
         raise InputError("no such text")
 
-    for module in ("single", "compare", "tune", "scaling", "ablations"):
+    for module in ("training_run", "compare", "tune", "scaling", "ablations"):
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
-    for module in ("single", "probe", "look", "many_shot", "retrieval", "calibration", "calibration_effects"):
+    monkeypatch.setattr("antiphase.evaluations.text_measurement.load_model", prepare)
+    for module in ("probe", "look", "many_shot", "retrieval", "calibration", "calibration_effects"):
         monkeypatch.setattr(f"antiphase.studies.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
         monkeypatch.setattr(f"antiphase.studies.{module}.train_words", prepare)

@@ -27,7 +27,7 @@ from antiphase.records import Record
 from antiphase.report.look import layers_of
 from antiphase.studies.classify import ClassifyRequest, classify
 from antiphase.studies.look import LookRequest, look, mask_kind, tokens_of
-from antiphase.studies.single import curve_evaluations
+from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.loop import train
 
 SENTENCE = "Ein Stein, am Rand\tder Stadt:\n12 x <b> 日本"

@@ -14,26 +14,37 @@ from filelock import FileLock
 from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.errors import InputError
+from antiphase.evaluations import text_measurement
+from antiphase.evaluations.journal import JOURNAL
+from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.text_measurement import evaluate, settings_of
 from antiphase.records import Record
-from antiphase.studies import many_shot, single
-from antiphase.studies.journal import JOURNAL
-from antiphase.studies.single import Request, evaluate, train_run
+from antiphase.registry import measurements
+from antiphase.studies import many_shot
+from antiphase.studies.training_run import train_run
 from antiphase.training.run_folder import LOCK
 
 MEASUREMENTS = ("perplexity", "long-context", "outliers", "quantization", "cancellation")
 
 
 @pytest.fixture
-def ask(tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any, generated_text: str) -> Request:
+def ask(
+    tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any, generated_text: str
+) -> Callable[[str], TextSettings]:
     """Of a tiny model that lies beside its text."""
     tiny_model("differential", num_hidden_layers=1, vocab_size=len(text_tokenizer), max_position_embeddings=200)\
         .save_pretrained(tmp_path / "model")  # fmt: skip
     text_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "book.txt").write_text(generated_text, encoding="utf-8")
-    return Request(
-        measurement="perplexity", name=str(tmp_path / "model"), paths=[str(tmp_path / "book.txt")], length=180,
-        needles=[2], queries=[1], samples=2, bits=[4], device="cpu",
-    )  # fmt: skip
+    own = {"quantization": {"needles": [2], "queries": [1], "bits": [4]}, "cancellation": {"needles": 2, "queries": 1}}
+
+    def asked(measurement: str = "perplexity") -> TextSettings:
+        return settings_of(
+            measurement, name=str(tmp_path / "model"), paths=[str(tmp_path / "book.txt")], length=180, samples=2,
+            device="cpu", **own.get(measurement, {}),
+        )  # fmt: skip
+
+    return asked
 
 
 @pytest.fixture
@@ -44,7 +55,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("a model is loaded")
 
     def begin() -> None:
-        for module in (single, many_shot):
+        for module in (text_measurement, many_shot):
             monkeypatch.setattr(module, "load_model", refuse)
 
     return begin
@@ -58,7 +69,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unloaded, measurement):
-    ask = replace(ask, measurement=measurement)
+    ask = ask(measurement)
     record = evaluate(ask, tmp_path / "out", resume=True)  # into a new folder as well
     before = (tmp_path / "out" / "record.json").read_bytes()
     unloaded()
@@ -74,14 +85,14 @@ def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unl
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 @pytest.mark.parametrize("torn", [False, True])
 def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, measurement, torn):
-    ask = replace(ask, measurement=measurement)
+    ask = ask(measurement)
     whole = evaluate(ask, tmp_path / "whole")
 
     def stopped(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setitem(single._MEASUREMENTS, measurement, stopped)
+        patched.setattr(measurements("evaluate")[measurement].measure, "measure", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate(ask, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} - {LOCK} == {JOURNAL}
@@ -98,6 +109,7 @@ def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, mea
 
 
 def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unloaded):
+    ask = ask("quantization")
     record = evaluate(ask, tmp_path / "out")
     (tmp_path / "other.txt").write_bytes((tmp_path / "book.txt").read_bytes())
     unloaded()
@@ -108,7 +120,6 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         ({"bits": [8]}, "--bits"),
         ({"needles": [3]}, "--needles"),
         ({"text_field": "text"}, "--text-field, what --data names"),
-        ({"measurement": "outliers"}, "the measurement"),
         ({"paths": [str(tmp_path / "other.txt")]}, "--data, what --data names"),
     ):
         with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
@@ -129,7 +140,14 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         evaluate(replace(ask, name=str(tmp_path / "gone")), tmp_path / "out", resume=True)
 
 
+def test_another_measurement_is_refused(tmp_path, ask):
+    evaluate(ask("perplexity"), tmp_path / "out")
+    with pytest.raises(InputError, match=r"other settings or content \(the measurement\); choose another folder"):
+        evaluate(ask("outliers"), tmp_path / "out", resume=True)
+
+
 def test_a_folder_with_something_else_is_left_alone(tmp_path, ask):
+    ask = ask("perplexity")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "record.json").write_text("mine")
     with pytest.raises(InputError, match="mine exists and is not empty; choose another folder"):
@@ -143,8 +161,8 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path, ask):
 @pytest.mark.slow
 def test_the_text_of_a_models_own_run_is_part_of_the_work(tmp_path, tiny_preset, ask, unloaded):
     changes = ["data.sequence_length=180", "data.needles=2", "data.queries=1", "training.steps=1"]
-    train_run(load_preset(str(tiny_preset), changes, data=ask.paths).run, tmp_path / "run", resume=False)
-    ask = Request(measurement="perplexity", name=str(tmp_path / "run"), samples=2, device="cpu")
+    train_run(load_preset(str(tiny_preset), changes, data=ask().paths).run, tmp_path / "run", resume=False)
+    ask = settings_of("perplexity", name=str(tmp_path / "run"), samples=2, device="cpu")
     evaluate(ask, tmp_path / "out")
     unloaded()
     evaluate(ask, tmp_path / "out", resume=True)
@@ -157,7 +175,7 @@ def test_the_text_of_a_models_own_run_is_part_of_the_work(tmp_path, tiny_preset,
 
 
 @pytest.fixture
-def shots(ask: Request, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def shots(ask: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callable[..., tuple[int, str]]:
     (tmp_path / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(20)))
     (tmp_path / "task.yaml").write_text("template: cr\ndata: rows.all\n")
 

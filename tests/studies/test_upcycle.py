@@ -13,7 +13,7 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.compare import Study
-from antiphase.studies.single import curve_evaluations
+from antiphase.studies.training_run import curve_evaluations
 from antiphase.studies.upcycle import upcycle, upcycle_preset
 from antiphase.training.loop import train
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.records import Record
-from antiphase.studies.single import curve_evaluations
+from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.loop import train
 
 

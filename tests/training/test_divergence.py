@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from antiphase.data.prepare import prepare
 from antiphase.errors import DivergedError, InputError, NonFiniteError
 from antiphase.records import Record
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 from antiphase.training import loop
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer

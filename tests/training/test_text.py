@@ -11,8 +11,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
+from antiphase.evaluations.text_measurement import evaluate, settings_of
 from antiphase.studies.compare import compare
-from antiphase.studies.single import Request, evaluate, train_run
+from antiphase.studies.training_run import train_run
 from antiphase.studies.tune import tune
 
 WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
@@ -106,7 +107,7 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
 
 def test_what_a_run_held_out_is_measured_on_only_while_its_text_is_the_same(tmp_path, text_settings):
     train_run(text_settings(), tmp_path / "run", resume=False)
-    request = Request(measurement="perplexity", name=str(tmp_path / "run"), samples=2)
+    request = settings_of("perplexity", name=str(tmp_path / "run"), samples=2)
     evaluate(request, tmp_path / "before")
     text = (tmp_path / "text.txt").read_text()
     (tmp_path / "text.txt").write_text(text[: len(text) * 3 // 4])  # the new last fifth was trained on

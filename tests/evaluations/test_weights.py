@@ -9,7 +9,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from antiphase.errors import InputError
-from antiphase.evals.weights import GROUP, SMALLEST_GROUP, check_weights, group_of, quantized_weights
+from antiphase.evaluations.quantization.weights import GROUP, SMALLEST_GROUP, check_weights, group_of, quantized_weights
 
 needs_torchao = pytest.mark.skipif(
     importlib.util.find_spec("torchao") is None,

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.errors import InputError
+from antiphase.evaluations.quantization import GRANULARITIES
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.chosen import ChosenMaps, MapChoice, softmax_of
 from antiphase.instrumentation.hooks import transformed
 
-Granularity = Literal["tensor", "head", "row"]
-GRANULARITIES = get_args(Granularity)
-
 
 @contextmanager
-def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granularity = "head") -> Iterator[None]:
+def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: str = "head") -> Iterator[None]:
     """Round q·k · scale of every map to ``bits`` bits before the softmax, in every forward pass within the block.
 
     x becomes s · round(x / s) with s = max|x| / (2^(bits - 1) - 1), the maximum taken over visible pairs of the
@@ -52,7 +49,7 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: Granular
         yield
 
 
-def rounded(scores: Tensor, bits: int, granularity: Granularity) -> Tensor:
+def rounded(scores: Tensor, bits: int, granularity: str) -> Tensor:
     """Scores (B, G, R, N, M) in ``bits`` bits; -inf stays."""
     hidden = scores == float("-inf")
     sizes = scores.abs().masked_fill(hidden, 0.0)

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from antiphase.evals.long_context import long_context, losses_by_position, points
+from antiphase.evaluations.long_context.measure import long_context, losses_by_position, points
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -47,12 +47,12 @@ def test_the_curve_is_the_mean_up_to_each_position(tiny_model):
     ids = torch.randint(1, 61, (3, 64))
     losses = losses_by_position(model, ids).double()
     found = long_context(model, ids, bytes_of=lambda tokens: 2 * len(tokens))
-    assert [row["position"] for row in found["curve"]] == [16, 32, 64]
-    for row in found["curve"]:
-        here = losses[:, : row["position"] - 1]
-        assert row["loss"] == pytest.approx(here.mean().item(), rel=1e-6)
-        assert row["interval"][0] < row["loss"] < row["interval"][1]
-        assert row["bits_per_byte"] == pytest.approx(row["loss"] / 2 / math.log(2), rel=1e-6)
+    assert [row.position for row in found.curve] == [16, 32, 64]
+    for row in found.curve:
+        here = losses[:, : row.position - 1]
+        assert row.loss == pytest.approx(here.mean().item(), rel=1e-6)
+        assert row.interval[0] < row.loss < row.interval[1]
+        assert row.bits_per_byte == pytest.approx(row.loss / 2 / math.log(2), rel=1e-6)
 
 
 class Copier(torch.nn.Module):
@@ -78,17 +78,17 @@ class Copier(torch.nn.Module):
 
 
 def test_context_is_worth_what_it_is_worth(monkeypatch):
-    from antiphase.evals import long_context as module
+    from antiphase.evaluations.long_context import measure as module
 
     monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
     windows = torch.arange(1, 6)[:, None].expand(5, 32).contiguous()
-    knowing = long_context(Copier(True), windows)["tail"]
-    assert knowing["loss"] == pytest.approx(0, abs=1e-6)
-    assert knowing["gain"] == pytest.approx(50, rel=0.01)  # behind another window it is sure of the wrong word
-    assert knowing["context_gain"] == pytest.approx(0, abs=1e-6)  # little of its own text tells it as much
-    blind = long_context(Copier(False), windows)["tail"]
-    assert blind["gain"] == blind["context_gain"] == 0
-    assert blind["loss"] == pytest.approx(math.log(61))
+    knowing = long_context(Copier(True), windows).tail
+    assert knowing.loss == pytest.approx(0, abs=1e-6)
+    assert knowing.gain == pytest.approx(50, rel=0.01)  # behind another window it is sure of the wrong word
+    assert knowing.context_gain == pytest.approx(0, abs=1e-6)  # little of its own text tells it as much
+    blind = long_context(Copier(False), windows).tail
+    assert blind.gain == blind.context_gain == 0
+    assert blind.loss == pytest.approx(math.log(61))
 
 
 class FirstToken(Copier):
@@ -104,19 +104,19 @@ class FirstToken(Copier):
 
 def test_the_gain_from_context_is_what_more_of_the_same_text_is_worth(monkeypatch):
     """Windows begin with the even token that they end in; little context begins with an odd one."""
-    from antiphase.evals import long_context as module
+    from antiphase.evaluations.long_context import measure as module
 
     monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
     windows = torch.full((4, 32), 7)
     windows[:, 0] = torch.tensor([2, 4, 6, 8])
     windows[:, -4:] = windows[:, :1]
-    found = long_context(FirstToken(True), windows)["tail"]
-    assert found["loss"] == pytest.approx(0, abs=1e-6)
-    assert found["little_loss"] == pytest.approx(math.log(61))
-    assert found["context_gain"] == pytest.approx(math.log(61))
-    assert found["context_gains"] == pytest.approx([math.log(61)] * 4)
-    assert found["gain"] == pytest.approx(50, rel=0.01)  # confused by another's beginning: no gain from context
+    found = long_context(FirstToken(True), windows).tail
+    assert found.loss == pytest.approx(0, abs=1e-6)
+    assert found.little_loss == pytest.approx(math.log(61))
+    assert found.context_gain == pytest.approx(math.log(61))
+    assert found.context_gains == pytest.approx([math.log(61)] * 4)
+    assert found.gain == pytest.approx(50, rel=0.01)  # confused by another's beginning: no gain from context
 
 
 def test_one_window_has_no_control(tiny_model):
-    assert "tail" not in long_context(tiny_model("softmax"), torch.randint(1, 61, (1, 20)))
+    assert long_context(tiny_model("softmax"), torch.randint(1, 61, (1, 20))).tail is None

@@ -1,4 +1,4 @@
-"""Loss by position over long texts (2410.05258, section 3.2, figure 4): does a longer context help?
+"""Loss by position over long texts, and what the context is worth at their ends.
 
 Windows all have the full length, so no point of the curve stands on other texts than its neighbours.
 """
@@ -6,19 +6,31 @@ Windows all have the full length, so no point of the curve stands on other texts
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from antiphase.data.prepare import PreparedData
+from antiphase.evals.loading import LoadedModel
 from antiphase.evals.scoring import finite_losses
 from antiphase.evals.statistics import mean_interval
+from antiphase.evaluations.long_context import LongContext, LongContextSettings, Point, Tail
 
 CHUNK = 1024
 """Tokens of one forward pass behind the cache: logits of more would not fit."""
 TAIL = 8
 """The controls score the last eighth of each window, with little context behind as much of the text before it."""
+
+
+def measure(loaded: LoadedModel, data: PreparedData, settings: LongContextSettings) -> LongContext:
+    """On held-out windows; bits per byte where they are text."""
+
+    def bytes_of(ids: Tensor) -> int:
+        return len(data.tokenizer.decode(ids, skip_special_tokens=True).encode())
+
+    windows = data.validation(settings.samples).input_ids
+    return long_context(loaded.model, windows, bytes_of=None if data.validation_text is None else bytes_of)
 
 
 @torch.no_grad()
@@ -48,7 +60,7 @@ def long_context(
     *,
     bytes_of: Callable[[Tensor], int] | None = None,
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> dict[str, Any]:
+) -> LongContext:
     """Cumulative loss at growing positions, and what the window's own context is worth at its end.
 
     Two controls score the last eighth of each window again. Behind as many tokens of its own text and no more: by how
@@ -60,11 +72,6 @@ def long_context(
         input_ids: (B, N) windows of full length.
         bytes_of: UTF-8 bytes of tokens (n,), for bits per byte; None: left out.
         report: called with windows done and their number.
-
-    Returns:
-        ``curve``: rows with ``position`` t, ``loss`` (mean of -log p over positions up to t), ``interval`` over
-        windows, ``bits_per_byte``; ``tail``: the last eighth's loss with its own, with little and with a foreign
-        context, and the paired differences; ``context_gains`` holds that of each window.
     """
     count, length = input_ids.shape
     losses = []
@@ -73,23 +80,20 @@ def long_context(
         report(index + 1, 3 * count)
     own = torch.cat(losses).double()  # (B, N - 1)
     cumulative = own.cumsum(1) / torch.arange(1, length, dtype=torch.float64)
-    rows = []
+    curve = []
     for position in points(length):
         at = cumulative[:, position - 2]  # after tokens 2 .. position
-        row: dict[str, Any] = {
-            "position": position,
-            "loss": float(at.mean()),
-            "interval": mean_interval(at.tolist()),
-        }
+        bits = None
         if bytes_of is not None:
             sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
-            nats = own[:, : position - 1].sum(1)
-            row["bits_per_byte"] = float((nats / sizes).mean() / torch.log(torch.tensor(2.0)))
-        rows.append(row)
-    found: dict[str, Any] = {"windows": count, "length": length, "curve": rows}
-    if count > 1:
-        found["tail"] = _tail(model, input_ids, own, lambda done: report(count + done, 3 * count))
-    return found
+            bits = float((own[:, : position - 1].sum(1) / sizes).mean() / torch.log(torch.tensor(2.0)))
+        curve.append(Point(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
+    tail = None if count == 1 else _tail(model, input_ids, own, lambda done: report(count + done, 3 * count))
+    return LongContext(windows=count, length=length, curve=curve, tail=tail)
+
+
+def _listed(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
 
 
 def points(length: int) -> list[int]:
@@ -100,7 +104,7 @@ def points(length: int) -> list[int]:
     return found
 
 
-def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callable[[int], None]) -> dict[str, Any]:
+def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callable[[int], None]) -> Tail:
     count, length = input_ids.shape
     tail = max(1, length // TAIL)
     before = torch.cat([input_ids[1:], input_ids[:1]])  # each window's next one lends its beginning
@@ -115,14 +119,14 @@ def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callab
     here = own[:, -tail:].mean(1)
     gain = (torch.stack(foreign) - here).tolist()
     context_gains = (torch.stack(little) - here).tolist()
-    return {
-        "tokens": tail,
-        "loss": float(here.mean()),
-        "foreign_loss": float(torch.stack(foreign).mean()),
-        "gain": sum(gain) / count,
-        "gain_interval": mean_interval(gain),
-        "little_loss": float(torch.stack(little).mean()),
-        "context_gain": sum(context_gains) / count,
-        "context_gain_interval": mean_interval(context_gains),
-        "context_gains": context_gains,
-    }
+    return Tail(
+        tokens=tail,
+        loss=float(here.mean()),
+        foreign_loss=float(torch.stack(foreign).mean()),
+        gain=sum(gain) / count,
+        gain_interval=_listed(mean_interval(gain)),
+        little_loss=float(torch.stack(little).mean()),
+        context_gain=sum(context_gains) / count,
+        context_gain_interval=_listed(mean_interval(context_gains)),
+        context_gains=context_gains,
+    )

@@ -12,13 +12,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.retrieval import RetrievalBatch
 from antiphase.errors import NonFiniteError
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
+from antiphase.evals.loading import LoadedModel, untrained
+from antiphase.evaluations.cancellation import Cancellation, CancellationSettings, HeadFigures, LayerFigures, MapFigures
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
 from antiphase.models.variants import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
+from antiphase.randomness import keyed_generator
 
 QUERIES = 16
 """Queries of a sequence whose maps are compared: spread over the second half of its prompt."""
@@ -28,6 +32,22 @@ NEAR_ZERO = 0.01
 """A weight is near zero below this share of its row's largest."""
 MAPS = ("softmax", "first", "second", "difference")
 """All maps of a model without pairs; the two of a head, and what multiplies the values."""
+
+
+def measure(loaded: LoadedModel, data: PreparedData, settings: CancellationSettings) -> Cancellation:
+    """Of the model, and of the same architecture untrained."""
+    task = data.task(**settings.task_sizes())
+    check_task(task)
+    batch = task.sample(settings.samples, keyed_generator(settings.seed, "cancellation"))
+    heads, layers = [], []
+    for model, trained in ((loaded.model, True), (untrained(loaded.model, settings.seed), False)):
+        found = cancellation(model, batch)
+        heads += [HeadFigures(trained=trained, **row) for row in found["heads"]]
+        for row in found["layers"]:
+            maps = {name: MapFigures(**figures) for name, figures in row["maps"].items()}
+            layers.append(LayerFigures(trained=trained, **{**row, "maps": maps}))
+    kind = getattr(loaded.model.config, "attention_type", None)
+    return Cancellation(kind, settings.samples, batch.input_ids.shape[1], heads, layers)
 
 
 def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any]:

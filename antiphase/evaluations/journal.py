@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,9 @@ from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.errors import InputError
 from antiphase.evals.task_files import read_task
+from antiphase.flags import Settings
 from antiphase.records import Record, finite, write_atomically
-from antiphase.training.run_folder import SETTINGS
+from antiphase.training.run_folder import SETTINGS, check_empty, only_one, undone_if_refused
 
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
@@ -117,7 +120,10 @@ def inputs_of(request: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
 
     What has been measured stays true on another device.
     """
-    settings = {WORDS.get(name, f"--{name.replace('_', '-')}"): value for name, value in vars(request).items()}
+    if isinstance(request, Settings):
+        settings = request.by_flag()
+    else:
+        settings = {WORDS.get(name, f"--{name.replace('_', '-')}"): value for name, value in vars(request).items()}
     return {word: value for word, value in settings.items() if word != "--device"} | dict(contents)
 
 
@@ -179,3 +185,41 @@ def _digest(paths: Iterable[Path]) -> str:
         with path.open("rb") as file:
             found.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
     return hash_of(found)
+
+
+@contextmanager
+def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
+    """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
+
+    Raises:
+        InputError: it holds something else, or is in use.
+    """
+    if not (output / JOURNAL).is_file():
+        check_empty(output)
+    elif not resume:
+        raise InputError(
+            f"--output {output} exists and is not empty; add --resume to go on with what it holds, or choose another "
+            "folder"
+        )
+    with only_one(output), undone_if_refused(output):
+        yield Journal(output, inputs)
+
+
+def once(
+    output: Path, inputs: Callable[[], Mapping[str, Any]], measure: Callable[[Path], Record], *, resume: bool
+) -> Record:
+    """The record of a measurement that a stop begins afresh: made in a folder inside, until it is whole.
+
+    Raises:
+        InputError: what ``measure`` refuses, or an output folder with other contents.
+    """
+    with journal_in(output, inputs, resume=resume) as journal:
+        if journal.record is not None:
+            return journal.record
+        journal.begin()
+        unfinished = output / ".unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        record = measure(unfinished)
+        (unfinished / "record.json").replace(output / "record.json")
+        shutil.rmtree(unfinished)
+    return record

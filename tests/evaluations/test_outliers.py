@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from antiphase.evals import outliers as module
-from antiphase.evals.outliers import channel_kurtosis, outliers
+from antiphase.evaluations.outliers import measure as module
+from antiphase.evaluations.outliers.measure import channel_kurtosis, outliers
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 
 
@@ -72,16 +72,18 @@ def test_tails_of_planted_hidden_states_are_those_of_the_closed_forms(at_once, t
     ]
     for layer, give in zip(model.model.layers, planted, strict=True):
         layer.register_forward_hook(lambda module, args, out, give=give: give(out))
-    rows = {(row["what"], row["layer"]): row for row in outliers(model, torch.randint(1, 61, (12, 90)))}
+    rows = {(row.what, row.layer): row for row in outliers(model, torch.randint(1, 61, (12, 90))).rows}
     found = [rows["hidden states", str(layer)] for layer in range(3)]
     share = 1 / width  # of values that are not zero: kurtosis of a coin of that probability
     alone = (1 - 3 * share * (1 - share)) / (share * (1 - share))
     for row, tail, channels in zip(found, (3.0, alone, 1.0), (1.0, width, 1.0), strict=True):
-        assert row["kurtosis"] == pytest.approx(tail, rel=0.05)
-        assert row["channel_kurtosis"] == pytest.approx(channels, rel=0.05)
+        assert row.kurtosis == pytest.approx(tail, rel=0.05)
+        assert row.channel_kurtosis == pytest.approx(channels, rel=0.05)
     for name in ("kurtosis", "channel_kurtosis"):
-        assert rows["hidden states", "all"][name] == pytest.approx(sum(row[name] for row in found) / 3)
-    assert rows["attention logits", "0"]["channel_kurtosis"] is None
+        assert getattr(rows["hidden states", "all"], name) == pytest.approx(
+            sum(getattr(row, name) for row in found) / 3
+        )
+    assert rows["attention logits", "0"].channel_kurtosis is None
 
 
 def build(kind, tiny_model):
@@ -113,19 +115,19 @@ def test_hidden_states_are_those_of_the_layers(kind, at_once, tiny_model, monkey
         model(ids)
     for handle in handles:
         handle.remove()
-    rows = [row for row in outliers(model, ids) if row["what"] == "hidden states"]
-    assert [row["layer"] for row in rows] == ["all", *map(str, range(len(layers)))]
+    rows = [row for row in outliers(model, ids).rows if row.what == "hidden states"]
+    assert [row.layer for row in rows] == ["all", *map(str, range(len(layers)))]
     for row, sizes in zip(rows, [torch.stack(seen), *seen], strict=True):
         ordered = sizes.abs().flatten().sort(descending=True).values
-        for place, value in row["top"].items():
+        for place, value in row.top.items():
             assert value == pytest.approx(ordered[int(place) - 1].item(), rel=1e-5)
-        assert row["median"] == pytest.approx(ordered.median().item(), rel=0.02)
-        if row["layer"] != "all":
-            assert row["kurtosis"] == pytest.approx(stats.kurtosis(sizes.flatten().double(), fisher=False), rel=1e-4)
+        assert row.median == pytest.approx(ordered.median().item(), rel=0.02)
+        if row.layer != "all":
+            assert row.kurtosis == pytest.approx(stats.kurtosis(sizes.flatten().double(), fisher=False), rel=1e-4)
             channels = sizes.double().square().mean((0, 1)).sqrt()
             moments = [(channels**power).mean().item() for power in (4, 2)]
-            assert row["channel_kurtosis"] == pytest.approx(moments[0] / moments[1] ** 2, rel=1e-4)
-    assert set(rows[0]["top"]) == {"1", "2", "3", "10", "100"}
+            assert row.channel_kurtosis == pytest.approx(moments[0] / moments[1] ** 2, rel=1e-4)
+    assert set(rows[0].top) == {"1", "2", "3", "10", "100"}
 
 
 @pytest.mark.parametrize("at_once", [1 << 14, 25])
@@ -137,7 +139,7 @@ def test_logits_are_those_of_all_visible_pairs(at_once, tiny_model, monkeypatch)
     with torch.no_grad():
         maps = model(ids, output_attentions=True).attentions
     model.set_attn_implementation("sdpa")
-    rows = [row for row in outliers(model, ids) if row["what"] == "attention logits"]
+    rows = [row for row in outliers(model, ids).rows if row.what == "attention logits"]
     # a softmax map gives its logits up to a constant by row; the first key's logit from q and k restores it
     logits = []
     for layer, weights in zip(model.model.layers, maps, strict=True):
@@ -148,11 +150,11 @@ def test_logits_are_those_of_all_visible_pairs(at_once, tiny_model, monkeypatch)
     for row, sizes in zip(rows, [torch.stack(logits), *logits], strict=True):
         mask = seen if sizes.dim() == 4 else seen.expand_as(sizes)
         ordered = sizes[mask].abs().sort(descending=True).values
-        for place, value in row["top"].items():
+        for place, value in row.top.items():
             assert value == pytest.approx(ordered[int(place) - 1].item(), rel=1e-4)
-        if row["layer"] != "all":
-            assert row["kurtosis"] == pytest.approx(stats.kurtosis(sizes[mask].double(), fisher=False), rel=1e-3)
-        assert row["median"] == pytest.approx(ordered.median().item(), rel=0.02)
+        if row.layer != "all":
+            assert row.kurtosis == pytest.approx(stats.kurtosis(sizes[mask].double(), fisher=False), rel=1e-3)
+        assert row.median == pytest.approx(ordered.median().item(), rel=0.02)
 
 
 def exact_logits(model, layer, ids):
@@ -175,6 +177,6 @@ def test_a_planted_outlier_is_found(tiny_model):
     model = build("llama", tiny_model)
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight[5] *= 1e3
-    rows = {(row["what"], row["layer"]): row for row in outliers(model, torch.randint(1, 61, (2, 11)))}
-    assert rows["hidden states", "1"]["top"]["1"] > 20 * rows["hidden states", "0"]["top"]["1"]
-    assert rows["hidden states", "all"]["top"]["1"] == rows["hidden states", "1"]["top"]["1"]
+    rows = {(row.what, row.layer): row for row in outliers(model, torch.randint(1, 61, (2, 11))).rows}
+    assert rows["hidden states", "1"].top["1"] > 20 * rows["hidden states", "0"].top["1"]
+    assert rows["hidden states", "all"].top["1"] == rows["hidden states", "1"].top["1"]

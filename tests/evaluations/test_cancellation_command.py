@@ -10,7 +10,7 @@ from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.studies.single import train_run
+from antiphase.studies.training_run import train_run
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, run, k
     assert len(record.values["heads"]) == 2 * 2 * (2 if kind == "differential" else 4)
     assert (record.values["layers"][0]["cancelled"] is None) == (kind == "softmax")
     assert [table.title for table in summary.main_tables(record)] == ["Common mode", "Sparsity and noise of the maps"]
-    assert len(figures.FIGURES["cancellation"](record).axes) == 3
+    assert len(figures.figures_of(record)["cancellation"].axes) == 3
     code, said = run(tmp_path / "run", "--output", tmp_path / "c")
     assert (code, "not empty" in said) == (2, True)
 

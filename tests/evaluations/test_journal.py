@@ -8,8 +8,8 @@ import pytest
 from transformers.utils import cached_file
 
 from antiphase.errors import InputError
-from antiphase.studies import journal
-from antiphase.studies.journal import (
+from antiphase.evaluations import journal
+from antiphase.evaluations.journal import (
     INPUTS,
     JOURNAL,
     Journal,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaModel
 
 from antiphase.errors import InputError
-from antiphase.evals.quantization import GRANULARITIES, quantized_logits, rounded
+from antiphase.evaluations.quantization import GRANULARITIES
+from antiphase.evaluations.quantization.logits import quantized_logits, rounded
 from antiphase.instrumentation.hooks import swapped
 
 SHARED = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}

@@ -1,5 +1,4 @@
-"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and how heavy
-their tails are.
+"""Sizes of attention logits and hidden states over texts, a batch at a time.
 
 One largest value says little of a distribution: the kurtosis counts all of them, in its own units, so that models of
 other scales can be compared.
@@ -7,7 +6,7 @@ other scales can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.calibration.lower import decoder_layers
+from antiphase.data.prepare import PreparedData
 from antiphase.errors import NonFiniteError
+from antiphase.evals.loading import LoadedModel
 from antiphase.evals.scoring import TOKENS_AT_ONCE
+from antiphase.evaluations.outliers import Outliers, OutlierSettings, Sizes
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
 
@@ -26,21 +28,16 @@ PLACES = (1, 2, 3, 10, 100)
 """Which of the largest values are told."""
 
 
-def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
-    """The largest |q·k| · scale over visible pairs and all maps, the largest |hidden| after each layer, and kurtoses.
+def measure(loaded: LoadedModel, data: PreparedData, settings: OutlierSettings) -> Outliers:
+    """On held-out windows."""
+    return outliers(loaded.model, data.validation(settings.samples).input_ids)
 
-    ``kurtosis`` is the fourth standardized moment of all values of a layer, with their signs: 3 of normal ones
-    (Bondarenko et al., 2306.12929). ``channel_kurtosis``, of hidden states, is E[s⁴] / E[s²]² over the d
-    channels, s a channel's root mean square over tokens: 1 where all are equal, d where there is one alone (He et al.,
-    2405.19279). Both are means over layers in the rows of ``all``, of whose values ``top`` and ``median``
-    are.
+
+def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
+    """The largest |q·k| · scale over visible pairs and all maps, the largest |hidden| after each layer, and kurtoses.
 
     Args:
         input_ids: (B, N) without padding.
-
-    Returns:
-        rows with ``what`` (``attention logits``, ``hidden states``), ``layer`` (``all`` and each number), ``top``
-        {place: value}, ``median`` (within 1 %), ``kurtosis`` and ``channel_kurtosis`` (None of logits).
 
     Raises:
         NonFiniteError: a logit or hidden state that is not finite.
@@ -67,26 +64,24 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> list[dict[str, Any]]:
         tops = torch.cat([one.top for one in of_layers])
         counts = torch.stack([one.counts for one in of_layers]).sum(0)
         tails = [one.tails() for one in of_layers]
-        rows.append({"what": what, "layer": "all", **_largest(tops, counts), **_means(tails)})
+        means = [_mean(of_kind) for of_kind in zip(*tails, strict=True)]
+        rows.append(Sizes(what, "all", *_largest(tops, counts), *means))
         for layer, sizes, own in zip(numbers, of_layers, tails, strict=True):
-            rows.append({"what": what, "layer": str(layer), **_largest(sizes.top, sizes.counts), **own})
-    return rows
+            rows.append(Sizes(what, str(layer), *_largest(sizes.top, sizes.counts), *own))
+    return Outliers(sequences=len(input_ids), rows=rows)
 
 
-def _largest(top: Tensor, counts: Tensor) -> dict[str, Any]:
+def _largest(top: Tensor, counts: Tensor) -> tuple[dict[str, float], float]:
     """The largest values by place, and the median."""
     ordered = top.sort(descending=True).values
     places = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
-    return {"top": places, "median": histogram_median(counts)}
+    return places, histogram_median(counts)
 
 
-def _means(tails: list[dict[str, float | None]]) -> dict[str, float | None]:
+def _mean(values: Sequence[float | None]) -> float | None:
     """Over layers."""
-    found: dict[str, float | None] = {}
-    for name in tails[0]:
-        known = [value for one in tails if (value := one[name]) is not None]
-        found[name] = sum(known) / len(known) if known else None
-    return found
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def channel_kurtosis(squares: Tensor) -> float:
@@ -105,12 +100,9 @@ class _Sizes:
     squares: Tensor
     """(d,) fp64, sums of squares by channel; empty where there are no channels."""
 
-    def tails(self) -> dict[str, float | None]:
-        """How heavy they are."""
-        return {
-            "kurtosis": kurtosis(self.powers),
-            "channel_kurtosis": channel_kurtosis(self.squares) if len(self.squares) else None,
-        }
+    def tails(self) -> tuple[float | None, float | None]:
+        """How heavy they are: kurtosis, and that over channels."""
+        return kurtosis(self.powers), channel_kurtosis(self.squares) if len(self.squares) else None
 
 
 def _merge(layers: list[_Sizes], index: int, more: _Sizes) -> None:

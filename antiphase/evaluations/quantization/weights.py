@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +10,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from antiphase.errors import InputError
+from antiphase.evaluations.quantization import check_weights
 
 GROUP = 32
 """Weights of a row that share a scale in 4 bits, at most: the largest divisor of the row's width up to this."""
 SMALLEST_GROUP = 8
 """Below it all weights of a row share one."""
-WIDTHS = (8, 4)
 FOUR = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
@@ -29,17 +28,6 @@ class Quantized:
     """Of all weights, those in few bits; embeddings, norms and λ stay."""
     groups: tuple[int, ...]
     """How many weights share a scale, as it occurs: 0 is a whole row."""
-
-
-def check_weights(bits: int) -> None:
-    """
-    Raises:
-        InputError: other than 8 or 4 bits, or torchao is not installed.
-    """
-    if bits not in WIDTHS:
-        raise InputError(f"--weights must be {' or '.join(map(str, WIDTHS))}, got {bits}")
-    if importlib.util.find_spec("torchao") is None:
-        raise InputError("--weights needs the extra: pip install 'antiphase[quantization]'")
 
 
 def quantized_weights(model: PreTrainedModel, bits: int) -> Quantized:

@@ -1,0 +1,82 @@
+"""Records of ``antiphase evaluate long-context`` → tables, figure and words."""
+
+from __future__ import annotations
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.evaluations.long_context import LongContext
+from antiphase.records import Record
+from antiphase.report.plots import COLOURS, STYLE
+from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table, interval_text
+
+
+def positions(record: Record) -> Table | None:
+    """Cumulative loss at growing positions."""
+    found = LongContext.read(record)
+    if found is None:
+        return None
+    columns = [Column("Tokens of context", "integer"), Column("Loss, nats per token", "loss"),
+               Column("95 % over windows"), Column("Bits per byte", "loss")]  # fmt: skip
+    cells = [[point.position, point.loss, interval_text(point.interval), point.bits_per_byte] for point in found.curve]
+    note = f"Mean over all tokens up to there, {found.windows} windows of {found.length:,} tokens."
+    return Table(title="Loss by length of context", columns=columns, rows=cells, note=note)
+
+
+def context_worth(record: Record) -> Table | None:
+    """What a window's own beginning is worth at its end."""
+    found = LongContext.read(record)
+    if found is None or found.tail is None:
+        return None
+    tail = found.tail
+    columns = [Column("Context"), Column("Loss, nats per token", "loss"), Column("95 % over windows")]
+    rows = [
+        ["the window's own", tail.loss, ""],
+        ["another window's", tail.foreign_loss, ""],
+        ["another's minus own", tail.gain, interval_text(tail.gain_interval)],
+    ]
+    note = "An older record: it has no loss with little context, so the gain from context is not known."
+    if tail.context_gain is not None:
+        rows[1:1] = [
+            [f"the {tail.tokens:,} tokens before", tail.little_loss, ""],
+            ["gain from context", tail.context_gain, interval_text(tail.context_gain_interval)],
+        ]
+        note = "The gain from context is what the rest of the window's own text takes off the loss with little of it."
+    return Table(title=f"The last {tail.tokens:,} tokens of each window", columns=columns, rows=rows, note=note)
+
+
+@matplotlib.rc_context(STYLE)
+def loss_by_length(record: Record) -> Figure | None:
+    """Cumulative loss over growing context, with its interval over windows."""
+    found = LongContext.read(record)
+    if found is None or not found.curve:
+        return None
+    figure = Figure(figsize=(6.4, 3.8), layout="constrained")
+    axes = figure.subplots()
+    places = [point.position for point in found.curve]
+    axes.plot(places, [point.loss for point in found.curve], "o-", color=COLOURS[0])
+    intervals = [point.interval for point in found.curve if point.interval]
+    if len(intervals) == len(places):
+        low, high = zip(*intervals, strict=True)
+        axes.fill_between(places, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{place:,}" for place in places])
+    axes.set(title="Loss over all tokens up to a position", xlabel="tokens of context", ylabel="nats per token")
+    return figure
+
+
+PRESENTATION = Presentation(
+    introduction="How the loss falls as more of the text is in view, over windows of full length only. "
+    "The second table scores the windows' ends again, behind little of their own text and behind another window's "
+    "beginning: what length alone gives, shows there too.",
+    tables=lambda record: [positions(record), context_worth(record)],
+    figures={
+        "loss-by-length": Drawing(
+            draw=loss_by_length,
+            title="Loss by length of context",
+            caption="The mean over all tokens up to a position, with its 95 % interval over windows.",
+            alternative="Line chart of the cumulative loss over tokens of context.",
+        )
+    },
+)

@@ -1,0 +1,38 @@
+"""Held-out loss and perplexity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphase.evaluations.result import Result
+from antiphase.evaluations.settings import TextSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexitySettings(TextSettings):
+    """Loss and perplexity on held-out text.
+
+    Example: [bold]antiphase evaluate perplexity runs/demo/softmax-seed0 --output runs/perplexity[/]
+    """
+
+
+SETTINGS = PerplexitySettings
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """On some sequences."""
+
+    sequences: int
+    loss: float
+    """Nats per predicted token."""
+    perplexity: float
+    tokens: int
+    """Predicted ones."""
+
+
+@dataclass(frozen=True)
+class Perplexity(Result):
+    """What ``antiphase evaluate perplexity`` finds."""
+
+    rows: list[HeldOutLoss]

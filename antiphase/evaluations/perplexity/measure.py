@@ -1,0 +1,25 @@
+"""Loss and perplexity on held-out windows."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedModel
+
+from antiphase.data.prepare import PreparedData
+from antiphase.data.streams import Batch
+from antiphase.evals.loading import LoadedModel
+from antiphase.evals.perplexity import perplexity
+from antiphase.evaluations.perplexity import HeldOutLoss, Perplexity, PerplexitySettings
+
+
+def measure(loaded: LoadedModel, data: PreparedData, settings: PerplexitySettings) -> Perplexity:
+    """On at most so many windows as are asked for; fewer, where the text has fewer."""
+    return held_out_perplexity(loaded.model, data.validation(settings.samples))
+
+
+def held_out_perplexity(model: PreTrainedModel, batch: Batch) -> Perplexity:
+    """Of one batch of sequences.
+
+    Raises:
+        NonFiniteError: a loss that is not finite.
+    """
+    return Perplexity([HeldOutLoss(sequences=len(batch.input_ids), **perplexity(model, batch))])

@@ -1,0 +1,95 @@
+"""Loss and retrieval with attention logits (2410.05258, section 3.7, figure 8), or weights, in few bits."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
+from antiphase.evaluations.settings import TextSettings
+from antiphase.flags import flag
+
+GRANULARITIES = ("tensor", "head", "row")
+WEIGHT_BITS = (8, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizationSettings(TextSettings):
+    """Loss and retrieval with attention logits, or weights, in few bits.
+
+    Example: [bold]antiphase evaluate quantization MODEL --data book.txt --bits 8,4 --output runs/bits[/]
+    """
+
+    needles: Sequence[int] = flag("Numbers of needles, e.g. 2,4,8.", default=(), least=1, separated=True)
+    queries: Sequence[int] = flag("Numbers of facts asked for, e.g. 1,2.", default=(), least=1, separated=True)
+    bits: Sequence[int] = flag("Of attention logits.", default=(16, 8, 6, 4), least=2, separated=True)
+    granularity: str = flag("What shares a step: tensor, head or row.", default="head", choices=GRANULARITIES)
+    weights: Sequence[int] = flag(
+        "Also bits of weights, 8,4; needs antiphase\\[quantization].", default=(), separated=True
+    )
+
+    def check(self) -> None:
+        super().check()
+        for bits in self.weights:
+            check_weights(bits)
+
+    def task_sizes(self) -> Mapping[str, int]:
+        return {name: values[0] for name in ("needles", "queries") if (values := getattr(self, name))}
+
+
+SETTINGS = QuantizationSettings
+
+
+def check_weights(bits: int) -> None:
+    """
+    Raises:
+        InputError: other than 8 or 4 bits, or torchao is not installed.
+    """
+    if bits not in WEIGHT_BITS:
+        raise InputError(f"--weights must be {' or '.join(map(str, WEIGHT_BITS))}, got {bits}")
+    if importlib.util.find_spec("torchao") is None:
+        raise InputError("--weights needs the extra: pip install 'antiphase[quantization]'")
+
+
+@dataclass(frozen=True)
+class Bits:
+    """Loss and retrieval with attention logits in so many bits."""
+
+    bits: int | None
+    """None: all."""
+    loss: float
+    """Nats per token."""
+    retrieval: float
+    """Share of first questions answered right."""
+    interval: list[float]
+    """95 %, Wilson."""
+
+
+@dataclass(frozen=True)
+class WeightBits:
+    """The same with the weights of linear layers in so many bits."""
+
+    bits: int
+    share: float
+    """Of all weights, those in few bits."""
+    groups: list[int]
+    """How many weights share a scale; 0 is a whole row."""
+    loss: float
+    retrieval: float
+    interval: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization(Result):
+    """What ``antiphase evaluate quantization`` finds."""
+
+    granularity: str
+    guess_rate: float
+    samples: int
+    """Retrieval sequences."""
+    sequences: int | None = None
+    """Of held-out text; older records do not say."""
+    rows: list[Bits]
+    weights: list[WeightBits] = field(default_factory=list)

@@ -1,0 +1,72 @@
+"""Loss and retrieval with attention logits, or the weights of linear layers, in few bits, beside all bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from antiphase.data.prepare import PreparedData, check_task
+from antiphase.data.retrieval import RetrievalBatch
+from antiphase.data.streams import Batch
+from antiphase.evals.loading import LoadedModel
+from antiphase.evals.needles import first_query_accuracy
+from antiphase.evals.scoring import negative_log_likelihoods
+from antiphase.evals.statistics import wilson_interval
+from antiphase.evaluations.quantization import Bits, Quantization, QuantizationSettings, WeightBits
+from antiphase.evaluations.quantization.logits import quantized_logits
+from antiphase.evaluations.quantization.weights import quantized_weights
+from antiphase.randomness import keyed_generator
+
+
+def measure(loaded: LoadedModel, data: PreparedData, settings: QuantizationSettings) -> Quantization:
+    """On held-out windows and retrieval sequences."""
+    task = data.task(**settings.task_sizes())
+    check_task(task)
+    batch = task.sample(settings.samples, keyed_generator(settings.seed, "quantization"))
+    return quantization(
+        loaded.model, data.validation(settings.samples), batch, guess_rate=task.guess_rate, bits=settings.bits,
+        granularity=settings.granularity, weights=settings.weights,
+    )  # fmt: skip
+
+
+def quantization(
+    model: PreTrainedModel,
+    held_out: Batch,
+    batch: RetrievalBatch,
+    *,
+    guess_rate: float,
+    bits: Sequence[int],
+    granularity: str = "head",
+    weights: Sequence[int] = (),
+) -> Quantization:
+    """Loss on ``held_out`` and first-question accuracy on ``batch``, in all bits and in each number of few.
+
+    Args:
+        bits: of attention logits.
+        granularity: what shares a step (``quantized_logits``).
+        weights: bits of the weights of linear layers, 8 or 4.
+    """
+    count = len(batch.input_ids)
+
+    def measured(model: PreTrainedModel) -> dict[str, Any]:
+        losses = negative_log_likelihoods(model, held_out.input_ids, held_out.labels)
+        right = round(first_query_accuracy(model, batch) * count)
+        interval = list(wilson_interval(right, count))
+        return {"loss": float(losses.double().mean()), "retrieval": right / count, "interval": interval}
+
+    rows = []
+    for number in (None, *bits):
+        block = nullcontext() if number is None else quantized_logits(model, number, granularity=granularity)
+        with block:
+            rows.append(Bits(number, **measured(model)))
+    of_weights = []
+    for number in weights:
+        few = quantized_weights(model, number)
+        of_weights.append(WeightBits(number, few.share, list(few.groups), **measured(few.model)))
+    return Quantization(
+        granularity=granularity, guess_rate=guess_rate, samples=count, sequences=len(held_out.input_ids), rows=rows,
+        weights=of_weights,
+    )  # fmt: skip

@@ -1,0 +1,99 @@
+"""Records of ``antiphase evaluate quantization`` → tables, figure and words."""
+
+from __future__ import annotations
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.evaluations.quantization import Bits, Quantization
+from antiphase.records import Record
+from antiphase.report.plots import COLOURS, PERCENT, STYLE
+from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table
+
+
+def few_bits(record: Record) -> Table | None:
+    """Loss and retrieval with attention logits in few bits."""
+    found = Quantization.read(record)
+    if found is None:
+        return None
+    columns = [Column("Bits"), Column("Loss, nats per token", "loss"), Column("Retrieval", "percent"),
+               Column("95 %")]  # fmt: skip
+    cells = [
+        ["all" if row.bits is None else str(row.bits), row.loss, row.retrieval, _shares(row.interval)]
+        for row in found.rows
+    ]
+    note = (
+        f"One step for each {found.granularity}. Retrieval is the first question's answer; naming any "
+        f"number of the context is right in {100 * found.guess_rate:.3g} %."
+    )
+    return Table(title="Attention logits in few bits", columns=columns, rows=cells, note=note)
+
+
+def few_bit_weights(record: Record) -> Table | None:
+    """Loss and retrieval with the weights of linear layers in few bits."""
+    found = Quantization.read(record)
+    if found is None or not found.weights:
+        return None
+    whole = _whole(found)
+    columns = [Column("Bits"), Column("Weights in few bits", "percent"), Column("Share a scale"),
+               Column("Loss, nats per token", "loss"), Column("More than all bits", "signed"),
+               Column("Retrieval", "percent"), Column("95 %")]  # fmt: skip
+    cells = [
+        [
+            str(row.bits), row.share, ", ".join("a row" if group == 0 else str(group) for group in row.groups),
+            row.loss, row.loss - whole.loss, row.retrieval, _shares(row.interval),
+        ]
+        for row in found.weights
+    ]  # fmt: skip
+    note = "Linear layers, through torchao; embeddings, norms and λ keep all bits, and so do activations."
+    return Table(title="Weights in few bits", columns=columns, rows=cells, note=note)
+
+
+def _whole(found: Quantization) -> Bits:
+    return next(row for row in found.rows if row.bits is None)
+
+
+def _shares(interval: list[float]) -> str:
+    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
+@matplotlib.rc_context(STYLE)
+def loss_by_bits(record: Record) -> Figure | None:
+    """Loss and retrieval with attention logits in few bits, beside all bits."""
+    found = Quantization.read(record)
+    if found is None:
+        return None
+    few = sorted((row for row in found.rows if row.bits is not None), key=lambda row: row.bits or 0)
+    whole = _whole(found)
+    places = range(len(few))
+    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    left.plot(places, [row.loss for row in few], "o-", color=COLOURS[0])
+    left.axhline(whole.loss, color="#333333", linewidth=1.2, linestyle="--", label="all bits")
+    left.set(title="Held-out loss", ylabel="nats per token")
+    errors = [[row.retrieval - row.interval[0] for row in few], [row.interval[1] - row.retrieval for row in few]]
+    right.errorbar(places, [row.retrieval for row in few], yerr=errors, fmt="o-", color=COLOURS[0], capsize=3)
+    right.axhline(whole.retrieval, color="#333333", linewidth=1.2, linestyle="--", label="all bits")
+    right.axhline(found.guess_rate, color="#999999", linewidth=1.2, linestyle=":", label="guess")
+    right.set(title="Retrieval", ylim=(-0.03, 1.03))
+    right.yaxis.set_major_formatter(PERCENT)
+    for axes in (left, right):
+        axes.set_xticks(places, [str(row.bits) for row in few])
+        axes.set_xlabel("bits of attention logits")
+        axes.legend(fontsize=9)
+    return figure
+
+
+PRESENTATION = Presentation(
+    introduction="Attention logits were rounded to few bits before the softmax, in every map.",
+    tables=lambda record: [few_bits(record), few_bit_weights(record)],
+    figures={
+        "quantization": Drawing(
+            draw=loss_by_bits,
+            title="Attention logits in few bits",
+            caption="Dashed: all bits. Dotted: what naming any number of the context reaches.",
+            alternative="Line charts of held-out loss and retrieval over bits.",
+        )
+    },
+)

@@ -1,0 +1,43 @@
+"""Typed results: what a measurement writes into its record, and what tables, figures and notebooks read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Self
+
+from antiphase.records import Record, finite
+from antiphase.registry import Measurement, measurement_of
+from antiphase.typed import build
+
+
+class Result:
+    """Base of the dataclasses in the folders of measurements; one shows itself in a notebook."""
+
+    @classmethod
+    def measurement(cls) -> Measurement:
+        """The folder that the class stands in."""
+        *_, group, name = cls.__module__.split(".")
+        found = measurement_of(f"{'evaluate' if group == 'evaluations' else group}-{name.replace('_', '-')}")
+        assert found is not None
+        return found
+
+    @classmethod
+    def read(cls, record: Record) -> Self | None:
+        """The result that a record holds; None: the record is of something else.
+
+        Raises:
+            InputError: a record of this kind that holds something else.
+        """
+        if record.kind != cls.measurement().kind:
+            return None
+        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
+        return build(cls, {name: value for name, value in record.values.items() if name in names}, strict=False)
+
+    def record(self) -> Record:
+        """A record of the result alone, without settings."""
+        return Record(kind=self.measurement().kind, values=finite(self))
+
+    def _repr_html_(self) -> str:
+        from antiphase.report.html import fragment
+
+        return fragment(self.record())

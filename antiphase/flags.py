@@ -1,0 +1,80 @@
+"""Settings whose fields are flags: name, help, default and bounds are written once, at the field.
+
+The command line makes its options from them, checks name the flag, and journals call them by the same words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any
+
+from antiphase.errors import InputError
+
+
+@dataclass(frozen=True)
+class Flag:
+    """What a field is on the command line."""
+
+    help: str
+    name: str = ""
+    """With dashes, or in capitals for an argument without a flag."""
+    least: float | None = None
+    most: float | None = None
+    choices: Sequence[str] = ()
+    separated: bool = False
+    """Whether a list is written with commas, not by naming the flag again."""
+
+    def check(self, value: Any) -> None:
+        """
+        Raises:
+            InputError: a value out of range, or one named twice.
+        """
+        listed = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        given = ", ".join(map(str, listed))
+        low, high = self.least, self.most
+        if low is not None and high is not None:
+            if any(not low <= one <= high for one in listed):
+                raise InputError(f"{self.name} must lie between {low:g} and {high:g}, got {given}")
+        elif low is not None and any(one < low for one in listed):
+            raise InputError(f"{self.name} must be at least {low:g}, got {given}")
+        if self.choices and any(one not in self.choices for one in listed):
+            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {given!r}")
+        if self.separated and len(set(listed)) != len(listed):
+            raise InputError(f"{self.name} must not name a value twice, got {given}")
+
+
+def flag(help: str, *, default: Any = MISSING, **more: Any) -> Any:
+    """A dataclass field that is a flag; without ``name`` the flag is the field's own name."""
+    return field(default=default, metadata={"flag": Flag(help, **more)})
+
+
+def argument(name: str, help: str) -> Any:
+    """A dataclass field that is an argument of the command, called ``name``."""
+    return field(metadata={"flag": Flag(help, name)})
+
+
+def flags_of(kind: Any) -> dict[str, Flag]:
+    """The flags of a dataclass or an instance of one, by field."""
+    found = {}
+    for one in fields(kind):
+        own: Flag = one.metadata["flag"]
+        found[one.name] = own if own.name else replace(own, name=f"--{one.name.replace('_', '-')}")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Base of settings: a dataclass of flags."""
+
+    def check(self) -> None:
+        """
+        Raises:
+            InputError: a value out of range; it names the flag.
+        """
+        for name, own in flags_of(self).items():
+            own.check(getattr(self, name))
+
+    def by_flag(self) -> dict[str, Any]:
+        """Values by what the command line calls them."""
+        return {own.name: getattr(self, name) for name, own in flags_of(self).items()}

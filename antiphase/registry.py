@@ -1,0 +1,65 @@
+"""Measurements in folders of their own, found by the kind of their records.
+
+A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
+help of the command) and the typed results; ``measure`` needs torch; ``presentation`` has ``PRESENTATION`` and does not
+need it. Nothing else of the package names the folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+GROUPS = {"evaluate": "antiphase.evaluations"}
+"""Packages of such folders, by the command that they belong to."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A folder."""
+
+    group: str
+    name: str
+    """Of the command: ``long-context``."""
+
+    @property
+    def kind(self) -> str:
+        """Of its records."""
+        return f"{self.group}-{self.name}"
+
+    @property
+    def package(self) -> str:
+        return f"{GROUPS[self.group]}.{self.name.replace('-', '_')}"
+
+    @property
+    def settings(self) -> type[Any]:
+        found: type[Any] = importlib.import_module(self.package).SETTINGS
+        return found
+
+    @property
+    def presentation(self) -> Any:
+        """Tables, figures and words for its records: a ``report.presentation.Presentation``."""
+        return importlib.import_module(f"{self.package}.presentation").PRESENTATION
+
+    @property
+    def measure(self) -> ModuleType:
+        return importlib.import_module(f"{self.package}.measure")
+
+
+@cache
+def measurements(group: str) -> dict[str, Measurement]:
+    """All folders of a group, by the name of the command."""
+    package = importlib.import_module(GROUPS[group])
+    names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
+    return {name: Measurement(group, name) for name in names}
+
+
+def measurement_of(kind: str) -> Measurement | None:
+    """The measurement that writes records of this kind; None: it has no folder."""
+    group, _, name = kind.partition("-")
+    return measurements(group).get(name) if group in GROUPS else None

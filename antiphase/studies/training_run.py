@@ -1,0 +1,64 @@
+"""One training run, from settings to record: what ``antiphase train`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from torch.distributed import is_torchelastic_launched
+
+from antiphase.config import RunSettings
+from antiphase.data.prepare import PreparedData, prepare
+from antiphase.evals.needles import first_query_accuracy
+from antiphase.evals.perplexity import perplexity
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record
+from antiphase.training.checkpoint import has_checkpoint
+from antiphase.training.distributed import is_first_process
+from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, train_held
+from antiphase.training.run_folder import check_diverged, check_run, only_one, undone_if_refused
+
+
+def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Evaluation]:
+    """First-query accuracy and held-out loss, on sequences that are the same at every step and in every arm."""
+    held_out = data.task().sample(settings.evaluation.curve_samples, keyed_generator("curve"))
+    batch = data.validation(settings.evaluation.validation_sequences)
+
+    def retrieval(model: LanguageModel) -> Mapping[str, float]:
+        return {"accuracy": first_query_accuracy(model, held_out)}
+
+    def loss(model: LanguageModel) -> Mapping[str, float]:
+        return {"loss": perplexity(model, batch)["loss"]}
+
+    return {"retrieval": retrieval, "loss": loss}
+
+
+def train_run(
+    settings: RunSettings,
+    output: Path,
+    *,
+    resume: bool,
+    report: Reporter = lambda step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Prepare the data of a run, train it, and return its record."""
+    check_run(output, settings, resume=resume)  # a folder of something else gets no lock
+    with only_one(output) if is_first_process() else nullcontext():
+        check_run(output, settings, resume=resume)
+        check_diverged(output)
+        with _undone(_beside(output)):
+            data = prepare(settings.data, _beside(output), progress=say)
+            check_settings(settings, data.tokenizer, begins=not has_checkpoint(output))
+        evaluations = curve_evaluations(settings, data)
+        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report)
+
+
+def _beside(output: Path) -> Path:
+    """Where a single run keeps its tokens: next to its folder, which has to be new when training starts."""
+    return output.parent / f"{output.name}-tokens"
+
+
+def _undone(folder: Path) -> AbstractContextManager[None]:
+    """``undone_if_refused``, but of several processes none may take away what another reads."""
+    return nullcontext() if is_torchelastic_launched() else undone_if_refused(folder)

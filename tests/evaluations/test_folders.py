@@ -1,0 +1,204 @@
+"""Measurements that have a folder: found by it, complete, and what they share (flags, commands, typed results)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from antiphase import cli
+from antiphase.cli.commands import command_of
+from antiphase.data.streams import Batch
+from antiphase.errors import InputError
+from antiphase.evaluations.long_context import LongContext, Point
+from antiphase.evaluations.perplexity.measure import held_out_perplexity
+from antiphase.evaluations.result import Result
+from antiphase.flags import Settings, argument, flag, flags_of
+from antiphase.records import Record, finite
+from antiphase.registry import measurement_of, measurements
+from antiphase.report import figures, html, summary
+
+RECORDS = Path(__file__).parents[2] / "docs" / "records"
+FOLDERS = list(measurements("evaluate").values())
+each = pytest.mark.parametrize("measurement", FOLDERS, ids=lambda one: one.name)
+
+
+@each
+def test_a_folder_is_whole(measurement: Any) -> None:
+    own = measurement.settings
+    assert issubclass(own, Settings)
+    assert own.__doc__.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
+    assert f"antiphase evaluate {measurement.name} " in own.__doc__, "the help has an example"
+    for field in fields(own):
+        assert field.metadata["flag"].help.endswith("."), field.name
+    shown = measurement.presentation
+    assert shown.introduction.endswith(".")
+    for drawing in shown.figures.values():
+        assert drawing.title
+        assert drawing.caption.endswith(".")
+        assert drawing.alternative.endswith(".")
+    result = typing.get_type_hints(measurement.measure.measure)["return"]
+    assert issubclass(result, Result)
+    assert result.measurement() == measurement == measurement_of(measurement.kind)
+
+
+@each
+def test_other_records_have_nothing_of_it(measurement: Any) -> None:
+    record = Record(kind="train", values={"rows": []})
+    assert [table for table in measurement.presentation.tables(record) if table is not None] == []
+    assert [name for name, one in measurement.presentation.figures.items() if one.draw(record) is not None] == []
+
+
+def test_records_without_a_folder_are_found_to_have_none() -> None:
+    assert measurement_of("evaluate-needles") is None
+    assert measurement_of("compare") is None
+
+
+def test_the_committed_records_are_what_their_types_say() -> None:
+    """Read and written again they have the values that they had."""
+    seen = set()
+    for path in sorted(RECORDS.rglob("*.json")):
+        if path.is_relative_to(RECORDS / "evidence"):
+            continue  # small records of training runs, in a form of their own
+        record = Record.load(path)
+        measurement = measurement_of(record.kind)
+        if measurement is None:
+            continue
+        seen.add(measurement.name)
+        kind = typing.get_type_hints(measurement.measure.measure)["return"]
+        again = finite(kind.read(record))
+        assert_holds(again, record.values, str(path))
+        assert summary.main_tables(record)
+        assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
+    assert seen >= {"long-context", "outliers", "quantization", "cancellation"}
+
+
+def assert_holds(found: Any, values: Any, where: str) -> None:
+    """Everything that is in ``found`` is in ``values``; what older records lack is None or empty."""
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if name in values:
+                assert_holds(value, values[name], f"{where} {name}")
+            else:
+                assert value in (None, [], {}), f"{where} {name}"
+    elif isinstance(found, list):
+        assert len(found) == len(values), where
+        for index, (one, other) in enumerate(zip(found, values, strict=True)):
+            assert_holds(one, other, f"{where} {index}")
+    else:
+        assert found == values, where
+
+
+def test_a_record_of_other_values_is_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"missing key 'curve\[0\].loss'"):
+        LongContext.read(Record(kind="evaluate-long-context",
+                                values={"windows": 1, "length": 9, "curve": [{"position": 3}]}))  # fmt: skip
+
+
+def test_a_result_shows_itself_in_a_notebook(tiny_model: Any) -> None:
+    import torch
+
+    ids = torch.randint(1, 61, (2, 20))
+    found = held_out_perplexity(tiny_model("softmax"), Batch(ids, ids))
+    page = found._repr_html_()
+    assert f"{found.rows[0].loss:.3f}" in page
+    assert "<img" not in page
+    curve = LongContext(windows=2, length=32, curve=[Point(16, 3.25, [3.0, 3.5]), Point(32, 3.0, [2.5, 3.5])])
+    page = curve._repr_html_()
+    assert page.count('<img src="data:image/png;base64,') == 1
+    assert "3.250" in page
+    assert asdict(curve) == asdict(LongContext.read(curve.record()))
+    assert html.fragment(Record(kind="odd", values={"a": "<b>"})).count("&lt;b&gt;") == 1
+
+
+def test_the_command_line_knows_them_without_the_heavy_libraries() -> None:
+    code = (
+        "import sys, antiphase.cli\n"
+        "assert not {'torch', 'transformers', 'matplotlib', 'scipy'} & sys.modules.keys(), "
+        "{'torch', 'transformers', 'matplotlib', 'scipy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@each
+def test_help_names_every_flag(measurement: Any) -> None:
+    found = CliRunner().invoke(cli.app, ["evaluate", measurement.name, "--help"], terminal_width=200)
+    assert found.exit_code == 0
+    for own in flags_of(measurement.settings).values():
+        assert own.name in found.output
+
+
+# ------------------------------------------------------------------------------------------ flags and commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example(Settings):
+    """Something is measured."""
+
+    name: str = argument("MODEL", "What is measured.")
+    files: Sequence[str] = flag("Some files.", name="--data", default=())
+    sizes: Sequence[int] = flag("Sizes.", default=(4, 2), least=1, separated=True)
+    shares: Sequence[float] = flag("Shares.", default=(), least=0, most=1, separated=True)
+    way: str = flag("How.", default="slow", choices=("slow", "fast"))
+    most_words: int | None = flag("Words.", default=None, least=2)
+    loud: bool = flag("Say it.", default=False)
+    seed: int = flag("Seed.", default=0, least=0, most=9)
+
+
+def called(*words: str) -> tuple[Example, dict[str, Any]]:
+    seen: list[Any] = []
+    app = typer.Typer()
+    app.command()(command_of(Example, lambda settings, **given: seen.append((settings, given))))
+    found = CliRunner().invoke(app, list(words))
+    assert found.exit_code == 0, found.output
+    return seen[0]
+
+
+def test_a_command_gives_the_defaults_of_the_fields() -> None:
+    settings, given = called("M", "--output", "out")
+    assert settings == Example(name="M", sizes=[4, 2])
+    assert given == {"output": Path("out"), "resume": False}
+
+
+def test_a_command_reads_every_kind_of_flag() -> None:
+    settings, given = called(
+        "M", "--output", "out", "--data", "a", "--data", "b", "--sizes", "7,8", "--shares", "0.5,1", "--way", "fast",
+        "--most-words", "3", "--loud", "--seed", "9", "--resume",
+    )  # fmt: skip
+    assert settings == Example(
+        name="M", files=["a", "b"], sizes=[7, 8], shares=[0.5, 1.0], way="fast", most_words=3, loud=True, seed=9
+    )
+    assert given["resume"]
+    settings.check()
+    assert settings.by_flag() == {
+        "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0], "--way": "fast",
+        "--most-words": 3, "--loud": True, "--seed": 9,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    ({"sizes": (3, 0)}, "--sizes must be at least 1, got 3, 0"),
+    ({"sizes": (3, 3)}, "--sizes must not name a value twice, got 3, 3"),
+    ({"shares": (0.5, 1.5)}, "--shares must lie between 0 and 1, got 0.5, 1.5"),
+    ({"way": "quick"}, "--way must be one of slow, fast, got 'quick'"),
+    ({"most_words": 1}, "--most-words must be at least 2, got 1"),
+])  # fmt: skip
+def test_a_value_out_of_range_is_refused_by_its_flag(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Example(name="M", **values).check()
+
+
+def test_words_for_numbers_are_refused_by_the_flag() -> None:
+    app = typer.Typer()
+    app.command()(command_of(Example, lambda settings, **given: None))
+    found = CliRunner().invoke(app, ["M", "--output", "out", "--sizes", "many"])
+    assert isinstance(found.exception, InputError)
+    assert str(found.exception) == "--sizes must be comma-separated numbers, got 'many'"
