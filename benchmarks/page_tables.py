@@ -35,7 +35,7 @@ from antiphase.studies.dependency import summarized
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("performance", "calibration", "results", "reproduction", "line")),
+    *(f"docs/{name}.md" for name in ("performance", "calibration", "results", "reproduction", "line", "why")),
 )
 PROFILED = {
     "matrix products": ("aten::bmm", "aten::baddbmm_"),
@@ -417,6 +417,10 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "pairs-by-seed": pairs_by_seed,
     "demo-rates": lambda: evidence_tables.passes("demo-rates"),
     "evidence": evidence_tables.progress,
+    "factorial": lambda: evidence_tables.losses("factorial"),
+    "factorial-attention": lambda: evidence_tables.simple_effects("factorial", "attention"),
+    "factorial-start": lambda: evidence_tables.simple_effects("factorial", "start"),
+    "factorial-effects": lambda: evidence_tables.main_effects("factorial"),
 }
 
 if __name__ == "__main__":
