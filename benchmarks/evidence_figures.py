@@ -1,6 +1,6 @@
 """Figures of the studies in ``evidence.yaml``, from records of runs, into docs/images.
 
-    python benchmarks/evidence_figures.py
+python benchmarks/evidence_figures.py
 """
 
 from __future__ import annotations
