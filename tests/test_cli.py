@@ -659,7 +659,7 @@ def test_nothing_is_evaluated_twice(
     def load(*arguments, **words):
         raise AssertionError("a model is loaded")
 
-    for module in ("evaluations.text_measurement", "studies.retrieval", "studies.many_shot"):
+    for module in ("evaluations.running", "studies.retrieval"):
         monkeypatch.setattr(f"antiphase.{module}.load_model", load)
     assert antiphase(f"{start} 2 --resume")[0] == 0
     assert (tmp_path / "new" / "record.json").read_bytes() == record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,41 +30,6 @@ app = typer.Typer(
 
 app.command("needles")(retrieval.needles)
 app.command("allocation")(retrieval.allocation)
-
-
-@app.command("many-shot")
-def many_shot(
-    model: CausalModel,
-    output: OutputOption,
-    task: Annotated[list[str] | None, typer.Option("--task", help="YAML file of a task. Repeatable.")] = None,
-    shots: Annotated[str, typer.Option("--shots", help="Numbers of examples.")] = "1,2,4,8,16,32,64,128,256,512,1024",
-    orders: Annotated[int, typer.Option("--orders", help="Orders of the examples.")] = 10,
-    samples: Annotated[int, typer.Option("--samples", help="Rows that are asked.")] = 200,
-    seed: SeedOption = 0,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """Learning in context: accuracy over numbers of labelled examples and over their orders.
-
-    Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
-    """
-    from antiphase.evaluations.journal import inputs_of, model_content, once, task_content
-    from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
-
-    console = make_console()
-    request = ManyShotRequest(
-        name=model, tasks=task or [], shots=numbers("--shots", shots, int), orders=orders, samples=samples, seed=seed,
-        device=device,
-    )  # fmt: skip
-    request.check()
-
-    def inputs() -> dict[str, Any]:
-        return inputs_of(request, {"the files of MODEL": model_content(model), **task_content(request.tasks)})
-
-    with count_progress(console, "settings") as report:
-        measure = partial(evaluate_many_shot, request, say=sayer(console), report=report)
-        record = once(output, inputs, measure, resume=resume)
-    finish(console, record, output)
 
 
 @app.command("harness")
@@ -174,10 +138,11 @@ def hallucination(
 
 def _measure(settings: Any, *, output: Path, resume: bool) -> None:
     """One of the measurements that have a folder."""
-    from antiphase.evaluations.text_measurement import evaluate
+    from antiphase.evaluations.running import evaluate
 
     console = make_console()
-    record = evaluate(settings, output, resume=resume, say=sayer(console))
+    with count_progress(console, "parts") as report:
+        record = evaluate(settings, output, resume=resume, say=sayer(console), report=report)
     finish(console, record, output)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -203,23 +202,3 @@ def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume:
         )
     with only_one(output), undone_if_refused(output):
         yield Journal(output, inputs)
-
-
-def once(
-    output: Path, inputs: Callable[[], Mapping[str, Any]], measure: Callable[[Path], Record], *, resume: bool
-) -> Record:
-    """The record of a measurement that a stop begins afresh: made in a folder inside, until it is whole.
-
-    Raises:
-        InputError: what ``measure`` refuses, or an output folder with other contents.
-    """
-    with journal_in(output, inputs, resume=resume) as journal:
-        if journal.record is not None:
-            return journal.record
-        journal.begin()
-        unfinished = output / ".unfinished"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        record = measure(unfinished)
-        (unfinished / "record.json").replace(output / "record.json")
-        shutil.rmtree(unfinished)
-    return record

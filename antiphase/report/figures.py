@@ -48,7 +48,6 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "ablations": ablation_plots.differences,
     "gradient-norms": ablation_plots.gradients,
     "learning-rates": tuning_plots.by_rate,
-    "many-shot": measurement_plots.accuracy_by_shots,
     "hallucination": hallucination_plots.verdicts,
     "harness": harness_plots.scores_by_task,
     "calibrated-heads": calibration_plots.head_changes,

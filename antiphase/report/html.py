@@ -278,8 +278,6 @@ def _paragraphs(record: Record) -> list[str]:
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
         "data in the same order. Parameters stand beside each row; the width of the MLP makes up for what rivals add.",
         "tune": "Every arm trained at every learning rate of one grid, so that no arm is favoured by its tuning.",
-        "evaluate-many-shot": "Labelled examples before each question: accuracy over their number, and the same "
-        "examples in other orders. Read every margin beside the accuracy and the share of answers that flip.",
         "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "
         "Read the verdicts beside the judge's own error, and beside what an output covers and copies: who copies the "
         "first three sentences says nothing wrong.",
@@ -473,12 +471,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
         "Loss by size and tokens",
         "Dots are runs, curves the fitted laws.",
         "Scatter plots of held-out loss over parameters and training tokens, with a curve for each arm.",
-    ),
-    "many-shot": lambda record: (
-        "Learning in context",
-        "Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an order. "
-        "Many tasks are shown by their mean, with their quartiles, and each dot is a task.",
-        "Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
     ),
     "calibrated-heads": lambda record: (
         "Each head calibrated alone",

@@ -16,7 +16,6 @@ from antiphase.report import (
     harness,
     line,
     look,
-    measurements,
     reproduction,
     retrieval,
     scaling,
@@ -54,7 +53,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         ablations.left_out(record),
     ],
     "tune": lambda record: [tuning.rates(record)],
-    "evaluate-many-shot": lambda record: [measurements.shots(record), measurements.orders(record)],
     "evaluate-hallucination": lambda record: [
         hallucination.faithful(record),
         hallucination.paper(record),

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from antiphase.evals.many_shot import flips_against_chance
 from antiphase.evals.statistics import wilson_interval
+from antiphase.evaluations.many_shot.measure import flips_against_chance
 from antiphase.records import Record
 from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
 

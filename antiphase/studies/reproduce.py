@@ -24,7 +24,7 @@ from antiphase.data.label_mapping import task_rows
 from antiphase.data.prepare import prepare, wording
 from antiphase.errors import InputError, naming, nearest
 from antiphase.evaluations.journal import hash_of, model_content
-from antiphase.evaluations.text_measurement import evaluate, settings_of
+from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
@@ -34,7 +34,6 @@ from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check
 from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
-from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.readings import ARM, BASELINE
 from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
@@ -528,11 +527,11 @@ class _Work:
                 "demonstrations": f"{path.stem}-examples.txt",
             }  # fmt: skip
             write_atomically(path, "".join(f"{key}: {value}\n" for key, value in settings.items()).encode())
-        request = ManyShotRequest(
-            name=self._model(arm, seed), tasks=list(map(str, paths)), shots=list(self.scale.shots),
+        settings = settings_of(
+            "many-shot", name=self._model(arm, seed), tasks=list(map(str, paths)), shots=list(self.scale.shots),
             orders=self.scale.orders, samples=self.scale.words, device=self.device,
         )  # fmt: skip
-        return evaluate_many_shot(request, folder)
+        return evaluate(settings, folder)
 
 
 def _trained(record: Record) -> dict[str, Any]:

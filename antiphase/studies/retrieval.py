@@ -23,9 +23,10 @@ from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import LoadedModel, load_model, refused_by_model, untrained
 from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
+from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for
 from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
+from antiphase.evaluations.running import FLAGS
 from antiphase.evaluations.settings import TextSettings
-from antiphase.evaluations.text_measurement import FLAGS, FOREIGN_LENGTH, data_for
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device

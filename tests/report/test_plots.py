@@ -165,7 +165,6 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
         "calibrat",
         "look-",
         "loss-",
-        "many-shot",
         "classifier-",
         "translation-",
         "harness",
@@ -187,10 +186,10 @@ def test_many_tasks_leave_room_for_their_lines() -> None:
     row = {"shots": 4, "accuracies": [0.5, 0.7], "mean_accuracy": 0.6, "margin": 0.2, "flip_share": 0.1}
     task = {
         "rows": [{"shots": count, "accuracy": 0.5, "interval": [0.4, 0.6], "tokens": 9} for count in (1, 4)],
-        "orders": {"random": row, "alternating": row}, "majority_rate": 0.3, "guess_rate": 0.25,
+        "orders": {"random": row, "alternating": row}, "majority_rate": 0.3, "guess_rate": 0.25, "samples": 20,
     }  # fmt: skip
     tasks = {f"a-task-of-many-words-{number}": task for number in range(25)}
-    figure = figures.FIGURES["many-shot"](Record(kind="evaluate-many-shot", values={"tasks": tasks}))
+    figure = figures.figures_of(Record(kind="evaluate-many-shot", values={"tasks": tasks}))["many-shot"]
     assert figure is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from antiphase.evaluations.long_context import presentation as long_context
+from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
 from antiphase.report import (
     ablations,
     compared,
-    measurements,
     reproduction,
     reproduction_plots,
     terminal,
@@ -203,7 +203,7 @@ def test_windows_and_orders_of_older_records_say_what_they_lack() -> None:
     table = long_context.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
     assert table is not None
     assert "the gain from context is not known" in table.note
-    orders = measurements.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))
+    orders = many_shot.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))
     assert orders is not None
     assert "it has no flips between two orders" in orders.note
     assert all(row[7] is None for row in orders.rows)

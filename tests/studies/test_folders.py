@@ -10,7 +10,7 @@ import pytest
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
-from antiphase.evaluations.text_measurement import evaluate, settings_of
+from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
 from antiphase.studies.calibration_effects import StudyRequest, study
@@ -19,7 +19,6 @@ from antiphase.studies.compare import compare
 from antiphase.studies.dependency import DependencyRequest, dependency
 from antiphase.studies.gradients import GradientsRequest, gradients
 from antiphase.studies.look import LookRequest, look
-from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 from antiphase.studies.probe import ProbeRequest, probe
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scaling import scaling
@@ -83,7 +82,7 @@ COMMANDS = {
     "retrieval": lambda output, preset: evaluate_retrieval(
         RetrievalRequest(measurement="needles", names=["none"]), output
     ),
-    "many-shot": lambda output, preset: evaluate_many_shot(ManyShotRequest(name="none", tasks=["none"]), output),
+    "many-shot": lambda output, preset: evaluate(settings_of("many-shot", name="none", tasks=["none"]), output),
     "probe": lambda output, preset: probe(ProbeRequest(name="none", paths=["none"]), output),
     "look": lambda output, preset: look(LookRequest(name="none", text="a"), output),
     "search": lambda output, preset: search(SearchRequest(name="none", tasks=["none"]), output),
@@ -106,8 +105,8 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
 
     for module in ("training_run", "compare", "tune", "scaling", "ablations"):
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
-    monkeypatch.setattr("antiphase.evaluations.text_measurement.load_model", prepare)
-    for module in ("probe", "look", "many_shot", "retrieval", "calibration", "calibration_effects"):
+    monkeypatch.setattr("antiphase.evaluations.running.load_model", prepare)
+    for module in ("probe", "look", "retrieval", "calibration", "calibration_effects"):
         monkeypatch.setattr(f"antiphase.studies.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
         monkeypatch.setattr(f"antiphase.studies.{module}.train_words", prepare)

@@ -14,13 +14,13 @@ from filelock import FileLock
 from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.errors import InputError
-from antiphase.evaluations import text_measurement
+from antiphase.evaluations import running
 from antiphase.evaluations.journal import JOURNAL
+from antiphase.evaluations.many_shot import measure as many_shot
+from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.evaluations.settings import TextSettings
-from antiphase.evaluations.text_measurement import evaluate, settings_of
 from antiphase.records import Record
 from antiphase.registry import measurements
-from antiphase.studies import many_shot
 from antiphase.studies.training_run import train_run
 from antiphase.training.run_folder import LOCK
 
@@ -55,8 +55,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         raise AssertionError("a model is loaded")
 
     def begin() -> None:
-        for module in (text_measurement, many_shot):
-            monkeypatch.setattr(module, "load_model", refuse)
+        monkeypatch.setattr(running, "load_model", refuse)
 
     return begin
 
@@ -222,8 +221,6 @@ def test_many_shot_begins_afresh_where_it_was_stopped(tmp_path, shots, monkeypat
     monkeypatch.setattr(many_shot, "many_shot", stopped)
     assert shots()[0] == 130
     assert not (tmp_path / "out" / "record.json").exists()
-    (tmp_path / "out" / ".unfinished").mkdir()
-    (tmp_path / "out" / ".unfinished" / "half").write_text("left by a kill")
     monkeypatch.setattr(many_shot, "many_shot", measure)
     assert shots("--resume")[0] == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} - {LOCK} == {JOURNAL, "record.json", "report.html"}

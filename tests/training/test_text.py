@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
-from antiphase.evaluations.text_measurement import evaluate, settings_of
+from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.studies.compare import compare
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune import tune

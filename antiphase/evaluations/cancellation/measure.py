@@ -6,6 +6,7 @@ answer's share; a pair of softmax maps, and the untrained model, show what two m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from antiphase.errors import NonFiniteError
 from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
 from antiphase.evals.loading import LoadedModel, untrained
 from antiphase.evaluations.cancellation import Cancellation, CancellationSettings, HeadFigures, LayerFigures, MapFigures
+from antiphase.evaluations.held_out import contents as contents
+from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
 from antiphase.models.variants import ACROSS
@@ -34,7 +37,12 @@ MAPS = ("softmax", "first", "second", "difference")
 """All maps of a model without pairs; the two of a head, and what multiplies the values."""
 
 
-def measure(loaded: LoadedModel, data: PreparedData, settings: CancellationSettings) -> Cancellation:
+def measure(
+    loaded: LoadedModel,
+    data: PreparedData,
+    settings: CancellationSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Cancellation:
     """Of the model, and of the same architecture untrained."""
     task = data.task(**settings.task_sizes())
     check_task(task)

@@ -15,6 +15,8 @@ from antiphase.data.prepare import PreparedData
 from antiphase.evals.loading import LoadedModel
 from antiphase.evals.scoring import finite_losses
 from antiphase.evals.statistics import mean_interval
+from antiphase.evaluations.held_out import contents as contents
+from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.long_context import LongContext, LongContextSettings, Point, Tail
 
 CHUNK = 1024
@@ -23,14 +25,20 @@ TAIL = 8
 """The controls score the last eighth of each window, with little context behind as much of the text before it."""
 
 
-def measure(loaded: LoadedModel, data: PreparedData, settings: LongContextSettings) -> LongContext:
+def measure(
+    loaded: LoadedModel,
+    data: PreparedData,
+    settings: LongContextSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> LongContext:
     """On held-out windows; bits per byte where they are text."""
 
     def bytes_of(ids: Tensor) -> int:
         return len(data.tokenizer.decode(ids, skip_special_tokens=True).encode())
 
     windows = data.validation(settings.samples).input_ids
-    return long_context(loaded.model, windows, bytes_of=None if data.validation_text is None else bytes_of)
+    of_text = None if data.validation_text is None else bytes_of
+    return long_context(loaded.model, windows, bytes_of=of_text, report=report)
 
 
 @torch.no_grad()

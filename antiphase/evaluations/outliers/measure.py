@@ -20,6 +20,8 @@ from antiphase.data.prepare import PreparedData
 from antiphase.errors import NonFiniteError
 from antiphase.evals.loading import LoadedModel
 from antiphase.evals.scoring import TOKENS_AT_ONCE
+from antiphase.evaluations.held_out import contents as contents
+from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.outliers import Outliers, OutlierSettings, Sizes
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
@@ -28,7 +30,12 @@ PLACES = (1, 2, 3, 10, 100)
 """Which of the largest values are told."""
 
 
-def measure(loaded: LoadedModel, data: PreparedData, settings: OutlierSettings) -> Outliers:
+def measure(
+    loaded: LoadedModel,
+    data: PreparedData,
+    settings: OutlierSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Outliers:
     """On held-out windows."""
     return outliers(loaded.model, data.validation(settings.samples).input_ids)
 

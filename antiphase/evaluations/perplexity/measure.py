@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from transformers import PreTrainedModel
 
 from antiphase.data.prepare import PreparedData
 from antiphase.data.streams import Batch
 from antiphase.evals.loading import LoadedModel
 from antiphase.evals.perplexity import perplexity
+from antiphase.evaluations.held_out import contents as contents
+from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.perplexity import HeldOutLoss, Perplexity, PerplexitySettings
 
 
-def measure(loaded: LoadedModel, data: PreparedData, settings: PerplexitySettings) -> Perplexity:
+def measure(
+    loaded: LoadedModel,
+    data: PreparedData,
+    settings: PerplexitySettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Perplexity:
     """On at most so many windows as are asked for; fewer, where the text has fewer."""
     return held_out_perplexity(loaded.model, data.validation(settings.samples))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,13 +15,20 @@ from antiphase.evals.loading import LoadedModel
 from antiphase.evals.needles import first_query_accuracy
 from antiphase.evals.scoring import negative_log_likelihoods
 from antiphase.evals.statistics import wilson_interval
+from antiphase.evaluations.held_out import contents as contents
+from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.quantization import Bits, Quantization, QuantizationSettings, WeightBits
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.evaluations.quantization.weights import quantized_weights
 from antiphase.randomness import keyed_generator
 
 
-def measure(loaded: LoadedModel, data: PreparedData, settings: QuantizationSettings) -> Quantization:
+def measure(
+    loaded: LoadedModel,
+    data: PreparedData,
+    settings: QuantizationSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Quantization:
     """On held-out windows and retrieval sequences."""
     task = data.task(**settings.task_sizes())
     check_task(task)

@@ -7,11 +7,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
+from antiphase.evaluations.many_shot import measure as module
+from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
-from antiphase.studies import many_shot as module
-from antiphase.studies.many_shot import ManyShotRequest, evaluate_many_shot
 
 ROWS = [f"{index % 2} word {index}" for index in range(40)]
 
@@ -35,11 +35,11 @@ def folder(tmp_path, monkeypatch):
 
 def request(**fields):
     known = {"name": "model", "tasks": ["one.yaml"], "shots": [1, 4, 24, 33, 64], "samples": 8, "orders": 0}
-    return ManyShotRequest(**{**known, **fields})
+    return settings_of("many-shot", **{**known, **fields})
 
 
 def test_too_few_rows_and_too_long_are_told_apart(folder):
-    record = evaluate_many_shot(request(), folder / "out")
+    record = evaluate(request(), folder / "out")
     found = record.values["tasks"]["cr"]
     assert [row["shots"] for row in found["rows"]] == [1, 4]
     assert (found["left_out"], found["too_few_rows"]) == ([24], [33, 64])  # 32 rows are left beside the 8 asked
@@ -51,7 +51,7 @@ def test_too_few_rows_and_too_long_are_told_apart(folder):
     assert table.note.endswith("Longer than the model reads: 24 examples.")
     (folder / "shown.all").write_text("\n".join(ROWS[:3]) + "\n")
     (folder / "one.yaml").write_text("template: cr\ndata: rows.all\ndemonstrations: shown.all\n")
-    found = evaluate_many_shot(request(), folder / "own").values["tasks"]["cr"]
+    found = evaluate(request(), folder / "own").values["tasks"]["cr"]
     assert (found["left_out"], found["too_few_rows"]) == ([], [4, 24, 33, 64])
     assert "Longer" not in main_tables(Record(kind=record.kind, values={"tasks": {"cr": found}}))[0].note
 
@@ -71,11 +71,11 @@ def test_what_cannot_be_used_is_refused_before_anything_is_computed(folder, monk
     monkeypatch.setattr(module, "many_shot", lambda *given, **named: pytest.fail("something was computed"))
     (folder / "two.yaml").write_text(second)
     with pytest.raises(InputError, match=pattern):
-        evaluate_many_shot(request(tasks=["one.yaml", "two.yaml"], **fields), folder / "out")
+        evaluate(request(tasks=["one.yaml", "two.yaml"], **fields), folder / "out")
     assert not (folder / "out").exists()
 
 
 def test_tasks_of_one_template_and_two_names(folder):
     (folder / "two.yaml").write_text("template: cr\nname: cr-2\ndata: rows.all\n")
-    record = evaluate_many_shot(request(tasks=["one.yaml", "two.yaml"], shots=[1]), folder / "out")
+    record = evaluate(request(tasks=["one.yaml", "two.yaml"], shots=[1]), folder / "out")
     assert list(record.values["tasks"]) == ["cr", "cr-2"]

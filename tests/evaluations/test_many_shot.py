@@ -14,9 +14,9 @@ import yaml
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals import many_shot as module
-from antiphase.evals.many_shot import flips_against_chance, many_shot, pair_flips
 from antiphase.evals.tasks import load_labelled_task
+from antiphase.evaluations.many_shot import measure as module
+from antiphase.evaluations.many_shot.measure import flips_against_chance, many_shot, pair_flips
 
 WORDS = ["cat", "dog", "hen", "fox", "cow", "pig"]
 LABELS = ["red", "blue", "green"]
@@ -78,39 +78,39 @@ def last_shown(text, labels):
 
 def test_known_systems(run):
     found, _ = run(perfect)
-    assert [row["accuracy"] for row in found["rows"]] == [1.0, 1.0, 1.0]
-    assert list(found["orders"]) == ["random", "alternating"]
-    for row in found["orders"].values():
-        assert (row["mean_accuracy"], row["margin"], row["flip_share"]) == (1.0, 0.0, 0.0)
+    assert [row.accuracy for row in found.rows] == [1.0, 1.0, 1.0]
+    assert list(found.orders) == ["random", "alternating"]
+    for row in found.orders.values():
+        assert (row.mean_accuracy, row.margin, row.flip_share) == (1.0, 0.0, 0.0)
 
     found, _ = run(constant)
-    rates = {row["accuracy"] for row in found["rows"]}
+    rates = {row.accuracy for row in found.rows}
     assert len(rates) == 1
-    assert rates.pop() <= found["majority_rate"]
-    assert all((row["margin"], row["flip_share"]) == (0.0, 0.0) for row in found["orders"].values())
-    assert [row["answers_given"] for row in found["rows"]] == [1, 1, 1]
+    assert rates.pop() <= found.majority_rate
+    assert all((row.margin, row.flip_share) == (0.0, 0.0) for row in found.orders.values())
+    assert [row.answers_given for row in found.rows] == [1, 1, 1]
 
     found, _ = run(last_shown, shots=[6], orders=6)  # all that it does depends on the order
-    assert found["orders"]["random"]["flip_share"] == 1.0
-    assert found["orders"]["random"]["margin"] > 0
+    assert found.orders["random"].flip_share == 1.0
+    assert found.orders["random"].margin > 0
 
 
 def test_guessing_copying_and_constant_systems_get_what_they_must(run):
     """Nothing else can be written than a label: no empty output, and no list of all of them."""
     draws = random.Random(5)
     constants = {label: run(lambda text, labels, said=label: said, shots=[6])[0] for label in LABELS}
-    shares = {label: found["rows"][0]["accuracy"] for label, found in constants.items()}
+    shares = {label: found.rows[0].accuracy for label, found in constants.items()}
     assert sum(shares.values()) == pytest.approx(1.0)
-    majority = constants["red"]["majority_rate"]
+    majority = constants["red"].majority_rate
     assert majority == max(shares.values())  # the best that naming one label reaches
     found, _ = run(lambda text, labels: draws.choice(labels), shots=[2], samples=30, orders=20)
-    assert found["guess_rate"] == 1 / 3
-    assert found["orders"]["random"]["mean_accuracy"] == pytest.approx(1 / 3, abs=0.06)
+    assert found.guess_rate == 1 / 3
+    assert found.orders["random"].mean_accuracy == pytest.approx(1 / 3, abs=0.06)
     found, _ = run(last_shown, shots=[6], orders=6)
-    for row in found["orders"].values():
-        assert set(row["accuracies"]) <= set(shares.values())  # of whichever label came last
-        assert row["margin"] == max(row["accuracies"]) - min(row["accuracies"])
-    assert found["orders"]["random"]["margin"] > 0
+    for row in found.orders.values():
+        assert set(row.accuracies) <= set(shares.values())  # of whichever label came last
+        assert row.margin == max(row.accuracies) - min(row.accuracies)
+    assert found.orders["random"].margin > 0
 
 
 def test_examples_and_orders(run):
@@ -148,8 +148,8 @@ def test_alternating_orders_alternate(run):
 
 def test_what_does_not_fit_is_left_out_and_said(run):
     found, _ = run(perfect, longest=60)
-    assert found["left_out"]
-    assert [row["shots"] for row in found["rows"]] + found["left_out"] == [1, 2, 4]
+    assert found.left_out
+    assert [row.shots for row in found.rows] + found.left_out == [1, 2, 4]
     with pytest.raises(InputError, match="the model reads 10 at most"):
         run(perfect, longest=10)
 
@@ -159,7 +159,7 @@ def test_an_example_that_cannot_be_shown_is_refused_and_not_left_out(task, monke
     broken = task()
     last = broken.examples(4)[3]
     del last.values["text"]
-    assert many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0)["left_out"] == []
+    assert many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0).left_out == []
     with pytest.raises(InputError, match=rf"{re.escape(last.place)}: the prompt cannot be filled in .*'text'"):
         many_shot(None, broken, shots=[1, 2, 4], samples=20, orders=0, seed=0)
 
@@ -174,8 +174,8 @@ def test_too_few_rows(run):
 def test_a_model(task, tiny_model, tokenizer):
     model = tiny_model("softmax", vocab_size=len(tokenizer), max_position_embeddings=400)
     found = many_shot(model, task(400), shots=[0, 2], samples=12, orders=2, seed=0)
-    assert [row["shots"] for row in found["rows"]] == [0, 2]
-    assert all(0 <= row["accuracy"] <= 1 for row in found["rows"])
+    assert [row.shots for row in found.rows] == [0, 2]
+    assert all(0 <= row.accuracy <= 1 for row in found.rows)
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="sample 0"):

@@ -1,4 +1,4 @@
-"""Many-shot in-context learning and its robustness to order (2410.05258, sections 3.4 and 3.5; figures 6 and 7).
+"""Accuracy over numbers and orders of labelled examples.
 
 Answers are decoded over the labels only. Examples, orders and asked rows are the same for every model.
 """
@@ -6,7 +6,10 @@ Answers are decoded over the labels only. Examples, orders and asked rows are th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +18,92 @@ from transformers import PreTrainedModel
 from antiphase.data.labelled import Row
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.constrained import choose_options
+from antiphase.evals.loading import LoadedModel
 from antiphase.evals.samples import Sample
 from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.tasks import LabelledTask, LongPromptError
+from antiphase.evals.tasks import LabelledTask, LongPromptError, load_labelled_task
+from antiphase.evaluations.journal import task_content
+from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
 from antiphase.randomness import keyed_generator
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A task that was asked for."""
+
+    path: str
+    task: LabelledTask
+
+
+def contents(settings: ManyShotSettings) -> dict[str, Any]:
+    """Digests of the task files and of the data that they name."""
+    return dict(task_content(settings.tasks))
+
+
+def prepare(
+    loaded: LoadedModel, settings: ManyShotSettings, output: Path, say: Callable[[str], None]
+) -> dict[str, Asked]:
+    """All tasks by name, before anything is computed.
+
+    Raises:
+        InputError: a task that cannot be used or has too few rows, two tasks of one name.
+    """
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    found: dict[str, Asked] = {}
+    for path in settings.tasks:
+        task = load_labelled_task(path, loaded.tokenizer, seed=settings.seed, longest=longest)
+        name = task.settings.name
+        if task.settings.kind != "classification":
+            raise InputError(f"--task {path}: many-shot learning needs a classification, not {task.settings.kind}")
+        if name in found:
+            raise InputError(
+                f"--task {path}: {found[name].path} has the name '{name}' too; give one of them another, for example "
+                f"'name: {name}-2'"
+            )
+        if len(task.rows) < settings.samples:
+            raise InputError(
+                f"--task {path}: --samples {settings.samples} is more than its {len(task.rows)} rows; lower it"
+            )
+        if _most_examples(settings, task) < min(settings.shots):
+            beside = "" if task.has_own_examples else f" beside --samples {settings.samples}"
+            raise InputError(
+                f"--task {path}: there are too few rows for --shots {min(settings.shots)}{beside}; ask for fewer"
+            )
+        found[name] = Asked(path, task)
+    return found
+
+
+def measure(
+    loaded: LoadedModel,
+    tasks: dict[str, Asked],
+    settings: ManyShotSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> ManyShot:
+    """Every task with every number of examples that there are rows for."""
+    found = {}
+    for name, asked in tasks.items():
+        most = _most_examples(settings, asked.task)
+        with naming_task(asked.path):
+            of_task = many_shot(
+                loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
+                samples=settings.samples, orders=settings.orders, seed=settings.seed, report=report,
+            )  # fmt: skip
+        found[name] = replace(of_task, too_few_rows=[count for count in settings.shots if count > most])
+    return ManyShot(found)
+
+
+@contextmanager
+def naming_task(path: str) -> Iterator[None]:
+    """Input errors name the task's file."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"--task {path}: {error}") from None
+
+
+def _most_examples(settings: ManyShotSettings, task: LabelledTask) -> int:
+    """How many examples there are rows for, beside those that are asked."""
+    return len(task.pool) - (0 if task.has_own_examples else settings.samples)
 
 
 def many_shot(
@@ -30,7 +115,7 @@ def many_shot(
     orders: int,
     seed: int,
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> dict[str, Any]:
+) -> TaskShots:
     """Accuracy over numbers of examples, and over their orders at the largest number.
 
     Fewer examples are the first of more. At the largest number the same examples are shown in ``orders`` random orders
@@ -39,12 +124,6 @@ def many_shot(
     Args:
         shots: numbers of examples; those that no longer fit the model's context are left out.
         samples: rows that are asked, the same everywhere.
-
-    Returns:
-        ``rows``: accuracy by number of examples; ``orders``: for ``random`` and ``alternating`` the accuracies, the
-        margin (best minus worst), the share of rows whose answer is not the same in every order (a constant predictor
-        has margin and share 0), and ``pair_flips``, for ``flips_against_chance``; ``left_out``: numbers of examples
-        that are longer than the model reads; beside them ``guess_rate`` and ``majority_rate``.
 
     Raises:
         InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
@@ -69,27 +148,12 @@ def many_shot(
         answers = _answers(model, prompts)
         right = sum(a == b for a, b in zip(answers, targets, strict=True))
         tokens = sorted(len(sample.prompt) for sample in prompts)
-        rows.append(
-            {
-                "shots": count,
-                "accuracy": right / samples,
-                "interval": list(wilson_interval(right, samples)),
-                "tokens": tokens[len(tokens) // 2],
-                "answers_given": len(set(answers)),
-            }
-        )
+        interval = list(wilson_interval(right, samples))
+        rows.append(AtShots(count, right / samples, interval, tokens[len(tokens) // 2], len(set(answers))))
         done += 1
         report(done, whole)
     most = max(fitting)
-    found: dict[str, Any] = {
-        "samples": samples,
-        "labels": len(task.labels),
-        "guess_rate": 1 / len(task.labels),
-        "majority_rate": Counter(targets).most_common(1)[0][1] / samples,
-        "left_out": [count for count in shots if count not in fitting],
-        "rows": rows,
-        "orders": {},
-    }
+    by_order: dict[str, OverOrders] = {}
     for kind, arrange in (("random", _shuffled), ("alternating", _alternating)) if most > 1 and orders else ():
         answers_by_order = []
         for number in range(orders):
@@ -100,15 +164,23 @@ def many_shot(
         accuracies = [sum(a == b for a, b in zip(answers, targets, strict=True)) / samples
                       for answers in answers_by_order]  # fmt: skip
         flips = sum(len(set(of_row)) > 1 for of_row in zip(*answers_by_order, strict=True))
-        found["orders"][kind] = {
-            "shots": most,
-            "accuracies": accuracies,
-            "mean_accuracy": sum(accuracies) / orders,
-            "margin": max(accuracies) - min(accuracies),
-            "flip_share": flips / samples,
-            "pair_flips": pair_flips(answers_by_order, targets),
-        }
-    return found
+        by_order[kind] = OverOrders(
+            shots=most,
+            accuracies=accuracies,
+            mean_accuracy=sum(accuracies) / orders,
+            margin=max(accuracies) - min(accuracies),
+            flip_share=flips / samples,
+            pair_flips=pair_flips(answers_by_order, targets),
+        )
+    return TaskShots(
+        samples=samples,
+        labels=len(task.labels),
+        guess_rate=1 / len(task.labels),
+        majority_rate=Counter(targets).most_common(1)[0][1] / samples,
+        left_out=[count for count in shots if count not in fitting],
+        rows=rows,
+        orders=by_order,
+    )
 
 
 def pair_flips(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int]) -> float:

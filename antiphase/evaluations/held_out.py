@@ -1,0 +1,83 @@
+"""Held-out text of a measurement: what the settings name, or what the model's own run held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import DataSettings
+from antiphase.data.packing import pack
+from antiphase.data.prepare import PreparedData
+from antiphase.data.prepare import prepare as prepare_data
+from antiphase.errors import InputError
+from antiphase.evals.loading import LoadedModel
+from antiphase.evaluations.journal import text_content
+from antiphase.evaluations.settings import TextSettings
+from antiphase.training.run_folder import is_same_content
+
+FOREIGN_LENGTH = 512
+"""Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""
+
+
+def tokens_of(output: Path) -> Path:
+    """Where a measurement keeps its tokens while it is at work: next to its folder."""
+    return output.parent / f"{output.name}-tokens"
+
+
+def contents(settings: TextSettings) -> dict[str, Any]:
+    """Digests of the text."""
+    return dict(text_content(settings.name, settings.paths, settings.text_field))
+
+
+def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
+    """The text in sequences that the model reads.
+
+    Raises:
+        InputError: text or a length that cannot be used.
+    """
+    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    if longest is not None and (settings.length or 0) > longest:
+        raise InputError(
+            f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
+        )
+    return data_for(loaded, settings, output, say)
+
+
+def data_for(loaded: LoadedModel, asked: TextSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
+    """Held-out data: the given text, or what the model's own run held out."""
+    longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
+    unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
+    settings = loaded.settings.data if loaded.settings else unknown
+    sizes = asked.task_sizes()
+    settings = replace(
+        settings, sequence_length=asked.length or settings.sequence_length,
+        needles=sizes.get("needles", settings.needles), queries=sizes.get("queries", settings.queries),
+    )  # fmt: skip
+    if asked.paths and loaded.settings is not None and settings.source == "synthetic":
+        raise InputError(f"--data has no use here: {loaded.name} knows the words of the synthetic task only")
+    if not asked.paths and loaded.settings is None:
+        raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
+    if not asked.paths:
+        tokenizer = settings.tokenizer if settings.source == "synthetic" else loaded.name
+        kept = settings.cache is not None and Path(settings.cache).is_dir()  # a run may have been moved
+        cache = settings.cache if kept else None
+        data = prepare_data(replace(settings, tokenizer=tokenizer, cache=cache), tokens_of(output), progress=say)
+        if data.content is not None and not is_same_content(Path(loaded.name), data.content):
+            raise InputError(
+                f"the text that {loaded.name} was trained on, or the wording of its tasks, has changed since, so what "
+                "it held out is not known any more; give held-out text with --data"
+            )
+        return data
+    paths, text_field = list(asked.paths), asked.text_field
+    settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
+    say("packing the text into tokens")
+    packed = pack(
+        paths,
+        loaded.tokenizer,
+        sequence_length=settings.sequence_length,
+        text_field=text_field,
+        cache=tokens_of(output),
+    )
+    return PreparedData(settings, loaded.tokenizer, None, packed)

@@ -1,0 +1,139 @@
+"""Records of ``antiphase evaluate many-shot`` → tables, figure and words."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.evaluations.many_shot import ManyShot, TaskShots
+from antiphase.records import Record
+from antiphase.report.plots import COLOURS, PERCENT, STYLE
+from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table
+
+
+def shots(record: Record) -> Table | None:
+    """Accuracy over numbers of examples."""
+    read = ManyShot.read(record)
+    if read is None:
+        return None
+    tasks = read.tasks
+    columns = [Column("Task"), Column("Examples", "integer"), Column("Tokens", "integer"),
+               Column("Accuracy", "percent"), Column("95 %"), Column("Guess", "percent"),
+               Column("Commonest label", "percent")]  # fmt: skip
+    rows = [
+        [
+            name, row.shots, row.tokens, row.accuracy,
+            f"{100 * row.interval[0]:.1f} to {100 * row.interval[1]:.1f} %", found.guess_rate,
+            found.majority_rate,
+        ]
+        for name, found in tasks.items()
+        for row in found.rows
+    ]  # fmt: skip
+    note = "Answers are decoded over the labels only. Tokens: the median prompt's."
+    for field, reason in (("left_out", "Longer than the model reads"), ("too_few_rows", "Too few rows for")):
+        counts = sorted({count for found in tasks.values() for count in getattr(found, field)})
+        if counts:
+            note += f" {reason}: {', '.join(map(str, counts))} examples."
+    return Table(title="Accuracy by number of examples", columns=columns, rows=rows, note=note)
+
+
+def orders(record: Record) -> Table | None:
+    """Accuracy over orders of the same examples."""
+    read = ManyShot.read(record)
+    tasks = {} if read is None else read.tasks
+    rows = [
+        [
+            name, kind, row.shots, len(row.accuracies), row.mean_accuracy, row.margin, row.flip_share,
+            row.pair_flips, 2 * row.mean_accuracy * (1 - row.mean_accuracy), found.samples,
+            found.majority_rate,
+        ]
+        for name, found in tasks.items()
+        for kind, row in found.orders.items()
+    ]  # fmt: skip
+    if not rows:
+        return None
+    columns = [Column("Task"), Column("Order"), Column("Examples", "integer"), Column("Orders", "integer"),
+               Column("Mean accuracy", "percent"), Column("Best - worst", "percent"),
+               Column("Answers that flip", "percent"), Column("Between two orders", "percent"),
+               Column("Expected by chance", "percent"), Column("Asked", "integer"),
+               Column("Commonest label", "percent")]  # fmt: skip
+    note = (
+        "A model that always gives one answer has margin 0: read it beside accuracy, flips and the commonest label. "
+        "Expected by chance: 2p(1-p), what answers drawn anew for each order, right as often, would flip from right to "
+        "wrong or back between two orders. Fewer than 200 asked decide nothing about orders."
+    )
+    if any(row.pair_flips is None for found in tasks.values() for row in found.orders.values()):
+        note += " An older record: it has no flips between two orders."
+    return Table(title="The same examples in other orders", columns=columns, rows=rows, note=note)
+
+
+def _mean_task(tasks: list[TaskShots]) -> TaskShots:
+    """Many tasks as one: means over them; the interval is that between their quartiles, an order's dots are tasks."""
+    rows = []
+    for of_count in zip(*(task.rows for task in tasks), strict=False):
+        accuracies = [row.accuracy for row in of_count]
+        low, _, high = statistics.quantiles(accuracies, n=4)
+        rows.append(replace(of_count[0], accuracy=statistics.fmean(accuracies), interval=[low, high]))
+    orders = {}
+    for kind, first in tasks[0].orders.items():
+        means = [task.orders[kind].mean_accuracy for task in tasks if kind in task.orders]
+        orders[kind] = replace(first, accuracies=means, mean_accuracy=statistics.fmean(means))
+    majority = statistics.fmean(task.majority_rate for task in tasks)
+    return replace(tasks[0], rows=rows, orders=orders, majority_rate=majority)
+
+
+@matplotlib.rc_context(STYLE)
+def accuracy_by_shots(record: Record) -> Figure | None:
+    """Accuracy over numbers of examples, and over their orders; of many tasks their mean."""
+    read = ManyShot.read(record)
+    if read is None or not read.tasks:
+        return None
+    tasks = read.tasks
+    if len(tasks) > len(COLOURS):
+        tasks = {f"mean of {len(tasks)} tasks": _mean_task(list(tasks.values()))}
+    figure = Figure(figsize=(9.0, 3.8), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[3, 2])
+    counts = sorted({row.shots for found in tasks.values() for row in found.rows})
+    apart = min(0.12, 0.6 / len(tasks))
+    for index, (name, found) in enumerate(tasks.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        places = [counts.index(row.shots) for row in found.rows]
+        left.plot(places, [row.accuracy for row in found.rows], "o-", color=colour, label=name)
+        low, high = zip(*(row.interval for row in found.rows), strict=True)
+        left.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
+        left.axhline(found.majority_rate, color=colour, linewidth=1.2, linestyle=":")
+        for place, row in enumerate(found.orders.values()):
+            x = place + apart * index
+            right.plot([x] * len(row.accuracies), row.accuracies, "o", color=colour, alpha=0.5)
+            right.plot(x, row.mean_accuracy, "_", color=colour, markersize=22, markeredgewidth=2)
+    left.set_xticks(range(len(counts)), [f"{count:,}" for count in counts])
+    left.set(title="Accuracy by number of examples", xlabel="examples (dotted: commonest label)")
+    left.legend(fontsize=9)
+    kinds = list(dict.fromkeys(kind for found in tasks.values() for kind in found.orders))
+    right.set_xticks(range(len(kinds)), kinds)
+    right.set_xlim(-0.5, max(1, len(kinds)) - 0.5 + apart * len(tasks))
+    right.set(title="Same examples, other orders")
+    for axes in (left, right):
+        axes.set_ylim(-0.03, 1.03)
+        axes.yaxis.set_major_formatter(PERCENT)
+    return figure
+
+
+PRESENTATION = Presentation(
+    introduction="Labelled examples before each question: accuracy over their number, and the same "
+    "examples in other orders. Read every margin beside the accuracy and the share of answers that flip.",
+    tables=lambda record: [shots(record), orders(record)],
+    figures={
+        "many-shot": Drawing(
+            draw=accuracy_by_shots,
+            title="Learning in context",
+            caption="Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an "
+            "order. Many tasks are shown by their mean, with their quartiles, and each dot is a task.",
+            alternative="Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
+        )
+    },
+)
