@@ -24,6 +24,8 @@ class Flag:
     choices: Sequence[str] = ()
     separated: bool = False
     """Whether a list is written with commas, not by naming the flag again."""
+    alias: str | None = None
+    """Another spelling of the flag."""
 
     def check(self, value: Any) -> None:
         """

@@ -1,8 +1,8 @@
 """Measurements in folders of their own, found by the kind of their records.
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
-help of the command) and the typed results; ``measure`` needs torch; ``presentation`` has ``PRESENTATION`` and does not
-need it. Nothing else of the package names the folder.
+help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
+and does not need it. Nothing else of the package names the folder.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ class Measurement:
     @property
     def settings(self) -> type[Any]:
         found: type[Any] = importlib.import_module(self.package).SETTINGS
+        return found
+
+    @property
+    def result(self) -> type[Any]:
+        """What its records hold: a dataclass under ``evaluations.result.Result``."""
+        found: type[Any] = importlib.import_module(self.package).RESULT
         return found
 
     @property

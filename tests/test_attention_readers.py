@@ -367,7 +367,7 @@ def test_what_measures_outputs_works_on_differential_models_of_other_architectur
 @torch.no_grad()
 def test_downstream_tasks_work_on_differential_models_of_other_architectures(name):
     pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
-    from antiphase.evals.harness import ProjectLM
+    from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM
 
     tokenizer = train_tokenizer(["one two three four yes no"] * 9, 300)
     config = copy.deepcopy(SMALL_GPT2 if "gpt2" in name else SMALL_LLAMA)

@@ -59,9 +59,11 @@ class _Option:
         flag, default = self.flag, self.field.default
         if self.is_argument:
             argument = typer.Argument(metavar=flag.name, help=flag.help)
-            return _parameter(self.field.name, Annotated[self.kind, argument])
+            kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]
+            return _parameter(self.field.name, Annotated[kind, argument])
         shown = default is not None and default != ()
-        option = typer.Option(flag.name, help=flag.help, show_default=shown, **self._bounds())
+        names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
+        option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if self.is_repeated:
             return _parameter(self.field.name, Annotated[list[self.kind] | None, option], default=None)  # type: ignore[name-defined]
         if flag.separated:

@@ -16,7 +16,6 @@ from antiphase.cli.options import (
     OutputOption,
     ResumeOption,
     SeedOption,
-    TaskCodeOption,
     numbers,
 )
 from antiphase.registry import measurements
@@ -30,49 +29,6 @@ app = typer.Typer(
 
 app.command("needles")(retrieval.needles)
 app.command("allocation")(retrieval.allocation)
-
-
-@app.command("harness")
-def harness(
-    models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", help="Local folders or Hub names of causal language models.")
-    ],
-    output: OutputOption,
-    tasks: Annotated[
-        str | None,
-        typer.Option("--tasks", help="Names in lm-eval, comma-separated; none: the paper's seven.", show_default=False),
-    ] = None,
-    num_fewshot: Annotated[
-        str, typer.Option("--num-fewshot", "--num_fewshot", help="Numbers of examples before each prompt.")
-    ] = "0,5",
-    limit: Annotated[
-        float | None, typer.Option("--limit", help="Rows of each task, or below 1 a share.", show_default=False)
-    ] = None,
-    batch_size: Annotated[str, typer.Option("--batch-size", "--batch_size", help="Requests at once, or auto.")] = "8",
-    include_path: Annotated[
-        str | None,
-        typer.Option("--include-path", "--include_path", help="Folder with tasks of your own.", show_default=False),
-    ] = None,
-    trust_task_code: TaskCodeOption = False,
-    seed: SeedOption = 1234,
-    resume: ResumeOption = False,
-    device: DeviceOption = "auto",
-) -> None:
-    """Downstream tasks through EleutherAI's lm-eval, zero- and five-shot; needs pip install 'antiphase\\[harness]'.
-
-    Example: [bold]antiphase evaluate harness MODEL OTHER --tasks piqa,arc_easy --limit 200 --output runs/tasks[/]
-    """
-    from antiphase.studies.harness import PAPER_TASKS, HarnessRequest, evaluate_harness
-
-    console = make_console()
-    request = HarnessRequest(
-        names=models, tasks=PAPER_TASKS if tasks is None else tasks.split(","),
-        num_fewshot=numbers("--num-fewshot", num_fewshot, int), limit=limit, batch_size=batch_size,
-        include_path=include_path, trust_task_code=trust_task_code, seed=seed, device=device,
-    )  # fmt: skip
-    with share_progress(console, "tasks") as report:
-        record = evaluate_harness(request, output, resume=resume, say=sayer(console), report=report)
-    finish(console, record, output)
 
 
 @app.command("hallucination")
@@ -141,7 +97,7 @@ def _measure(settings: Any, *, output: Path, resume: bool) -> None:
     from antiphase.evaluations.running import evaluate
 
     console = make_console()
-    with count_progress(console, "parts") as report:
+    with share_progress(console, "parts") as report:
         record = evaluate(settings, output, resume=resume, say=sayer(console), report=report)
     finish(console, record, output)
 

@@ -1,7 +1,8 @@
 """A measurement of one model in a folder: from settings to record.
 
 The measurement's ``measure`` module has ``contents`` (digests of what the result depends on beside model and settings),
-``prepare`` (whatever it measures on) and ``measure`` itself.
+``prepare`` (whatever it measures on) and ``measure`` itself; or, where it measures several models part by part, an
+``evaluate`` of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.journal import inputs_of, journal_in, model_content
 from antiphase.evaluations.settings import ModelSettings
+from antiphase.flags import Settings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, measurements
 from antiphase.training.loop import choose_device
@@ -32,14 +34,14 @@ def settings_of(measurement: str, **values: Any) -> Any:
 
 
 def evaluate(
-    settings: ModelSettings,
+    settings: Settings,
     output: Path,
     *,
     resume: bool = False,
     say: Callable[[str], None] = lambda message: None,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Measure one model by what its settings belong to.
+    """Measure a model by what its settings belong to.
 
     Writes ``record.json`` in ``output``; with ``resume``, one that is there already is returned.
 
@@ -53,6 +55,9 @@ def evaluate(
     started = time.perf_counter()
     measurement = measurement_with(settings)
     module = measurement.measure
+    if not isinstance(settings, ModelSettings):
+        record: Record = module.evaluate(settings, output, resume=resume, say=say, report=report)
+        return record
 
     def inputs() -> dict[str, Any]:
         contents = {"the measurement": measurement.name, "the files of MODEL": model_content(settings.name)}
@@ -79,6 +84,6 @@ def evaluate(
     return record
 
 
-def measurement_with(settings: ModelSettings) -> Measurement:
+def measurement_with(settings: Settings) -> Measurement:
     """The measurement that has these settings."""
     return next(found for found in measurements("evaluate").values() if found.settings is type(settings))

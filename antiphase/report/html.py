@@ -23,8 +23,6 @@ from antiphase.report import (
     compared,
     figures,
     hallucination_plots,
-    harness,
-    harness_plots,
     line,
     line_plots,
     look_plots,
@@ -117,7 +115,9 @@ def _section(record: Record, anchor: str) -> Section:
     shown = {table.title for figure in drawn for table in figure.tables}
     main_tables = summary.main_tables(record)
     shown |= {table.title for table in main_tables}
-    details = [make(record) for make in DETAILS]
+    measurement = measurement_of(record.kind)
+    own = [] if measurement is None else measurement.presentation.details(record)
+    details = [*own, *(make(record) for make in DETAILS)]
     arms = tables.arms_of(record)
     return Section(
         anchor=anchor,
@@ -169,7 +169,6 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     classification.runs,
     translation.runs,
     translation.heads,
-    harness.details,
     line.accuracy_details,
     line.dependency_runs,
     line.speed_details,
@@ -281,8 +280,6 @@ def _paragraphs(record: Record) -> list[str]:
         "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "
         "Read the verdicts beside the judge's own error, and beside what an output covers and copies: who copies the "
         "first three sentences says nothing wrong.",
-        "evaluate-harness": "Tasks of EleutherAI's lm-eval: the model chooses the answer that it finds likeliest, "
-        "after no examples and after some. Read every share beside what choosing at random reaches.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
         "held-out gain and its interval.",
@@ -496,7 +493,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     **tuning_plots.WORDS,
     **classification_plots.WORDS,
     **hallucination_plots.WORDS,
-    **harness_plots.WORDS,
     **line_plots.WORDS,
     **look_plots.WORDS,
     **translation_plots.WORDS,

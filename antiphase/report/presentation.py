@@ -34,3 +34,5 @@ class Presentation:
     introduction: str
     tables: Callable[[Record], list[Table | None]]
     figures: Mapping[str, Drawing] = field(default_factory=dict)
+    details: Callable[[Record], list[Table | None]] = lambda record: []
+    """Further tables, folded away."""

@@ -13,7 +13,6 @@ from antiphase.report import (
     classification,
     compared,
     hallucination,
-    harness,
     line,
     look,
     reproduction,
@@ -59,7 +58,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         hallucination.beside(record),
         hallucination.judge_errors(record),
     ],
-    "evaluate-harness": lambda record: [harness.downstream(record), harness.paper(record)],
     "benchmark-attention": lambda record: [
         benchmarks.ratios(record),
         benchmarks.conditions(record),

@@ -23,6 +23,8 @@ from antiphase.data.haystacks import output_tokens
 from antiphase.data.label_mapping import task_rows
 from antiphase.data.prepare import prepare, wording
 from antiphase.errors import InputError, naming, nearest
+from antiphase.evaluations.harness import HarnessSettings
+from antiphase.evaluations.harness.measure import CELLS, check_tasks
 from antiphase.evaluations.journal import hash_of, model_content
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.randomness import keyed_generator
@@ -31,7 +33,6 @@ from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.compare import compare
 from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
-from antiphase.studies.harness import CELLS, HarnessRequest, check_tasks, evaluate_harness
 from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
 from antiphase.studies.readings import ARM, BASELINE
@@ -139,8 +140,8 @@ class ReproduceRequest:
                 return [model_content(self.judge), _digest([Path(path) for path in self.judge_data])]
         return []
 
-    def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessRequest:
-        return HarnessRequest(
+    def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessSettings:
+        return HarnessSettings(
             names=names, tasks=list(self.tasks), include_path=self.include_path, trust_task_code=self.trust_task_code,
             **more,
         )  # fmt: skip
@@ -490,7 +491,7 @@ class _Work:
         def measure(folder: Path) -> Record:
             names = [self._model(arm, seed) for arm in (BASELINE, ARM)]
             request = self.request.harness(names, limit=self.scale.samples, device=self.device)
-            return evaluate_harness(request, folder, resume=(folder / CELLS).is_file(), say=self.say)
+            return evaluate(request, folder, resume=(folder / CELLS).is_file(), say=self.say)
 
         return measure
 

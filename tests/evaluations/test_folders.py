@@ -21,6 +21,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.long_context import LongContext, Point
 from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
+from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
 from antiphase.registry import measurement_of, measurements
@@ -45,9 +46,15 @@ def test_a_folder_is_whole(measurement: Any) -> None:
         assert drawing.title
         assert drawing.caption.endswith(".")
         assert drawing.alternative.endswith(".")
-    result = typing.get_type_hints(measurement.measure.measure)["return"]
-    assert issubclass(result, Result)
-    assert result.measurement() == measurement == measurement_of(measurement.kind)
+    assert issubclass(measurement.result, Result)
+    assert measurement.result.measurement() == measurement == measurement_of(measurement.kind)
+    module = measurement.measure
+    if issubclass(own, ModelSettings):
+        assert typing.get_type_hints(module.measure)["return"] is measurement.result
+        assert module.contents
+        assert module.prepare
+    else:
+        assert typing.get_type_hints(module.evaluate)["return"] is Record
 
 
 @each
@@ -73,8 +80,7 @@ def test_the_committed_records_are_what_their_types_say() -> None:
         if measurement is None:
             continue
         seen.add(measurement.name)
-        kind = typing.get_type_hints(measurement.measure.measure)["return"]
-        again = finite(kind.read(record))
+        again = finite(measurement.result.read(record))
         assert_holds(again, record.values, str(path))
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()

@@ -88,3 +88,6 @@ class Cancellation(Result):
     length: int
     heads: list[HeadFigures]
     layers: list[LayerFigures]
+
+
+RESULT = Cancellation

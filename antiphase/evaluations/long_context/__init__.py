@@ -59,3 +59,6 @@ class LongContext(Result):
     curve: list[Point]
     tail: Tail | None = None
     """None with one window, which lends no other one its beginning."""
+
+
+RESULT = LongContext

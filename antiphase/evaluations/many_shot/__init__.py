@@ -92,3 +92,6 @@ class ManyShot(Result):
     """What ``antiphase evaluate many-shot`` finds."""
 
     tasks: dict[str, TaskShots]
+
+
+RESULT = ManyShot

@@ -48,3 +48,6 @@ class Outliers(Result):
     sequences: int | None = None
     """Older records do not say."""
     rows: list[Sizes]
+
+
+RESULT = Outliers

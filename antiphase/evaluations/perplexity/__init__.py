@@ -36,3 +36,6 @@ class Perplexity(Result):
     """What ``antiphase evaluate perplexity`` finds."""
 
     rows: list[HeldOutLoss]
+
+
+RESULT = Perplexity

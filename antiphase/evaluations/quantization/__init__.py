@@ -93,3 +93,6 @@ class Quantization(Result):
     """Of held-out text; older records do not say."""
     rows: list[Bits]
     weights: list[WeightBits] = field(default_factory=list)
+
+
+RESULT = Quantization

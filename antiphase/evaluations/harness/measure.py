@@ -1,67 +1,30 @@
-"""Downstream tasks through lm-eval, from request to record: ``antiphase evaluate harness``."""
+"""Downstream tasks through lm-eval, task by task, from settings to record."""
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
+from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
 from antiphase.evaluations.journal import append_line, hash_of, read_lines
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import check_empty, only_one
 
 if TYPE_CHECKING:
-    from antiphase.evals.harness import TaskLibrary
+    from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
 
-PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
-"""The paper's seven (2410.05258, table 1), by their names in lm-eval."""
 CELLS = "cells.jsonl"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HarnessRequest:
-    """What ``antiphase evaluate harness`` was asked for."""
-
-    names: Sequence[str]
-    """Local folders or Hub names of causal language models."""
-    tasks: Sequence[str] = PAPER_TASKS
-    num_fewshot: Sequence[int] = (0, 5)
-    limit: float | None = None
-    """Rows of each task; below 1, a share of them."""
-    batch_size: str = "8"
-    include_path: str | None = None
-    """Folder with tasks of the user's own."""
-    trust_task_code: bool = False
-    """Whether Python that tasks bring along may run."""
-    seed: int = 1234
-    device: str = "auto"
-
-    def check(self) -> None:
-        """Raise an InputError for a value that cannot be used; it names the flag."""
-        for flag, listed in (("MODEL", self.names), ("--tasks", self.tasks), ("--num-fewshot", self.num_fewshot)):
-            if not listed or len(set(listed)) < len(listed):
-                raise InputError(f"{flag} must name one or more, none of them twice, got {', '.join(map(str, listed))}")
-        if min(self.num_fewshot) < 0:
-            raise InputError(f"--num-fewshot must be at least 0, got {min(self.num_fewshot)}")
-        if self.limit is not None and (self.limit <= 0 or (self.limit >= 1 and self.limit != int(self.limit))):
-            raise InputError(f"--limit must be a number of rows, or a share between 0 and 1, got {self.limit:g}")
-        if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size) > 0):
-            raise InputError(f"--batch-size must be a number from 1, or auto, got {self.batch_size!r}")
-        if self.include_path is not None and not Path(self.include_path).is_dir():
-            raise InputError(f"--include-path {self.include_path}: there is no such folder")
-        if importlib.util.find_spec("lm_eval") is None:
-            raise InputError("lm-eval is not installed; run pip install 'antiphase[harness]'")
-
-
-def evaluate_harness(
-    request: HarnessRequest,
+def evaluate(
+    request: HarnessSettings,
     output: Path,
     *,
     resume: bool = False,
@@ -83,14 +46,17 @@ def evaluate_harness(
         raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
     started = time.perf_counter()
     with only_one(output):
-        from antiphase.evals import harness
+        from antiphase.evaluations.harness import lm_eval_adapter
 
         library = _library(request)
-        versions = {name: harness.digest(library.load(name)) for name in request.tasks}  # before a model is read
+        versions = {
+            name: lm_eval_adapter.digest(library.load(name)) for name in request.tasks
+        }  # before a model is read
         rows = list(_rows(request, library, versions, output / CELLS, say, report))
+        found = Harness(list(request.names), lm_eval_adapter.VERSION, _compared(rows))
         record = Record(
-            kind="evaluate-harness",
-            values=finite({"models": request.names, "lm_eval": harness.VERSION, "rows": _compared(rows)}),
+            kind=found.measurement().kind,
+            values=finite(found),
             config=finite(asdict(request)),
             seeds=[request.seed],
             seconds=time.perf_counter() - started,
@@ -99,11 +65,11 @@ def evaluate_harness(
     return record
 
 
-def check_tasks(request: HarnessRequest) -> None:
+def check_tasks(request: HarnessSettings) -> None:
     """Whether the tasks are there, before anything else takes its time.
 
     Raises:
-        InputError: as ``evaluate_harness`` for a task or value that cannot be used.
+        InputError: as ``evaluate`` for a task or value that cannot be used.
     """
     request.check()
     library = _library(request)
@@ -111,8 +77,8 @@ def check_tasks(request: HarnessRequest) -> None:
         library.load(name)
 
 
-def _library(request: HarnessRequest) -> TaskLibrary:
-    from antiphase.evals.harness import TaskLibrary
+def _library(request: HarnessSettings) -> TaskLibrary:
+    from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
 
     if request.include_path is not None:
         own = TaskLibrary(request.include_path, defaults=False, trust_task_code=request.trust_task_code)
@@ -122,14 +88,14 @@ def _library(request: HarnessRequest) -> TaskLibrary:
 
 
 def _rows(
-    request: HarnessRequest,
+    request: HarnessSettings,
     library: TaskLibrary,
     versions: dict[str, str],
     path: Path,
     say: Callable[[str], None],
     report: Callable[[float, int], None],
 ) -> Iterator[dict[str, Any]]:
-    from antiphase.evals.harness import VERSION, ProjectLM, measure
+    from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM, measure
 
     known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
     settings = [request.limit, request.seed, VERSION]
@@ -166,7 +132,7 @@ def _later(report: Callable[[float, int], None], done: int, count: int) -> Calla
     return lambda share: report(done + share, count)
 
 
-def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _compared(rows: Sequence[dict[str, Any]]) -> list[TaskScore]:
     """The rows without the scores of single samples, but with the mean difference to the first model over the same."""
     first: dict[tuple[str, int], list[float]] = {}
     found = []
@@ -174,6 +140,12 @@ def _compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         scores = row["scores"]
         base = first.setdefault((row["task"], row["shots"]), scores)
         paired = [own - other for own, other in zip(scores, base, strict=True)] if base is not scores else []
-        difference = {"value": sum(paired) / len(paired), "interval": mean_interval(paired)} if paired else None
-        found.append({**{name: value for name, value in row.items() if name != "scores"}, "difference": difference})
+        difference = None
+        if paired:
+            interval = mean_interval(paired)
+            difference = Difference(sum(paired) / len(paired), None if interval is None else list(interval))
+        plain = {name: value for name, value in row.items() if name not in ("scores", "metrics", "version")}
+        metrics = {name: Metric(**metric) for name, metric in row["metrics"].items()}
+        version = None if row["version"] is None else str(row["version"])
+        found.append(TaskScore(**plain, metrics=metrics, version=version, difference=difference))
     return found

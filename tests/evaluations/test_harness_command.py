@@ -11,14 +11,15 @@ import yaml
 import antiphase
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
+from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings
+from antiphase.evaluations.harness.presentation import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN
+from antiphase.evaluations.running import evaluate
 from antiphase.records import Record
-from antiphase.report.harness import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
-from antiphase.studies.harness import PAPER_TASKS, HarnessRequest, evaluate_harness
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
-from antiphase.evals import harness
+from antiphase.evaluations.harness import lm_eval_adapter as harness
 
 AVERAGES = (57.5, 56.8, 60.6, 55.4, 56.2, 56.4, 58.0)
 """The last column of the paper's tables 1 and 8."""
@@ -52,11 +53,11 @@ def folder(tmp_path, monkeypatch):
 
 def request(**fields):
     known = {"names": ["softmax", "differential"], "tasks": ["first", "second"], "include_path": "tasks", "limit": 12}
-    return HarnessRequest(**{**known, "num_fewshot": [0, 2], **fields})
+    return HarnessSettings(**{**known, "num_fewshot": [0, 2], **fields})
 
 
 def test_models_tasks_and_examples_are_rows_of_one_record(folder):
-    record = evaluate_harness(request(), folder / "out")
+    record = evaluate(request(), folder / "out")
     assert Record.load(folder / "out").values == record.values
     rows = record.values["rows"]
     asked = [(row["model"], row["task"], row["shots"]) for row in rows]
@@ -82,33 +83,33 @@ def test_models_tasks_and_examples_are_rows_of_one_record(folder):
 
 def test_nothing_is_measured_twice(folder, monkeypatch):
     out = folder / "out"
-    first = evaluate_harness(request(names=["softmax"], tasks=["first"]), out)
+    first = evaluate(request(names=["softmax"], tasks=["first"]), out)
     with pytest.raises(InputError, match="holds this work already; add --resume"):
-        evaluate_harness(request(), out)
+        evaluate(request(), out)
     calls = []
     real = harness.measure
     monkeypatch.setattr(
         harness, "measure", lambda *given, **named: calls.append(named["shots"]) or real(*given, **named)
     )
-    again = evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    again = evaluate(request(names=["softmax"], tasks=["first"]), out, resume=True)
     assert again.values == first.values
     assert not calls
-    whole = evaluate_harness(request(), out, resume=True)
+    whole = evaluate(request(), out, resume=True)
     assert len(calls) == 6  # the other task, and the other model on both
     assert whole.values["rows"][:2] == first.values["rows"]
     text = (folder / "rows.jsonl").read_text()
     (folder / "rows.jsonl").write_text(text.replace("word 0", "word 5"))
-    evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    evaluate(request(names=["softmax"], tasks=["first"]), out, resume=True)
     assert len(calls) == 8  # other rows: measured anew
     path = folder / "tasks" / "first.yaml"
     path.write_text(path.read_text().replace("first: {{q}}", "First: {{q}}"))
-    evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    evaluate(request(names=["softmax"], tasks=["first"]), out, resume=True)
     assert len(calls) == 10  # another prompt
     model = antiphase.AntiphaseForCausalLM.from_pretrained(folder / "softmax")
     with torch.no_grad():
         model.lm_head.weight[-1, -1] += 1e-3
     model.save_pretrained(folder / "softmax")
-    evaluate_harness(request(names=["softmax"], tasks=["first"]), out, resume=True)
+    evaluate(request(names=["softmax"], tasks=["first"]), out, resume=True)
     assert len(calls) == 12  # another weight
 
 
@@ -123,10 +124,10 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
 
     monkeypatch.setattr(harness, "measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        evaluate_harness(request(), folder / "out")
+        evaluate(request(), folder / "out")
     assert not (folder / "out" / "record.json").exists()
     monkeypatch.setattr(harness, "measure", lambda *given, **named: done.append(0) or real(*given, **named))
-    assert len(evaluate_harness(request(), folder / "out", resume=True).values["rows"]) == 8
+    assert len(evaluate(request(), folder / "out", resume=True).values["rows"]) == 8
     assert len(done) == 8
 
 
@@ -145,7 +146,7 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
 )
 def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
-        evaluate_harness(request(**fields), folder / "out")
+        evaluate(request(**fields), folder / "out")
     assert not (folder / "out").exists()
 
 
@@ -164,21 +165,21 @@ def test_a_folders_own_python_runs_only_on_demand(folder, place):
         path.write_text(yaml.safe_dump({**task, "doc_to_text": text}))
     asked = {"names": ["softmax"], "tasks": ["first"], "num_fewshot": [0]}
     with pytest.raises(InputError, match=r"--tasks first.*read it, then add --trust-task-code"):
-        evaluate_harness(request(**asked), folder / "out")
+        evaluate(request(**asked), folder / "out")
     assert not (folder / "mark").exists()
-    evaluate_harness(request(**asked, trust_task_code=True), folder / "other")
+    evaluate(request(**asked, trust_task_code=True), folder / "other")
     assert (folder / "mark").exists()
 
 
 def test_the_folder_of_other_work_is_left_alone(folder):
     with pytest.raises(InputError, match="is not empty"):
-        evaluate_harness(request(), folder / "softmax", resume=True)
+        evaluate(request(), folder / "softmax", resume=True)
 
 
 def test_a_missing_lm_eval_is_named(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"lm-eval is not installed; run pip install 'antiphase\[harness\]'"):
-        evaluate_harness(request(), folder / "out")
+        evaluate(request(), folder / "out")
 
 
 @pytest.mark.slow
@@ -188,7 +189,7 @@ def test_the_papers_seven_tasks_are_known_and_need_the_network(folder, monkeypat
     library = harness.TaskLibrary()
     assert set(PAPER_TASKS) <= set(library.manager.all_subtasks)
     with pytest.raises(InputError, match=r"--tasks arc_challenge: its data cannot be loaded .*--include-path"):
-        evaluate_harness(HarnessRequest(names=["softmax"]), folder / "out")
+        evaluate(HarnessSettings(names=["softmax"]), folder / "out")
     assert not (folder / "out").exists()
 
 

@@ -15,8 +15,8 @@ from antiphase.evals.task_scores import score_samples
 from antiphase.evals.tasks import load_task
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
-from antiphase.evals import harness
-from antiphase.evals.harness import ProjectLM, TaskLibrary, measure
+from antiphase.evaluations.harness import lm_eval_adapter as harness
+from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM, TaskLibrary, measure
 
 CHOICES = ["one", "two", "three", "four"]
 ROWS = [{"q": f"{a} and {b}", "choices": CHOICES, "answer": (a * b + a) % 4} for a in range(5) for b in range(5)]

@@ -18,8 +18,8 @@ from lm_eval import utils
 from lm_eval.api import task as task_module
 from lm_eval.tasks import _yaml_loader
 
-from antiphase.evals import harness
-from antiphase.evals.harness import TaskLibrary
+from antiphase.evaluations.harness import lm_eval_adapter as harness
+from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
 
 OWN = Path(lm_eval.__file__).parent
 

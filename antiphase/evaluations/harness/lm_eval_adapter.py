@@ -26,7 +26,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evals.scoring import check_logits
 from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.task_code import identity, task_code
+from antiphase.evaluations.harness.task_code import identity, task_code
 
 VERSION: str = lm_eval.__version__
 MAIN_METRICS = ("acc", "exact_match", "f1")

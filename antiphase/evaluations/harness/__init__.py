@@ -1,0 +1,130 @@
+"""Downstream tasks of EleutherAI's lm-eval, by its own code around our models."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
+from antiphase.flags import Settings, argument, flag
+
+PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
+"""The paper's seven (2410.05258, table 1), by their names in lm-eval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessSettings(Settings):
+    """Downstream tasks through EleutherAI's lm-eval, zero- and five-shot; needs pip install 'antiphase\\[harness]'.
+
+    Example: [bold]antiphase evaluate harness MODEL OTHER --tasks piqa,arc_easy --limit 200 --output runs/tasks[/]
+    """
+
+    names: Sequence[str] = argument("MODEL", "Local folders or Hub names of causal language models.")
+    tasks: Sequence[str] = flag(
+        "Names in lm-eval, comma-separated; by default the paper's seven.", default=PAPER_TASKS, separated=True
+    )
+    num_fewshot: Sequence[int] = flag(
+        "Numbers of examples before each prompt.", default=(0, 5), separated=True, alias="--num_fewshot"
+    )
+    limit: float | None = flag("Rows of each task, or below 1 a share.", default=None)
+    batch_size: str = flag("Requests at once, or auto.", default="8", alias="--batch_size")
+    include_path: str | None = flag("Folder with tasks of your own.", default=None, alias="--include_path")
+    trust_task_code: bool = flag("Run the Python that tasks bring: functions, metrics, open templates.", default=False)
+    seed: int = flag("Seed of what is drawn at random.", default=1234, least=0, most=2**63 - 1)
+    device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+
+    def check(self) -> None:
+        for name, listed in (("MODEL", self.names), ("--tasks", self.tasks), ("--num-fewshot", self.num_fewshot)):
+            if not listed or len(set(listed)) < len(listed):
+                raise InputError(f"{name} must name one or more, none of them twice, got {', '.join(map(str, listed))}")
+        super().check()
+        if min(self.num_fewshot) < 0:
+            raise InputError(f"--num-fewshot must be at least 0, got {min(self.num_fewshot)}")
+        if self.limit is not None and (self.limit <= 0 or (self.limit >= 1 and self.limit != int(self.limit))):
+            raise InputError(f"--limit must be a number of rows, or a share between 0 and 1, got {self.limit:g}")
+        if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size) > 0):
+            raise InputError(f"--batch-size must be a number from 1, or auto, got {self.batch_size!r}")
+        if self.include_path is not None and not Path(self.include_path).is_dir():
+            raise InputError(f"--include-path {self.include_path}: there is no such folder")
+        if importlib.util.find_spec("lm_eval") is None:
+            raise InputError("lm-eval is not installed; run pip install 'antiphase[harness]'")
+
+
+SETTINGS = HarnessSettings
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric on one task."""
+
+    value: float | None
+    stderr: float | None = None
+    """lm-eval's own."""
+    interval: list[float] | None = None
+    """95 %, Wilson, where every sample counts 0 or 1."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """To the first model over the same rows."""
+
+    value: float
+    interval: list[float] | None = None
+    """95 %, Student's."""
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """One model on one task with so many examples."""
+
+    model: str
+    task: str
+    shots: int
+    samples: int
+    """Rows."""
+    metric: str | None
+    """Which metric stands for the task."""
+    metrics: dict[str, Metric]
+    guess_rate: float | None = None
+    """Of a uniform choice."""
+    constant_rate: float | None = None
+    """Of always naming the commonest place among the choices."""
+    cut: float = 0.0
+    """Share of requests whose beginning was left out because the model reads fewer tokens."""
+    version: str | None = None
+    """Of the task."""
+    difference: Difference | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The metric that stands for the task."""
+        return self.metrics[self.metric].value if self.metric is not None else None
+
+
+@dataclass(frozen=True)
+class Harness(Result):
+    """What ``antiphase evaluate harness`` finds."""
+
+    models: list[str]
+    lm_eval: str
+    """Its version."""
+    rows: list[TaskScore]
+
+    def shots(self) -> list[int]:
+        """Numbers of examples, in the order of the command."""
+        return list(dict.fromkeys(row.shots for row in self.rows))
+
+    def tasks(self) -> list[str]:
+        """Names of the tasks, in the order of the command."""
+        return list(dict.fromkeys(row.task for row in self.rows))
+
+    def short_names(self) -> list[str]:
+        """Names of the models: the last parts of their paths, where these tell them apart."""
+        last = [str(name).rstrip("/").rpartition("/")[2] for name in self.models]
+        return last if len(set(last)) == len(last) else self.models
+
+
+RESULT = Harness
