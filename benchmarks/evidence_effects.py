@@ -25,6 +25,13 @@ Levels = tuple[str, ...]
 """A level of each factor, in the order of the factors."""
 
 
+def described(factor: str, level: str) -> str:
+    """A level as people say it."""
+    if factor in ("attention", "arm"):
+        return level
+    return f"{level} {factor}" if level in ("with", "without") else f"{factor} {level}"
+
+
 @dataclass(frozen=True)
 class Effect:
     """A contrast of combinations, in nats a token; below 0 is a lower loss."""
@@ -96,7 +103,7 @@ class Results:
                     (*rest[:place], levels[0], *rest[place:]): -1.0,
                 }
                 others = [name for name in self.factors if name != factor]
-                where = ", ".join(f"{name} {value}" for name, value in zip(others, rest, strict=True))
+                where = ", ".join(described(name, value) for name, value in zip(others, rest, strict=True))
                 found.append(self.contrast(f"{level} against {levels[0]}: {where}", weights))
         return found
 

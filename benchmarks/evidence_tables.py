@@ -11,7 +11,7 @@ from functools import cache
 
 from evidence import runs_of as wanted_runs
 from evidence import studies
-from evidence_effects import Effect, Results, log_rank, results, runs_of, survivals
+from evidence_effects import Effect, Results, described, log_rank, results, runs_of, survivals
 
 Rows = list[list[str]]
 
@@ -33,7 +33,7 @@ def losses(study: str) -> Rows:
         for level in known.factors[last]:
             values = known.losses[known.combinations.index((*levels, level))]
             cells.append(f"{statistics.fmean(values):.3f} [{', '.join(f'{value:.3f}' for value in values)}]")
-        rows.append([", ".join(_words(name, level) for name, level in zip(rest, levels, strict=True)), *cells])
+        rows.append([", ".join(described(name, level) for name, level in zip(rest, levels, strict=True)), *cells])
     return rows
 
 
@@ -72,10 +72,6 @@ def survival(study: str, factor: str) -> Rows:
 def _effects(effects: list[Effect]) -> Rows:
     rows = [["effect on the held-out loss, nats a token", "estimate", "95 % interval"]]
     return rows + [[e.name, f"{e.estimate:+.3f}", f"{e.low:+.3f} to {e.high:+.3f}"] for e in effects]
-
-
-def _words(name: str, level: str) -> str:
-    return level if name in ("attention", "arm") else f"{name} {level}"
 
 
 def passes(study: str) -> Rows:

@@ -96,8 +96,8 @@ def test_effects_without_noise_are_the_truth():
         assert by_name[name].estimate == pytest.approx(value, abs=1e-12)
         assert by_name[name].high - by_name[name].low < 1e-6
     simple = {effect.name: effect.estimate for effect in found.simple_effects("attention")}
-    assert simple["V1 against softmax: norm without, start b"] == pytest.approx(0.7)
-    assert simple["V1 against softmax: norm with, start a"] == pytest.approx(0.5)
+    assert simple["V1 against softmax: without norm, start b"] == pytest.approx(0.7)
+    assert simple["V1 against softmax: with norm, start a"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(("seed_noise", "text_noise"), [(0.1, 0.0), (0.0, 0.5), (0.05, 0.3)])
