@@ -37,9 +37,11 @@ class Flag:
         low, high = self.least, self.most
         if low is not None and high is not None:
             if any(not low <= one <= high for one in listed):
-                raise InputError(f"{self.name} must lie between {low:g} and {high:g}, got {given}")
-        elif low is not None and any(one < low for one in listed):
-            raise InputError(f"{self.name} must be at least {low:g}, got {given}")
+                raise InputError(f"{self.name} must lie between {low} and {high}, got {given}")
+        elif low is not None and any(not one >= low for one in listed):
+            raise InputError(f"{self.name} must be at least {low}, got {given}")
+        elif high is not None and any(not one <= high for one in listed):
+            raise InputError(f"{self.name} must be at most {high}, got {given}")
         if self.choices and any(one not in self.choices for one in listed):
             raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {given!r}")
         if self.separated and len(set(listed)) != len(listed):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from antiphase.calibration.attention import attend, attend_running, calibrated_s
 from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.chosen import ONE_MASK, ChosenMaps, MapChoice, outputs_by_map
+from antiphase.instrumentation.chosen import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.instrumentation.forward import ForwardPass, SequenceState
 from antiphase.instrumentation.hooks import transformed
 from antiphase.interface import layer_is_causal
@@ -73,7 +72,8 @@ def calibrated(model: PreTrainedModel, plan: CalibrationPlan) -> Iterator[None]:
 @contextmanager
 def installed(model: PreTrainedModel, calibration: Calibration) -> Iterator[None]:
     """A model under one calibration, whose plan fits it."""
-    with transformed(model, calibration, layers=calibration.plan.heads, state=CalibrationState):
+    rule, layers = calibration.rule, calibration.plan.heads
+    with transformed(model, calibration, layers=layers, state=CalibrationState, check=rule.check):
         yield
 
 
@@ -89,18 +89,11 @@ class Calibration:
         return self.rule.plan
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        maps = self.choice.maps(call)
-        if not maps:
+        if not self.choice.maps(call):
             return call.own()[0]
-        with torch.no_grad():
-            if self._is_known_step(call):
-                outputs = self._step(call)
-            else:
-                outputs = self.rule.outputs(call, self.choice.chosen(call))
-            outputs = outputs_by_map(outputs)
-        if torch.is_grad_enabled():
-            outputs = _WithoutGradient.apply(outputs, call.query, call.key, call.value)
-        return call.replaced(outputs, maps)
+        if self._is_known_step(call):
+            return self.choice.replaced(call, lambda: self._step(call))
+        return self.choice.changed(call, lambda chosen: self.rule.outputs(call, chosen))
 
     def _is_known_step(self, call: AttentionCall) -> bool:
         """Whether this is a decoding step that sees all keys there are, of a prompt whose sinks are known."""
@@ -168,7 +161,6 @@ class CalibrationRule:
             mass: (B, G, R, M), weight that each key receives from real queries, summed.
         """
         forward, plan = _forward_of(call), self.plan
-        self._check_start(forward)
         kept = forward.state.kept
         known = kept.get(("sinks", call.layer)) if plan.mode == "prompt" and forward.past else None
         if known is None:
@@ -180,7 +172,6 @@ class CalibrationRule:
 
     def _running(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
         forward = _forward_of(call)
-        self._check_start(forward)
         if not layer_is_causal(call.module, call.attention_mask):
             raise ValueError('mode "running" needs causal attention; use "paper" or "prompt" for an encoder')
         kept = forward.state.kept
@@ -192,24 +183,17 @@ class CalibrationRule:
         kept["mass", call.layer] = torch.cat([mass.new_zeros(*mass.shape[:-1], dropped), mass], dim=-1)
         return out
 
-    def _check_start(self, forward: ForwardPass) -> None:
-        if self.plan.mode != "paper" and not forward.is_known_from_start:
+    def check(self, forward: ForwardPass) -> None:
+        """Before a forward pass.
+
+        Raises:
+            ValueError: the mode needs what is not known of its sequences.
+        """
+        if self.plan.mode != "paper" and not forward.state.is_whole:
             raise ValueError(
                 f'calibration in mode "{self.plan.mode}" needs to see the whole sequence: this cache was filled '
                 "outside of the calibrated block"
             )
-
-
-class _WithoutGradient(torch.autograd.Function):
-    """Calibrated outputs, which say so where somebody wants their gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("calibrated attention has no gradient; train the model outside of the calibrated block")
 
 
 def _forward_of(call: AttentionCall) -> ForwardPass:

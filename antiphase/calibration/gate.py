@@ -58,7 +58,8 @@ def screen(
         layer: torch.zeros(maps, dtype=torch.float32, device=model.device, requires_grad=True) for layer in plan.heads
     }
     every = CalibrationPlan({layer: range(maps) for layer in gates}, plan.alpha, plan.beta, plan.mode)
-    gated = transformed(model, _Screen(every, gates), layers=every.heads, state=CalibrationState)
+    screening = _Screen(every, gates)
+    gated = transformed(model, screening, layers=every.heads, state=CalibrationState, check=screening.rule.check)
     with gated, torch.enable_grad():
         values = score(model, samples)
         if not values.requires_grad:

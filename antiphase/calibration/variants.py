@@ -58,7 +58,8 @@ def varied(
         raise InputError('other rules need the mode "paper" or "prompt"')
     plan.check(model)
     varied_maps = _Varied(plan, rule, temperature, spans or {}, seed)
-    with transformed(model, varied_maps, layers=plan.heads, state=CalibrationState):
+    check = varied_maps.calibration.check
+    with transformed(model, varied_maps, layers=plan.heads, state=CalibrationState, check=check):
         yield
 
 
@@ -70,7 +71,6 @@ class _Varied:
     def __call__(self, call: AttentionCall) -> Tensor:
         return self.choice.changed(call, lambda maps: self._outputs(call, maps))
 
-    @torch.no_grad()
     def _outputs(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
         weights = maps.weights()  # (B, G, R, N, M)
         mass = (weights * maps.real_queries[:, None, None, :, None]).sum(-2)

@@ -79,7 +79,7 @@ class _Option:
     def read(self, value: Any) -> Any:
         """What the field holds for what the command line gave."""
         if self.flag.separated:
-            return numbers(self.flag.name, value, self.kind) if value else ()
+            return () if value is None else numbers(self.flag.name, value, self.kind)
         return (value or ()) if self.is_repeated else value
 
 

@@ -37,6 +37,10 @@ class Pairing(Enum):
     HALVES = "halves"
     """Maps i and i + H are head i."""
 
+    def by_map(self, grouped: Tensor) -> Tensor:
+        """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
+        return (grouped.movedim(3, 1) if self is Pairing.HALVES else grouped).flatten(1, 3)
+
 
 @dataclass(frozen=True)
 class AttentionKind:
@@ -193,10 +197,6 @@ class AttentionCall:
             return self.query.unflatten(1, (groups, -1, 2)), self.key.unflatten(1, (groups, self.kind.key_maps))
         query = self.query.unflatten(1, (2, groups, -1)).movedim(1, 3)
         return query, self.key.unflatten(1, (2, groups)).transpose(1, 2)
-
-    def by_map(self, grouped: Tensor) -> Tensor:
-        """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
-        return (grouped.movedim(3, 1) if self.kind.pairing is Pairing.HALVES else grouped).flatten(1, 3)
 
     # ------------------------------------------------------------------------------------------ outputs
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,6 +125,18 @@ def outputs_by_map(outputs: Tensor) -> Tensor:
     return outputs.flatten(1, 2).transpose(1, 2)
 
 
+class _WithoutGradient(torch.autograd.Function):
+    """Outputs of changed maps, which say so where somebody wants their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise RuntimeError("changed attention has no gradient; train the model outside of the block that changes it")
+
+
 @dataclass(frozen=True)
 class GroupedMaps:
     """The tensors alone: what a decoding step needs."""
@@ -154,13 +167,23 @@ class MapChoice:
         return range(call.maps) if self._maps is None else self._maps.get(call.layer, ())
 
     def changed(self, call: AttentionCall, form: Callable[[ChosenMaps], Tensor]) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) of a call with those of its chosen maps formed anew.
+        """The heads' outputs (B, N, heads, dv) of a call with those of its chosen maps formed anew, without gradient.
 
         Args:
             form: maps to their outputs (B, G, R, N, dv).
         """
+        return self.replaced(call, lambda: form(self.chosen(call)))
+
+    def replaced(self, call: AttentionCall, form: Callable[[], Tensor]) -> Tensor:
+        """The same for outputs (B, G, R, N, dv) of the chosen maps that are formed in another way."""
         maps = self.maps(call)
-        return call.replaced(outputs_by_map(form(self.chosen(call))), maps) if maps else call.own()[0]
+        if not maps:
+            return call.own()[0]
+        with torch.no_grad():
+            outputs = outputs_by_map(form())
+        if torch.is_grad_enabled():
+            outputs = _WithoutGradient.apply(outputs, call.query, call.key, call.value)
+        return call.replaced(outputs, maps)
 
     def grouped(self, call: AttentionCall) -> GroupedMaps:
         """The chosen maps of a layer; all of them where the attention function subtracts."""

@@ -21,6 +21,8 @@ class SequenceState:
 
     kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     """``real`` (B, M) bool: tokens, where only masks by query tell them from padding; and what subclasses keep."""
+    is_whole: bool = True
+    """Whether the block saw all of the sequences: no keys were there before its first pass."""
 
     def seen(self, layer: int, keys: Tensor, total: int) -> Tensor:
         """Which of all tokens (B, total) any query of this or an earlier call sees, for keys (B, M) of this call."""
@@ -63,8 +65,6 @@ class ForwardPass:
     """Keys of earlier passes."""
     state: SequenceState = field(default_factory=SequenceState)
     """Of the sequences; it goes along with their cache."""
-    is_known_from_start: bool = True
-    """Whether the block saw all of the sequences: no earlier keys, or a cache that was filled within the block."""
     layers: list[int] = field(default_factory=list)
     """Layers that attended so far, in the order of their calls."""
     query: Tensor | None = None
@@ -84,16 +84,12 @@ def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]
     cache, mask, ids = (given.get(name) for name in ("past_key_values", "attention_mask", "input_ids"))
     past = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
     known = getattr(cache, STATES, {}).get(number) if past else None
-    pass_ = ForwardPass(
+    return ForwardPass(
         input_ids=ids,
         real=mask.bool() if isinstance(mask, Tensor) and mask.dim() == 2 else None,
         past=past,
-        state=state() if known is None else known,
-        is_known_from_start=past == 0 or known is not None,
+        state=state(is_whole=past == 0) if known is None else known,
     )
-    if isinstance(cache, Cache):
-        follow(cache, number, pass_.state)
-    return pass_
 
 
 def follow(cache: Cache, number: int, state: SequenceState) -> None:

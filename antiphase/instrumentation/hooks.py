@@ -2,7 +2,8 @@
 
 Two protocols. An *observer* gets each call and what the model computed; the model's results stay as they are. A
 *transform* gets each call and returns the heads' outputs. Both work on whatever goes through transformers' attention
-interface, and blocks of both nest.
+interface. Blocks nest: an inner transform gets what an outer one computes by ``call.own()``. Where it does not ask for
+that, an outer observer sees the inner one's outputs, and an outer transform that was to change the layer is refused.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol
@@ -78,7 +80,8 @@ def observed(
 
     if not encoder_decoder:
         refuse_encoder_decoder(model)
-    with _installed(model, handle, _Passes(model, SequenceState, once=once, anything=encoder_decoder)):
+    passes = _Passes(model, SequenceState, once=once, anything=encoder_decoder)
+    with _installed(model, handle, passes, observer=observer):
         yield
 
 
@@ -89,19 +92,21 @@ def transformed(
     *,
     layers: Collection[int] | None = None,
     state: type[SequenceState] = SequenceState,
+    check: Callable[[ForwardPass], None] = lambda forward: None,
 ) -> Iterator[None]:
     """Let ``transform`` compute every attention call within the block.
 
     Args:
         layers: those that must attend, once each, in every forward pass; None: as it comes.
         state: what is kept beside the sequences of a cache.
+        check: called before each forward pass; what it raises stops the pass before anything is computed or cached.
 
     Raises:
         InputError: an encoder–decoder, or a layer that does not attend.
         ValueError: attention that does not go through transformers' interface, or to another sequence.
     """
     refuse_encoder_decoder(model)
-    passes = _Passes(model, state, once=layers is not None, expected=layers or ())
+    passes = _Passes(model, state, once=layers is not None, expected=layers or (), check=check)
     with _installed(model, lambda call: (transform(call), None), passes):
         yield
 
@@ -172,14 +177,16 @@ Handler = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
 
 
 @contextmanager
-def _installed(model: PreTrainedModel, handle: Handler, passes: _Passes) -> Iterator[None]:
+def _installed(
+    model: PreTrainedModel, handle: Handler, passes: _Passes, *, observer: Observer | None = None
+) -> Iterator[None]:
     base = model.base_model
     handles = [
         base.register_forward_pre_hook(passes.before, with_kwargs=True),
         base.register_forward_hook(passes.after),
     ]
     try:
-        with swapped(model, lambda function: _Reader(function, handle, passes)):
+        with swapped(model, lambda function: _Reader(function, handle, passes, observer)):
             yield
     finally:
         for one in handles:
@@ -197,17 +204,23 @@ class _Passes:
         once: bool,
         anything: bool = False,
         expected: Collection[int] = (),
+        check: Callable[[ForwardPass], None] = lambda forward: None,
     ) -> None:
         self.name, self.state, self.once, self.anything = type(model).__name__, state, once, anything
-        self.expected = frozenset(expected)
+        self.expected, self.check = frozenset(expected), check
         self.number = next(_NUMBERS)
         self.signature = inspect.signature(model.base_model.forward)
         self.now: ForwardPass | None = None
+        self.calls = 0
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self.signature.bind_partial(*args, **kwargs).arguments
         given = {} if self.anything else {**bound, **bound.get("kwargs", {})}
         self.now = begin_pass(given, self.number, self.state)
+        self.check(self.now)
+        cache = given.get("past_key_values")
+        if isinstance(cache, Cache):
+            follow(cache, self.number, self.now.state)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """A cache that the forward pass has made keeps what belongs to its sequences."""
@@ -231,6 +244,7 @@ class _Passes:
         Raises:
             ValueError: a layer attends again that must not.
         """
+        self.calls += 1
         number = getattr(module, "layer_idx", None)
         if self.now is None:
             return int(number or 0), False
@@ -249,8 +263,11 @@ class _Passes:
 class _Reader:
     """The attention function that reads each call and hands it on."""
 
-    def __init__(self, function: AttentionFunction, handle: Handler, passes: _Passes) -> None:
-        self.function, self.handle, self.passes = function, handle, passes
+    def __init__(
+        self, function: AttentionFunction, handle: Handler, passes: _Passes, observer: Observer | None
+    ) -> None:
+        self.function, self.handle, self.passes, self.observer = function, handle, passes, observer
+        self.kinds: dict[nn.Module, AttentionKind] = {}
 
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
@@ -275,13 +292,36 @@ class _Reader:
         kwargs: dict[str, Any],
     ) -> tuple[AttentionCall, Tensor, Tensor | None]:
         layer, again = self.passes.enter(module, query)
-        kind = kind_of(module)
+        if module not in self.kinds:
+            self.kinds[module] = kind_of(module)
+        kind = self.kinds[module]
+        own = partial(self._own(kind), module, query, key, value, attention_mask, **kwargs)
         call = AttentionCall(
-            module, layer, kind, query, key, value, attention_mask, kwargs,
-            own=partial(self._own(kind), module, query, key, value, attention_mask, **kwargs),
-            forward=self.passes.now, is_second_half=again,
-        )  # fmt: skip
-        return call, *self.handle(call)
+            module, layer, kind, query, key, value, attention_mask, kwargs, own, self.passes.now, again
+        )
+        outer = self.function if isinstance(self.function, _Reader) else None
+        before = outer.passes.calls if outer is not None else 0
+        heads, weights = self.handle(call)
+        if outer is not None and outer.passes.calls == before:
+            outer.passed_over(call, heads)
+        return call, heads, weights
+
+    def passed_over(self, inner: AttentionCall, heads: Tensor) -> None:
+        """A block within this one computed a call by itself.
+
+        Raises:
+            ValueError: this block was to change that layer.
+        """
+        layer, again = self.passes.enter(inner.module, inner.query)
+        if self.observer is not None:
+            self.observer(replace(inner, layer=layer, forward=self.passes.now, is_second_half=again), heads, None)
+        elif not self.passes.expected or layer in self.passes.expected:
+            raise ValueError(
+                f"layer {layer} is changed by two blocks, and the inner one does not start from what the outer one "
+                "computes; change it in one of them"
+            )
+        if isinstance(self.function, _Reader):
+            self.function.passed_over(inner, heads)
 
     def _own(self, kind: AttentionKind) -> AttentionFunction:
         """What the model would have called, for heads' outputs."""

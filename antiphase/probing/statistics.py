@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.errors import NonFiniteError
-from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
 from antiphase.ops.statistics import (
     LayerStatistics,
@@ -28,7 +28,7 @@ TOP_LOGITS = 10
 
 @dataclass(frozen=True)
 class DifferenceStatistics:
-    """Of the signed maps of differential heads: (layers, B, heads, ...), maps 2i and 2i + 1 made head i.
+    """Of the signed maps of differential heads: (layers, B, heads, ...).
 
     Signed figures alone flatter maps that learned nothing, so each stands beside its share of Σ|A|.
     """
@@ -160,7 +160,7 @@ class _Probe:
         lambdas = () if lam is None else (lam,)
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
-        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, keys, visible), real, call.by_map))
+        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, keys, visible), real, call.kind.pairing))
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,12 @@ class _Seen:
     """(B,) keys that the last query sees."""
     real: Tensor
     """(B, N)."""
-    by_map: Callable[[Tensor], Tensor]
-    """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
+    pairing: Pairing
 
 
 def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:
     """All layers in one, on the CPU."""
-    if len({one.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
+    if len({one.pairing.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
         raise ValueError("the model's layers have different numbers of heads, which cannot stand in one table")
     real, first = seen[0].real, seen[0].real.long().argmax(1)
     marked = {name: span.to(real.device) for name, span in spans.items()}
@@ -194,8 +193,8 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         """Of the mass (B, heads, N), what lies on keys (B, N) or (B, heads, N)."""
         return (mass * (keys if keys.dim() == 3 else keys.unsqueeze(1))).sum(-1)
 
-    received = [one.by_map(one.found.maps.received) for one in seen]
-    mass = [one.by_map(one.found.maps.mass) for one in seen]
+    received = [one.pairing.by_map(one.found.maps.received) for one in seen]
+    mass = [one.pairing.by_map(one.found.maps.mass) for one in seen]
     found = [sinks(a, first, one.last, alpha=alpha) for a, one in zip(received, seen, strict=True)]
     is_first = torch.nn.functional.one_hot(first, real.shape[1]).bool()
     differences = [one.found.differences for one in seen]
@@ -205,15 +204,15 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         enough_queries=stacked([enough_queries(one.found.queries, one.last, alpha=alpha) for one in seen]),
         sink_share=stacked([share(m, s) for m, s in zip(mass, found, strict=True)]),
         first_share=stacked([share(m, is_first) for m in mass]),
-        entropy=stacked([one.by_map(one.found.maps.entropy) for one in seen]),
+        entropy=stacked([one.pairing.by_map(one.found.maps.entropy) for one in seen]),
         span_share={name: stacked([share(m, span) for m in mass]) for name, span in marked.items()},
-        top_logits=stacked([one.by_map(one.found.top_logits) for one in seen]),
+        top_logits=stacked([one.pairing.by_map(one.found.top_logits) for one in seen]),
         logit_histogram=None if any(one.found.logit_histogram is None for one in seen) else stacked([
-            one.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
+            one.pairing.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
             if one.found.logit_histogram is not None
         ]),
         logit_powers=None if any(one.found.logit_powers is None for one in seen) else stacked([
-            one.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
+            one.pairing.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
             if one.found.logit_powers is not None
         ]),
         layers=[one.layer for one in seen],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,11 +27,13 @@ import antiphase
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.apply import Calibration, CalibrationState
 from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
+from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.calls import AttentionCall, kind_of
 from antiphase.instrumentation.chosen import ChosenMaps
 from antiphase.instrumentation.forward import STATES, ForwardPass
-from antiphase.instrumentation.hooks import swapped
+from antiphase.instrumentation.hooks import observed, swapped
 from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves
 
 LAYERS, MAPS, N = 2, 4, 40
@@ -347,11 +350,11 @@ def test_a_cache_filled_outside_of_the_block_is_refused(mode):
     model = build("llama")
     ids, _ = padded("none")
     cache = model(input_ids=ids, use_cache=True).past_key_values
-    with (
-        pytest.raises(ValueError, match="filled outside"),
-        calibrated(model, CalibrationPlan(heads={0: [0]}, mode=mode)),
-    ):
-        model(input_ids=ids[:, :1], past_key_values=cache)
+    with calibrated(model, CalibrationPlan(heads={0: [0]}, mode=mode)):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="filled outside"):
+                model(input_ids=ids[:, :1], past_key_values=cache)
+    assert cache.get_seq_length() == N
 
 
 def test_an_encoder_has_no_earlier_and_later_queries():
@@ -371,9 +374,14 @@ def test_attention_to_another_sequence_is_not_calibrated():
             model(ids, encoder_hidden_states=context)
 
 
-def test_calibrated_attention_says_that_it_has_no_gradient():
+@pytest.mark.parametrize("change", [
+    lambda model: calibrated(model, CalibrationPlan(heads={0: [0]})),
+    lambda model: varied(model, CalibrationPlan(heads={0: [0]}), "inverse"),
+    lambda model: quantized_logits(model, 4),
+], ids=["calibrated", "varied", "quantized"])  # fmt: skip
+def test_changed_attention_says_that_it_has_no_gradient(change):
     model = build("llama")
-    with calibrated(model, CalibrationPlan(heads={0: [0]})):
+    with change(model):
         out = hidden(model, **inputs_of("none")[0])
     with pytest.raises(RuntimeError, match="has no gradient"):
         out.sum().backward()
@@ -394,6 +402,33 @@ def test_blocks_nest():
     torch.testing.assert_close(nested, both)
     torch.testing.assert_close(again, one)
     assert not torch.allclose(one, both)
+
+
+@pytest.mark.parametrize("kind", ["llama", "differential"])
+@torch.no_grad()
+def test_an_outer_block_that_an_inner_one_leaves_out_sees_it_or_is_refused(kind):
+    model = build(kind)
+    ids, _ = padded("none")
+    every = CalibrationPlan(heads={layer: list(range(MAPS)) for layer in range(LAYERS)}, alpha=ALPHA, beta=BETA)
+    seen = []
+    with calibrated(model, every):
+        expected = hidden(model, input_ids=ids)
+    with observed(model, lambda call, heads, weights: seen.append((call.layer, heads))), calibrated(model, every):
+        torch.testing.assert_close(hidden(model, input_ids=ids), expected)
+    assert [layer for layer, _ in seen] == list(range(LAYERS))
+    plain = []
+    with observed(model, lambda call, heads, weights: plain.append(heads)):
+        hidden(model, input_ids=ids)
+    assert not torch.allclose(seen[0][1], plain[0])
+    first = CalibrationPlan(heads={0: [1]}, alpha=ALPHA, beta=BETA)
+    last = CalibrationPlan(heads={1: list(range(MAPS))}, alpha=ALPHA, beta=BETA)
+    with calibrated(model, first), calibrated(model, last):  # another layer: both count
+        both = hidden(model, input_ids=ids)
+    with calibrated(model, replace(last, heads={0: [1], 1: list(range(MAPS))})):
+        torch.testing.assert_close(both, hidden(model, input_ids=ids))
+    twice = pytest.raises(ValueError, match="layer 0 is changed by two blocks")
+    with calibrated(model, first), calibrated(model, every), twice:
+        hidden(model, input_ids=ids)
 
 
 def test_the_model_is_restored_after_an_error():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from transformers import (
 
 import antiphase
 from antiphase.errors import InputError
+from antiphase.probing import statistics
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 
@@ -173,6 +175,21 @@ def test_top_logits_are_the_largest_scores():
     for layer, scores in seen.items():
         expected = (scores * visible[:, None]).abs().flatten(2).topk(5).values
         torch.testing.assert_close(found.top_logits[layer], expected)
+
+
+@torch.no_grad()
+def test_no_call_is_kept_for_longer_than_its_layer(monkeypatch):
+    model, alive, seen = build(CONFIGS["llama"]()), [], []
+    look = statistics._Probe.__call__
+
+    def counted(self, call, heads, weights):
+        look(self, call, heads, weights)
+        seen.append(weakref.ref(call.query))
+        alive.append(sum(one() is not None for one in seen))
+
+    monkeypatch.setattr(statistics._Probe, "__call__", counted)
+    attention_statistics(model, **inputs_of("none"))
+    assert alive == [1, 1, 1]
 
 
 @torch.no_grad()

@@ -82,10 +82,11 @@ def long_context(
         report: called with windows done and their number.
     """
     count, length = input_ids.shape
+    whole = count if count == 1 else 3 * count
     losses = []
     for index in range(count):
         losses.append(losses_by_position(model, input_ids[index : index + 1]))
-        report(index + 1, 3 * count)
+        report(index + 1, whole)
     own = torch.cat(losses).double()  # (B, N - 1)
     cumulative = own.cumsum(1) / torch.arange(1, length, dtype=torch.float64)
     curve = []
@@ -96,7 +97,7 @@ def long_context(
             sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
             bits = float((own[:, : position - 1].sum(1) / sizes).mean() / torch.log(torch.tensor(2.0)))
         curve.append(Point(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
-    tail = None if count == 1 else _tail(model, input_ids, own, lambda done: report(count + done, 3 * count))
+    tail = None if count == 1 else _tail(model, input_ids, own, lambda done: report(count + done, whole))
     return LongContext(windows=count, length=length, curve=curve, tail=tail)
 
 
