@@ -2,7 +2,7 @@
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
-and does not need it. Nothing else of the package names the folder.
+and does not need it. The command line and the pages find the folder without its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Commands that ask why differential attention works: what each part is worth, and what subtraction cancels."""
+"""The command that asks what each part of differential attention is worth."""
 
 from __future__ import annotations
 

@@ -80,6 +80,7 @@ def evaluate(
             seeds=[settings.seed],
             seconds=time.perf_counter() - started,
         )
+        measurement.result.read(record)  # what cannot be read again is not kept
         record.save(output)
     return record
 

@@ -29,3 +29,15 @@ class TextSettings(ModelSettings):
     def task_sizes(self) -> Mapping[str, int]:
         """Numbers of needles and queries of the retrieval task, where the settings name some."""
         return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrievalTextSettings(TextSettings):
+    """Of a measurement that asks for facts in a text too."""
+
+    needles: int | None = flag("Needles in a sequence.", default=None, least=1)
+    queries: int | None = flag("Facts asked for in a sequence.", default=None, least=1)
+
+    def task_sizes(self) -> Mapping[str, int]:
+        sizes = {"needles": self.needles, "queries": self.queries}
+        return {name: size for name, size in sizes.items() if size is not None}

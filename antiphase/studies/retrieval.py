@@ -6,7 +6,7 @@ A model of the embedded task reads its own sequences; every other one reads citi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -26,7 +26,7 @@ from antiphase.evals.text_needles import Generating, paired, text_needles, trend
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for
 from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
 from antiphase.evaluations.running import FLAGS
-from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.settings import RetrievalTextSettings
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
@@ -316,21 +316,9 @@ def _positions(loaded: LoadedModel) -> int | None:
     return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _FirstModel(TextSettings):
-    """Whose held-out data is asked for, in which sizes."""
-
-    needles: int | None = None
-    queries: int | None = None
-
-    def task_sizes(self) -> Mapping[str, int]:
-        sizes = {"needles": self.needles, "queries": self.queries}
-        return {name: size for name, size in sizes.items() if size is not None}
-
-
-def _of_first(request: RetrievalRequest) -> _FirstModel:
+def _of_first(request: RetrievalRequest) -> RetrievalTextSettings:
     """The same request for the data of the first model alone."""
-    return _FirstModel(
+    return RetrievalTextSettings(
         name=request.names[0], paths=request.paths, text_field=request.text_field,
         length=next(iter(request.lengths), None), needles=next(iter(request.needles), None),
         queries=next(iter(request.queries), None),

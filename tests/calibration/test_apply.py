@@ -53,6 +53,13 @@ def build(name):
         "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128),
         "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
         "diffllama": lambda: DiffLlamaConfig(**SIZES, num_key_value_heads=4),
+        "differential_llama": lambda: antiphase.differential_config(LlamaConfig(**SIZES, num_key_value_heads=2)),
+        "differential_mistral": lambda: antiphase.differential_config(
+            MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=16)
+        ),
+        "differential_gpt2": lambda: antiphase.differential_config(
+            GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128, attn_pdrop=0.0)
+        ),
         "softmax": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="softmax", num_key_value_heads=2),
         "differential": lambda: antiphase.AntiphaseConfig(
             **SIZES, attention_type="differential", num_key_value_heads=2
@@ -80,10 +87,12 @@ class Eager:
         def attend(module, query, key, value, attention_mask, **kwargs):
             maps = query.shape[1]
             values, keys = value, key
-            if is_differential(module):
-                group = torch.arange(maps) // (maps // (value.shape[1] // (2 if has_two_keys(module) else 1)))
-                values = (join_halves(value) if has_two_keys(module) else value)[:, group]
-                keys = key[:, 2 * group + torch.arange(maps) % 2] if has_two_keys(module) else key[:, group]
+            inside = getattr(module, "differential", None)
+            has_halves = has_two_keys(module) or inside is not None
+            if is_differential(module) or inside is not None:
+                group = torch.arange(maps) // (maps // (value.shape[1] // (2 if has_halves else 1)))
+                values = (join_halves(value) if has_halves else value)[:, group]
+                keys = key[:, 2 * group + torch.arange(maps) % 2] if has_halves else key[:, group]
             else:
                 keys, values = (t.repeat_interleave(maps // t.shape[1], dim=1) for t in (key, value))
             scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
@@ -93,9 +102,12 @@ class Eager:
                 for m in range(maps):
                     weights[b, m] = self.rows(module, query, keys, attention_mask, kwargs, scale, b, m, again)
             out = (weights @ values).transpose(1, 2)
-            if "lam" in kwargs:
-                lam = kwargs["lam"].reshape((1,) * (3 - kwargs["lam"].dim()) + tuple(kwargs["lam"].shape))
+            lam = kwargs.get("lam") if inside is None else inside.lam()
+            if lam is not None:
+                lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape))
                 out = out[:, :, ::2] - lam.transpose(1, 2).unsqueeze(-1) * out[:, :, 1::2]
+            if inside is not None:  # the two halves of a head apart
+                out = inside.finish(out).unflatten(3, (2, -1)).flatten(2, 3)
             return out, None
 
         return attend
@@ -176,7 +188,8 @@ def hidden(model, **inputs):
     return model.base_model(**inputs).last_hidden_state
 
 
-NAMES = ["llama", "mistral", "qwen2", "gpt2", "gpt_neox", "diffllama", "softmax", "differential", "differential_v2"]
+NAMES = ["llama", "mistral", "qwen2", "gpt2", "gpt_neox", "diffllama", "softmax", "differential", "differential_v2",
+         "differential_llama", "differential_mistral", "differential_gpt2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right", "middle"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -82,9 +83,10 @@ def test_the_committed_records_are_what_their_types_say() -> None:
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
         assert_holds(again, record.values, str(path))
+        assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
-    assert seen >= {"long-context", "outliers", "quantization", "cancellation"}
+    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot"}
 
 
 def assert_holds(found: Any, values: Any, where: str) -> None:
@@ -101,6 +103,17 @@ def assert_holds(found: Any, values: Any, where: str) -> None:
             assert_holds(one, other, f"{where} {index}")
     else:
         assert found == values, where
+
+
+def assert_nothing_lost(values: Any, found: Any, where: str, *, own: Collection[str] = ()) -> None:
+    """Every key of ``values`` is in ``found``, but for those that every record has of its ``own``."""
+    if isinstance(values, dict):
+        for name in values.keys() - set(own):
+            assert name in found, f"{where} {name}"
+            assert_nothing_lost(values[name], found[name], f"{where} {name}")
+    elif isinstance(values, list):
+        for index, (one, other) in enumerate(zip(values, found, strict=True)):
+            assert_nothing_lost(one, other, f"{where} {index}")
 
 
 def test_a_record_of_other_values_is_refused_by_name() -> None:
@@ -196,6 +209,8 @@ def test_a_command_reads_every_kind_of_flag() -> None:
     ({"shares": (0.5, 1.5)}, "--shares must lie between 0 and 1, got 0.5, 1.5"),
     ({"way": "quick"}, "--way must be one of slow, fast, got 'quick'"),
     ({"most_words": 1}, "--most-words must be at least 2, got 1"),
+    ({"sizes": (math.nan,)}, "--sizes must be at least 1, got nan"),
+    ({"seed": 10}, "--seed must lie between 0 and 9, got 10"),
 ])  # fmt: skip
 def test_a_value_out_of_range_is_refused_by_its_flag(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -205,6 +220,7 @@ def test_a_value_out_of_range_is_refused_by_its_flag(values: dict[str, Any], mes
 def test_words_for_numbers_are_refused_by_the_flag() -> None:
     app = typer.Typer()
     app.command()(command_of(Example, lambda settings, **given: None))
-    found = CliRunner().invoke(app, ["M", "--output", "out", "--sizes", "many"])
-    assert isinstance(found.exception, InputError)
-    assert str(found.exception) == "--sizes must be comma-separated numbers, got 'many'"
+    for words in ("many", ""):
+        found = CliRunner().invoke(app, ["M", "--output", "out", "--sizes", words])
+        assert isinstance(found.exception, InputError)
+        assert str(found.exception) == f"--sizes must be comma-separated numbers, got '{words}'"

@@ -36,7 +36,7 @@ def ask(
         .save_pretrained(tmp_path / "model")  # fmt: skip
     text_tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "book.txt").write_text(generated_text, encoding="utf-8")
-    own = {"quantization": {"needles": [2], "queries": [1], "bits": [4]}, "cancellation": {"needles": 2, "queries": 1}}
+    own = {"quantization": {"needles": 2, "queries": 1, "bits": [4]}, "cancellation": {"needles": 2, "queries": 1}}
 
     def asked(measurement: str = "perplexity") -> TextSettings:
         return settings_of(
@@ -117,7 +117,7 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         ({"length": 100}, "--length"),
         ({"seed": 1}, "--seed"),
         ({"bits": [8]}, "--bits"),
-        ({"needles": [3]}, "--needles"),
+        ({"needles": 3}, "--needles"),
         ({"text_field": "text"}, "--text-field, what --data names"),
         ({"paths": [str(tmp_path / "other.txt")]}, "--data, what --data names"),
     ):

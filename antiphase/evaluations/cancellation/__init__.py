@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.settings import RetrievalTextSettings
 from antiphase.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class CancellationSettings(TextSettings):
+class CancellationSettings(RetrievalTextSettings):
     """What the two maps of a head have in common, how much of it subtraction takes away, and how large heads are.
 
     Example: [bold]antiphase evaluate cancellation runs/demo/differential-seed0 --output runs/cancellation[/]
     """
 
-    needles: int | None = flag("Needles in a sequence.", default=None, least=1)
-    queries: int | None = flag("Facts asked for in a sequence.", default=None, least=1)
     samples: int = flag("Retrieval sequences.", default=100, least=1)
-
-    def task_sizes(self) -> Mapping[str, int]:
-        sizes = {"needles": self.needles, "queries": self.queries}
-        return {name: size for name, size in sizes.items() if size is not None}
 
 
 SETTINGS = CancellationSettings

@@ -43,7 +43,7 @@ class HarnessSettings(Settings):
         super().check()
         if min(self.num_fewshot) < 0:
             raise InputError(f"--num-fewshot must be at least 0, got {min(self.num_fewshot)}")
-        if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit.is_integer())):
+        if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and float(self.limit).is_integer())):
             raise InputError(f"--limit must be a number of rows, or a share between 0 and 1, got {self.limit:g}")
         if self.batch_size != "auto" and not (self.batch_size.isdecimal() and int(self.batch_size) > 0):
             raise InputError(f"--batch-size must be a number from 1, or auto, got {self.batch_size!r}")

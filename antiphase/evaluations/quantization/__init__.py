@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.settings import RetrievalTextSettings
 from antiphase.flags import flag
 
 GRANULARITIES = ("tensor", "head", "row")
@@ -16,14 +16,12 @@ WEIGHT_BITS = (8, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantizationSettings(TextSettings):
+class QuantizationSettings(RetrievalTextSettings):
     """Loss and retrieval with attention logits, or weights, in few bits.
 
     Example: [bold]antiphase evaluate quantization MODEL --data book.txt --bits 8,4 --output runs/bits[/]
     """
 
-    needles: Sequence[int] = flag("Numbers of needles, e.g. 2,4,8.", default=(), least=1, separated=True)
-    queries: Sequence[int] = flag("Numbers of facts asked for, e.g. 1,2.", default=(), least=1, separated=True)
     bits: Sequence[int] = flag("Of attention logits.", default=(16, 8, 6, 4), least=2, separated=True)
     granularity: str = flag("What shares a step: tensor, head or row.", default="head", choices=GRANULARITIES)
     weights: Sequence[int] = flag(
@@ -34,9 +32,6 @@ class QuantizationSettings(TextSettings):
         super().check()
         for bits in self.weights:
             check_weights(bits)
-
-    def task_sizes(self) -> Mapping[str, int]:
-        return {name: values[0] for name in ("needles", "queries") if (values := getattr(self, name))}
 
 
 SETTINGS = QuantizationSettings
