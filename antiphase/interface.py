@@ -166,6 +166,35 @@ def differential_output(
     return out.transpose(1, 2)
 
 
+def heads_inside(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The heads' outputs (B, N, H, 2d) of a layer of ``differential_config``, before their norm.
+
+    Raises:
+        ValueError: keyword arguments that would change the result and are not supported.
+    """
+    refuse_unknown(kwargs)
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
+    return differential_output(
+        query, key, value, inside(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
+        sliding_window=None if carries_positions(mask, query.shape[2]) else sliding_window,
+    ), None  # fmt: skip
+
+
+def inside(module: nn.Module) -> Any:
+    """What ``differential_config`` adds to an attention layer: λ and the norm of heads."""
+    return module.differential
+
+
 def eager_attention(
     module: nn.Module,
     query: Tensor,

@@ -59,15 +59,17 @@ class _Option:
         flag, default = self.flag, self.field.default
         if self.is_argument:
             argument = typer.Argument(metavar=flag.name, help=flag.help)
-            kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]
+            kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
             return _parameter(self.field.name, Annotated[kind, argument])
         shown = default is not None and default != ()
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if self.is_repeated:
-            return _parameter(self.field.name, Annotated[list[self.kind] | None, option], default=None)  # type: ignore[name-defined]
+            several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value
+            return _parameter(self.field.name, Annotated[several, option], default=None)
         if flag.separated:
-            text = ",".join(str(one) for one in default) or None  # type: ignore[union-attr]
+            assert isinstance(default, tuple)
+            text = ",".join(str(one) for one in default) or None
             return _parameter(self.field.name, Annotated[str | None, option], default=text)
         kind = self.kind if default is not None else self.kind | None
         return _parameter(self.field.name, Annotated[kind, option], default=default)

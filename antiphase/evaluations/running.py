@@ -80,7 +80,7 @@ def evaluate(
             seeds=[settings.seed],
             seconds=time.perf_counter() - started,
         )
-        measurement.result.read(record)  # what cannot be read again is not kept
+        measurement.result.read(record)  # refuses a result that its own type could not read again
         record.save(output)
     return record
 

@@ -19,6 +19,7 @@ from antiphase.instrumentation.forward import ForwardPass
 from antiphase.interface import (
     carries_positions,
     has_two_keys,
+    inside,
     is_differential,
     join_halves,
     refuse_unknown,
@@ -118,7 +119,7 @@ class AttentionCall:
         module = self.module
         lam: Tensor
         if self.kind is INSIDE:
-            lam = module.differential.lam()  # type: ignore[operator, union-attr]
+            lam = inside(module).lam()
         elif self.kind is AFTERWARDS:
             lam = _diffllama_lambda(module)
         elif self.kind.subtracts:
@@ -226,7 +227,7 @@ class AttentionCall:
         """What the attention function returns for heads' outputs (B, N, heads, dv)."""
         if not self.kind.finishes:
             return heads
-        finished: Tensor = self.module.differential.finish(heads)  # type: ignore[operator, union-attr]
+        finished: Tensor = inside(self.module).finish(heads)
         return split_halves(finished.to(self.query.dtype))
 
 

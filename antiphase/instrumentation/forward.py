@@ -112,21 +112,21 @@ class _Followed:
             state.select(beam_idx)
 
     def batch_select_indices(self, indices: Any) -> None:
-        super().batch_select_indices(indices)  # type: ignore[misc]
+        super().batch_select_indices(indices)  # type: ignore[misc]  # of the cache's own class
         for state in self._states():
             state.select(torch.as_tensor(indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)  # type: ignore[misc]
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]  # of the cache's own class
         for state in self._states():
             state.repeat(repeats)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         for state in self._states():
             state.check_crop()
-        super().crop(*args, **kwargs)  # type: ignore[misc]
+        super().crop(*args, **kwargs)  # type: ignore[misc]  # of the cache's own class
         for state in self._states():
-            state.crop(self.get_seq_length())  # type: ignore[attr-defined]
+            state.crop(self.get_seq_length())  # type: ignore[attr-defined]  # of the cache's own class
 
 
 @remembered

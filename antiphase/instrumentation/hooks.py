@@ -28,12 +28,9 @@ from antiphase.interface import (
     INSIDE,
     SWAPPED,
     AttentionFunction,
-    carries_positions,
     differential_function,
-    differential_output,
+    heads_inside,
     is_differential,
-    refuse_unknown,
-    visible_keys,
 )
 
 _NUMBERS = count()
@@ -331,25 +328,4 @@ class _Reader:
             return self.function
         if self.function is not ALL_ATTENTION_FUNCTIONS[INSIDE]:
             raise ValueError("another attention function was put into this model, whose heads cannot be read")
-        return _heads_inside
-
-
-def _heads_inside(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """The heads' outputs (B, N, H, 2d) of a layer of ``differential_config`` before their norm."""
-    refuse_unknown(kwargs)
-    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
-    return differential_output(
-        query, key, value, module.differential.lam(), mask,  # type: ignore[operator, union-attr]
-        halves=2, is_causal=is_causal, scaling=scaling,
-        sliding_window=None if carries_positions(mask, query.shape[2]) else sliding_window,
-    ), None  # fmt: skip
+        return heads_inside

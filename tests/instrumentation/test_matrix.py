@@ -163,8 +163,6 @@ class Call:
     """The same before the softmax; 0 where hidden."""
     visible: Tensor
     """(N, N)."""
-    values: Tensor
-    """(B, maps, N, dv): those that each map multiplies."""
     lam: Tensor | None
     """(B, H, N)."""
     heads: Tensor
@@ -205,7 +203,7 @@ def computed(
         own = module.differential
         size = (heads.square().mean(-1, keepdim=True) + own.head_norm.eps).sqrt()
         returned = ((1 - own.lambda_init) * heads / size * own.head_norm.weight).unflatten(3, (2, -1)).flatten(2, 3)
-    return Call(layer, weights, hidden, visible, values, lam, heads, returned)
+    return Call(layer, weights, hidden, visible, lam, heads, returned)
 
 
 def _lambda(form: str, module: Any, kwargs: Any) -> Tensor:
@@ -216,21 +214,18 @@ def _lambda(form: str, module: Any, kwargs: Any) -> Tensor:
     return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + home.lambda_init
 
 
-def unchanged(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
-    return weights
-
-
 @contextmanager
 def by_hand(model: Any, case: Case, change: Change | None = None) -> Iterator[list[Call]]:
     """All attention within the block computed by hand; without a change, held against the model's own."""
     calls: list[Call] = []
+    form = change or (lambda layer, weights, visible, scores: weights)
     seen: list[Tensor] = []
 
     def wrap(function: Any) -> Any:
         def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
             seen[:] = seen if seen and seen[-1] is query else [*seen, query]
             layer = (len(seen) - 1) % LAYERS
-            call = computed(case, layer, module, query, key, value, kwargs, change or unchanged)
+            call = computed(case, layer, module, query, key, value, kwargs, form)
             if change is None:
                 own = function(module, query, key, value, mask, **kwargs)[0]
                 torch.testing.assert_close(call.returned, own, rtol=1e-5, atol=1e-6)  # norms are in fp32
@@ -254,7 +249,7 @@ def layers_of(model: Any, case: Case) -> list[Call]:
     for one, two in zip(calls[::2], calls[1::2], strict=True):
         first, second = torch.cat([one.heads, two.heads], -1).chunk(2, dim=2)
         heads = first - one.lam.transpose(1, 2).unsqueeze(-1) * second
-        found.append(replace(one, heads=heads, values=torch.cat([one.values, two.values], -1)))
+        found.append(replace(one, heads=heads))
     return found
 
 
@@ -409,7 +404,7 @@ def test_slopes_are_those_of_maps_moved_by_hand(name: str) -> None:
 
 @without_sinks
 def test_quantization_rounds_scores_before_the_softmax(name: str) -> None:
-    model, case = built(name), CASES[name]
+    model = built(name)
 
     def change(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
         step = scores.abs().amax((-1, -2), keepdim=True) / 7  # 4 bits, a step by map
@@ -417,7 +412,7 @@ def test_quantization_rounds_scores_before_the_softmax(name: str) -> None:
 
     with quantized_logits(model, 4):
         found = logits_of(model)
-    with by_hand(model, case, change):
+    with by_hand(model, CASES[name], change):
         near(found, logits_of(model))
     assert (found - logits_of(model)).abs().max() > 1e-3
 
