@@ -123,7 +123,7 @@ def differential_attention(
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
         raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
     if sliding_window is not None:
-        sliding_window = min(sliding_window, shapes.queries + shapes.keys)
+        sliding_window = min(sliding_window, max(1, shapes.queries + shapes.keys))
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
@@ -208,7 +208,7 @@ def _native_attention(
         query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
         lam = others[0] if others else None
     if sliding_window is not None:
-        sliding_window = min(sliding_window, query.shape[2] + key.shape[2])
+        sliding_window = min(sliding_window, max(1, query.shape[2] + key.shape[2]))
     save = _differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)

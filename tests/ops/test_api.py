@@ -132,3 +132,12 @@ def test_the_kernels_for_gpus_say_what_they_need(monkeypatch):
     monkeypatch.setattr(api, "HAS_TRITON", False)
     with pytest.raises(ValueError, match=r"needs Triton, which is for Linux: pip install 'antiphase\[triton\]'"):
         differential_attention(query, key, value, 0.5, impl="triton")
+
+
+@pytest.mark.parametrize("impl", ["reference", "blockwise", "auto"])
+def test_sequences_without_tokens_are_served_with_a_window_too(impl):
+    query, key, value = torch.zeros(1, 4, 0, 8), torch.zeros(1, 4, 0, 8), torch.zeros(1, 2, 0, 16)
+    edges = torch.tensor([0, 0, 0], dtype=torch.int32)
+    for packed in ({}, {"cu_seqlens_q": edges, "cu_seqlens_k": edges}):
+        found = differential_attention(query, key, value, 0.5, sliding_window=3, impl=impl, **packed)
+        assert found.shape == (1, 2, 0, 16)
