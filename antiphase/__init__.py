@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 from wrapt import register_post_import_hook
 
 if TYPE_CHECKING:
+    from antiphase.baselines.models.configs import ConvolutionConfig as ConvolutionConfig
+    from antiphase.baselines.models.configs import RecurrentConfig as RecurrentConfig
+    from antiphase.baselines.models.configs import SequenceToSequenceConfig as SequenceToSequenceConfig
+    from antiphase.baselines.models.configs import VanillaConfig as VanillaConfig
+    from antiphase.baselines.models.word_vectors import set_word_vectors as set_word_vectors
     from antiphase.calibration.apply import calibrated as calibrated
     from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
     from antiphase.calibration.search import search_calibration as search_calibration
-    from antiphase.models.classic_configs import ConvolutionConfig as ConvolutionConfig
-    from antiphase.models.classic_configs import RecurrentConfig as RecurrentConfig
-    from antiphase.models.classic_configs import SequenceToSequenceConfig as SequenceToSequenceConfig
-    from antiphase.models.classic_configs import VanillaConfig as VanillaConfig
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
     from antiphase.models.differential_configs import differential_config as differential_config
     from antiphase.models.layer import DifferentialAttention as DifferentialAttention
     from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
     from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
-    from antiphase.models.word_vectors import set_word_vectors as set_word_vectors
     from antiphase.ops.api import differential_attention as differential_attention
     from antiphase.probing.statistics import AttentionStatistics as AttentionStatistics
     from antiphase.probing.statistics import attention_statistics as attention_statistics
@@ -38,11 +38,11 @@ _HOME = {
     "AntiphaseModel": "antiphase.models.transformer",
     "AntiphaseForCausalLM": "antiphase.models.transformer",
     "AntiphaseForSequenceClassification": "antiphase.models.transformer",
-    "RecurrentConfig": "antiphase.models.classic_configs",
-    "ConvolutionConfig": "antiphase.models.classic_configs",
-    "VanillaConfig": "antiphase.models.classic_configs",
-    "SequenceToSequenceConfig": "antiphase.models.classic_configs",
-    "set_word_vectors": "antiphase.models.word_vectors",
+    "RecurrentConfig": "antiphase.baselines.models.configs",
+    "ConvolutionConfig": "antiphase.baselines.models.configs",
+    "VanillaConfig": "antiphase.baselines.models.configs",
+    "SequenceToSequenceConfig": "antiphase.baselines.models.configs",
+    "set_word_vectors": "antiphase.baselines.models.word_vectors",
     "DifferentialAttention": "antiphase.models.layer",
     "differential_config": "antiphase.models.differential_configs",
     "attention_statistics": "antiphase.probing.statistics",
@@ -70,9 +70,11 @@ def __dir__() -> list[str]:
 
 
 def _register_configuration(_: Any) -> None:
+    from antiphase.baselines.models.registration import register_configurations
     from antiphase.models.registration import register_configuration
 
     register_configuration()
+    register_configurations()
 
 
 def _register_differential_configurations(_: Any) -> None:

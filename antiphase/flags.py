@@ -5,11 +5,11 @@ The command line makes its options from them, checks name the flag, and journals
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Flag:
     choices: Sequence[str] = ()
     separated: bool = False
     """Whether a list is written with commas, not by naming the flag again."""
+    repeated: bool = False
+    """Whether a list with commas may also be given by naming the flag again."""
+    ranges: bool = False
+    """Whether ``2-4`` stands for 2, 3, 4 in a list of whole numbers."""
+    shown: str | None = None
+    """What the help says in the place of the default."""
     alias: str | None = None
     """Another spelling of the flag."""
 
@@ -43,7 +49,10 @@ class Flag:
         elif high is not None and any(not one <= high for one in listed):
             raise InputError(f"{self.name} must be at most {high}, got {given}")
         if self.choices and any(one not in self.choices for one in listed):
-            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {given!r}")
+            wrong = next(one for one in listed if one not in self.choices)
+            raise InputError(
+                f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{nearest(str(wrong), self.choices)}"
+            )
         if self.separated and len(set(listed)) != len(listed):
             raise InputError(f"{self.name} must not name a value twice, got {given}")
 
@@ -70,6 +79,13 @@ def flags_of(kind: Any) -> dict[str, Flag]:
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Base of settings: a dataclass of flags."""
+
+    folder: ClassVar[Literal["resumable", "new", "optional"]] = "resumable"
+    """What ``--output`` is: a folder that ``--resume`` goes on with, one that must be new, or nothing at all."""
+    parts: ClassVar[str] = "parts"
+    """What the progress bar counts."""
+    quick: ClassVar[Mapping[str, Any]] = {}
+    """What takes the place of the defaults under ``--quick``; empty: there is no such flag."""
 
     def check(self) -> None:
         """

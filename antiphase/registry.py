@@ -1,8 +1,8 @@
-"""Measurements in folders of their own, found by the kind of their records.
+"""Measurements and studies in folders of their own, found by the kind of their records.
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
-and does not need it. The command line and the pages find the folder without its name.
+and does not need it. The command line and the pages find the folder by its name.
 """
 
 from __future__ import annotations
@@ -10,31 +10,39 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import Any
 
-GROUPS = {"evaluate": "antiphase.evaluations"}
-"""Packages of such folders, by the command that they belong to."""
+PACKAGES = {
+    "antiphase.evaluations": "evaluate",
+    "antiphase.baselines.commands": "",
+    "antiphase.baselines.studies": "study",
+    "antiphase.viewer": "",
+}
+"""Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
 
 
 @dataclass(frozen=True)
 class Measurement:
     """A folder."""
 
-    group: str
+    parent: str
+    """Package that the folder stands in."""
     name: str
     """Of the command: ``long-context``."""
 
     @property
     def kind(self) -> str:
-        """Of its records."""
-        return f"{self.group}-{self.name}"
+        """Of its records: ``evaluate-long-context``, ``classify``."""
+        group = PACKAGES[self.parent]
+        return f"{group}-{self.name}" if group else self.name
 
     @property
     def package(self) -> str:
-        return f"{GROUPS[self.group]}.{self.name.replace('-', '_')}"
+        return f"{self.parent}.{self.name.replace('-', '_')}"
 
     @property
     def settings(self) -> type[Any]:
@@ -56,16 +64,22 @@ class Measurement:
     def measure(self) -> ModuleType:
         return importlib.import_module(f"{self.package}.measure")
 
+    @property
+    def run(self) -> Callable[..., Any]:
+        """From settings and an output folder to a record: the function in ``measure`` that is called as the folder."""
+        found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))
+        return found
+
 
 @cache
-def measurements(group: str) -> dict[str, Measurement]:
-    """All folders of a group, by the name of the command."""
-    package = importlib.import_module(GROUPS[group])
+def measurements(parent: str) -> dict[str, Measurement]:
+    """All folders of a package, by the name of the command."""
+    package = importlib.import_module(parent)
     names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
-    return {name: Measurement(group, name) for name in names}
+    return {name: Measurement(parent, name) for name in names}
 
 
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None: it has no folder."""
-    group, _, name = kind.partition("-")
-    return measurements(group).get(name) if group in GROUPS else None
+    folders = (one for parent in PACKAGES for one in measurements(parent).values())
+    return next((one for one in folders if one.kind == kind), None)

@@ -23,14 +23,17 @@ import evidence_tables
 import operator_tables
 from operator_tables import RATIO_HEAD, SHORT
 
+from antiphase.baselines.commands.classify.measure import summaries
+from antiphase.baselines.commands.translate import tables as translation
+from antiphase.baselines.studies.dependency.measure import summarized
+from antiphase.baselines.studies.dependency.presentation import accuracies
+from antiphase.baselines.studies.gradients.presentation import gradient_ratios
+from antiphase.baselines.studies.throughput.presentation import speed_ratios
 from antiphase.records import Record
-from antiphase.report import compared, reproduction, tables, translation
+from antiphase.report import compared, reproduction, tables
 from antiphase.report.benchmarks import conditions, ratio_text
-from antiphase.report.line import accuracies, gradient_ratios, speed_ratios
 from antiphase.report.tables import Table
 from antiphase.report.tuning import end_of
-from antiphase.studies.classify import summaries
-from antiphase.studies.dependency import summarized
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

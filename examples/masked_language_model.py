@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 import antiphase
-from antiphase.data.vocabularies import train_words
+from antiphase.baselines.data.vocabularies import train_words
 
 WORDS = [
     "wind",

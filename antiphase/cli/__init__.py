@@ -12,15 +12,13 @@ import typer
 from antiphase.cli import (
     ablations,
     calibrate,
-    classify,
     evaluate,
     extend,
+    folders,
     measure,
     reproduce,
-    study,
     tools,
     train,
-    translate,
 )
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
@@ -33,17 +31,20 @@ app = typer.Typer(
     add_completion=False,
 )
 
-COMMANDS: tuple[Callable[..., None], ...] = (
+COMMANDS: tuple[Callable[..., None] | str, ...] = (
     train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
-    measure.probe, measure.look, classify.classify, classify.predict, classify.tokenize,
-    translate.translate, tools.convert, measure.benchmark, reproduce.reproduce, tools.report, tools.build,
-    tools.env,
+    measure.probe, "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
+    reproduce.reproduce, tools.report, tools.build, tools.env,
 )  # fmt: skip
+"""In the order of the help; a name stands for the command of a folder."""
 for command in COMMANDS:
-    app.command()(command)
+    if isinstance(command, str):
+        app.command(command)(folders.command(folders.COMMANDS[command]))
+    else:
+        app.command()(command)
 app.add_typer(evaluate.app, name="evaluate")
 app.add_typer(calibrate.app, name="calibrate")
-app.add_typer(study.app, name="study")
+app.add_typer(folders.study, name="study")
 
 
 @app.callback(invoke_without_command=True)

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from types import NoneType
 from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli.options import OutputOption, ResumeOption, numbers
+from antiphase.cli.options import (
+    NewOutputOption,
+    OptionalOutputOption,
+    OutputOption,
+    QuickOption,
+    ResumeOption,
+    numbers,
+    ranges,
+)
 from antiphase.flags import Flag, Settings, flags_of
 
 Run = Callable[..., None]
 """Called with the settings, and with ``output`` and ``resume``."""
+OUTPUTS = {"resumable": OutputOption, "new": NewOutputOption, "optional": OptionalOutputOption}
 
 
 def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     """A function that typer makes a command of; its help is the docstring of the settings."""
     hints = typing.get_type_hints(kind)
     own = {field.name: field for field in fields(kind)}
-    options = {name: _Option(field, hints[name], flags_of(kind)[name]) for name, field in own.items()}
+    options = {name: _Option(field, hints[name], flags_of(kind)[name], kind.quick) for name, field in own.items()}
 
     def command(**given: Any) -> None:
-        output, resume = given.pop("output"), given.pop("resume")
-        run(kind(**{name: options[name].read(value) for name, value in given.items()}), output=output, resume=resume)
+        output, resume = given.pop("output"), given.pop("resume", False)
+        replaced = kind.quick if given.pop("quick", False) else {}
+        values = {name: options[name].read(value) for name, value in given.items()}
+        kept = {name: value for name, value in values.items() if name not in kind.quick or given[name] is not None}
+        run(kind(**{**replaced, **kept}), output=output, resume=resume)
 
     parameters = {name: option.parameter() for name, option in options.items()}
     first = [name for name, option in options.items() if option.is_argument]
@@ -34,9 +46,11 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     middle = [name for name in parameters if name not in (*first, *last)]
     ordered = [
         *(parameters[name] for name in first),
-        _parameter("output", OutputOption),
-        *(parameters[name] for name in (*middle, *last)),
-        _parameter("resume", ResumeOption, default=False),
+        _parameter("output", OUTPUTS[kind.folder], **({"default": None} if kind.folder == "optional" else {})),
+        *(parameters[name] for name in middle),
+        *([_parameter("quick", QuickOption, default=False)] if kind.quick else []),
+        *(parameters[name] for name in last),
+        *([_parameter("resume", ResumeOption, default=False)] if kind.folder == "resumable" else []),
     ]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # typer reads it
     command.__annotations__ = {one.name: one.annotation for one in ordered}
@@ -47,12 +61,12 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
 class _Option:
     """One field as typer knows it."""
 
-    def __init__(self, field: Field[Any], hint: Any, flag: Flag) -> None:
-        self.field, self.flag = field, flag
+    def __init__(self, field: Field[Any], hint: Any, flag: Flag, quick: Mapping[str, Any]) -> None:
+        self.field, self.flag, self.quick = field, flag, quick
         kinds = [part for part in (typing.get_args(hint) or (hint,)) if part is not NoneType]
         is_list = typing.get_origin(hint) not in (None, typing.Union) and issubclass(typing.get_origin(hint), Sequence)
         self.kind = kinds[0]
-        self.is_repeated = is_list and not flag.separated
+        self.is_repeated = is_list and (flag.repeated or not flag.separated)
         self.is_argument = not flag.name.startswith("--")
 
     def parameter(self) -> inspect.Parameter:
@@ -61,18 +75,37 @@ class _Option:
             argument = typer.Argument(metavar=flag.name, help=flag.help)
             kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
             return _parameter(self.field.name, Annotated[kind, argument])
-        shown = default is not None and default != ()
+        shown = self._shown()
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if self.is_repeated:
-            several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value
-            return _parameter(self.field.name, Annotated[several, option], default=None)
+            several = list[self.kind]  # type: ignore[name-defined]  # a type by value
+            if default is MISSING:
+                return _parameter(self.field.name, Annotated[several, option])
+            return _parameter(self.field.name, Annotated[several | None, option], default=None)
         if flag.separated:
-            assert isinstance(default, tuple)
-            text = ",".join(str(one) for one in default) or None
+            text = None if self.field.name in self.quick else self._text(default) or None
             return _parameter(self.field.name, Annotated[str | None, option], default=text)
+        if self.field.name in self.quick:
+            default = None
         kind = self.kind if default is not None else self.kind | None
         return _parameter(self.field.name, Annotated[kind, option], default=default)
+
+    def _shown(self) -> bool | str:
+        """What the help says of the default."""
+        default = self.field.default
+        text = self.flag.shown if self.flag.shown is not None else self._text(default)
+        if self.field.name in self.quick:
+            return f"{text}, --quick {self._text(self.quick[self.field.name])}"
+        if self.flag.shown is not None:
+            return self.flag.shown or False
+        if self.is_repeated and self.flag.separated:
+            return text
+        return default not in (None, (), MISSING)
+
+    def _text(self, value: Any) -> str:
+        """A value as the command line takes it."""
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
     def _bounds(self) -> dict[str, Any]:
         """Those of a seed are the parser's own; others are checked with the settings."""
@@ -81,8 +114,20 @@ class _Option:
     def read(self, value: Any) -> Any:
         """What the field holds for what the command line gave."""
         if self.flag.separated:
-            return () if value is None else numbers(self.flag.name, value, self.kind)
+            given = value if isinstance(value, list) else [] if value is None else [value]
+            return [one for text in given for one in self._listed(text)] or self._when_empty()
         return (value or ()) if self.is_repeated else value
+
+    def _listed(self, text: str) -> list[Any]:
+        if self.flag.ranges:
+            return ranges(self.flag.name, text)
+        if self.kind is str:
+            return [part.strip() for part in text.split(",")]
+        return numbers(self.flag.name, text, self.kind)
+
+    def _when_empty(self) -> Any:
+        """What a list that was not given is: the default, which the parser does not know for a repeated flag."""
+        return self.field.default if self.is_repeated else ()
 
 
 def _parameter(name: str, annotation: Any, *, default: Any = MISSING) -> inspect.Parameter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from antiphase.studies.jobs import Job
 
 
+Page = Callable[[Sequence["Record"], Path], Path]
+"""Writes a page from records, into the file that is named; returns the file."""
 REFRESH_SECONDS = 30
 """After which a browser loads the page of an unfinished study again."""
 
@@ -133,11 +135,11 @@ def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     return write
 
 
-def finish(console: Console, record: Record, output: Path) -> None:
-    """The table in the terminal, and the page where there is something to draw."""
+def finish(console: Console, record: Record, output: Path, *, page: Page | None = None) -> None:
+    """The table in the terminal, and the page; None: a report."""
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
 
     print_summary(record, console)
-    page = write_report([record], output / "report.html")
-    console.print(f"record: {output / 'record.json'}\npage:   {page}", highlight=False)
+    written = (page or write_report)([record], output / "report.html")
+    console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)

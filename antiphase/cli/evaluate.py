@@ -102,5 +102,5 @@ def _measure(settings: Any, *, output: Path, resume: bool) -> None:
     finish(console, record, output)
 
 
-for name, measurement in measurements("evaluate").items():
+for name, measurement in measurements("antiphase.evaluations").items():
     app.command(name)(command_of(measurement.settings, _measure))

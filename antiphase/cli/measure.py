@@ -37,32 +37,6 @@ def probe(
     finish(console, record, output)
 
 
-def look(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a model.")],
-    output: NewOutputOption,
-    text: Annotated[str, typer.Option("--text", help="What to look at.")],
-    target: Annotated[
-        str | None, typer.Option("--target", help="What the decoder of an encoder–decoder writes.", show_default=False)
-    ] = None,
-    length: Annotated[int, typer.Option("--length", help="Most tokens; the page grows with their square.")] = 256,
-    device: DeviceOption = "auto",
-) -> None:
-    """Look at one text through every layer and head: a record, and an interactive page that opens offline.
-
-    Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
-    """
-    from antiphase.report.look_page import write_look
-    from antiphase.report.terminal import print_summary
-    from antiphase.studies.look import LookRequest
-    from antiphase.studies.look import look as run_look
-
-    console = make_console()
-    record = run_look(LookRequest(name=model, text=text, target=target, length=length, device=device), output)
-    print_summary(record, console)
-    page = write_look([record], output / "report.html")
-    console.print(f"record: {output / 'record.json'}\npage:   {page}", highlight=False)
-
-
 class Benchmark(StrEnum):
     """What ``antiphase benchmark`` can time."""
 

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 PresetOption = Annotated[str, typer.Option("--preset", help="Name of a shipped preset, or a YAML file.")]
 OutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new, or use --resume.")]
 NewOutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new or empty.")]
+OptionalOutputOption = Annotated[
+    Path | None, typer.Option("--output", help="Folder for a record; must be new or empty.", show_default=False)
+]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes and seeds: a look, no result.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of what is drawn at random.")]
 DataOption = Annotated[
     list[str] | None,

@@ -59,17 +59,15 @@ def report(
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
     from antiphase.records import Record
+    from antiphase.registry import measurement_of
     from antiphase.report.figures import save_figures
     from antiphase.report.html import write_report
-    from antiphase.report.look import is_look
 
     records = [Record.load(path) for path in runs]
-    if all(is_look(record) for record in records):
-        from antiphase.report.look_page import write_look
-
-        write_look(records, output)
-    else:
-        write_report(records, output)
+    kinds = {record.kind for record in records}
+    own = measurement_of(kinds.pop()) if len(kinds) == 1 else None
+    page = None if own is None else own.presentation.page
+    (page or write_report)(records, output)
     if figures is not None:
         for path, record in zip(runs, records, strict=True):
             save_figures(record, figures / path.stem if len(records) > 1 else figures)

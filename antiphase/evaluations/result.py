@@ -6,7 +6,7 @@ import dataclasses
 from typing import Self
 
 from antiphase.records import Record, finite
-from antiphase.registry import Measurement, measurement_of
+from antiphase.registry import Measurement, measurements
 from antiphase.typed import build
 
 
@@ -16,10 +16,8 @@ class Result:
     @classmethod
     def measurement(cls) -> Measurement:
         """The folder that the class stands in."""
-        *_, group, name = cls.__module__.split(".")
-        found = measurement_of(f"{'evaluate' if group == 'evaluations' else group}-{name.replace('_', '-')}")
-        assert found is not None
-        return found
+        parent, _, name = cls.__module__.rpartition(".")
+        return measurements(parent)[name.replace("_", "-")]
 
     @classmethod
     def read(cls, record: Record) -> Self | None:

@@ -24,13 +24,14 @@ from antiphase.registry import Measurement, measurements
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import undone_if_refused
 
+EVALUATIONS = "antiphase.evaluations"
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""
 
 
 def settings_of(measurement: str, **values: Any) -> Any:
     """Settings of a measurement, by its name."""
-    return measurements("evaluate")[measurement].settings(**values)
+    return measurements(EVALUATIONS)[measurement].settings(**values)
 
 
 def evaluate(
@@ -87,4 +88,4 @@ def evaluate(
 
 def measurement_with(settings: Settings) -> Measurement:
     """The measurement that has these settings."""
-    return next(found for found in measurements("evaluate").values() if found.settings is type(settings))
+    return next(found for found in measurements(EVALUATIONS).values() if found.settings is type(settings))

@@ -24,8 +24,6 @@ from antiphase.interface import (
     visible_keys,
 )
 from antiphase.interface import eager_attention as eager_attention_forward  # transformers' name for what a module holds
-from antiphase.models.classic_configs import VanillaConfig
-from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.norm import RMSNorm
 from antiphase.models.start import mark_first_weight, mark_residual_output
 from antiphase.models.variants import ACROSS, variant_of
@@ -45,9 +43,7 @@ class Attention(nn.Module):
     of each map in the denominator of its softmax, as in gpt-oss; ``dex_heads``, DEX (2505.16333).
     """
 
-    def __init__(
-        self, config: AntiphaseConfig | VanillaConfig, layer_idx: int, *, is_causal: bool = True, bias: bool = False
-    ) -> None:
+    def __init__(self, config: Any, layer_idx: int, *, is_causal: bool = True, bias: bool = False) -> None:
         super().__init__()
         self.is_causal = is_causal
         self.config = config
@@ -363,7 +359,7 @@ class DifferentialAttentionV2(Attention):
     λ without its sigmoid ("linear"), and no λ, which is λ = 1 ("fixed").
     """
 
-    def __init__(self, config: AntiphaseConfig | VanillaConfig, layer_idx: int, **options: bool) -> None:
+    def __init__(self, config: Any, layer_idx: int, **options: bool) -> None:
         super().__init__(config, layer_idx, **options)
         if self.variant.lambda_form != "fixed":
             self.lambda_proj = nn.Linear(config.hidden_size, config.num_attention_heads // 2, bias=False)

@@ -61,7 +61,7 @@ def drawn(shape: torch.Size, kind: str, size: float, *, seed: int, name: str) ->
 def seeded(build: Callable[[], M], seed: int) -> M:
     """The model that ``build`` makes, its initial weights a function of the seed; torch's generators stay as they are.
 
-    For models whose initial values are their own (``classic.py``); it keeps no two kinds equal where they could be.
+    For models whose initial values are their own; it keeps no two kinds equal where they could be.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)

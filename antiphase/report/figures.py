@@ -17,16 +17,12 @@ from antiphase.report import (
     ablation_plots,
     benchmark_plots,
     calibration_plots,
-    classification_plots,
     hallucination_plots,
-    line_plots,
-    look_plots,
     measurement_plots,
     plots,
     reproduction_plots,
     scaling_plots,
     sink_plots,
-    translation_plots,
     tuning_plots,
 )
 from antiphase.report.presentation import Drawing
@@ -52,18 +48,6 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "calibration-effects": calibration_plots.effect_rows,
     "calibration-sweeps": calibration_plots.sweeps,
     "calibration-screen": calibration_plots.slopes,
-    "classifier-epochs": classification_plots.epochs,
-    "classifier-confusion": classification_plots.confusions,
-    "translation-epochs": translation_plots.epochs,
-    "translation-alignment": translation_plots.alignment,
-    "study-dependency": line_plots.accuracy_by_distance,
-    "study-throughput": line_plots.speed_by_length,
-    "study-gradients": line_plots.gradients_by_depth,
-    "look-heads": look_plots.every_head,
-    "look-head": look_plots.one_head,
-    "look-alignment": look_plots.alignment,
-    "look-masks": look_plots.masks,
-    "look-positions": look_plots.positions,
 }
 """Figures by the name of their file, in the order of the page; None where the record has nothing for it. Those of
 measurements that have a folder stand there.

@@ -18,22 +18,16 @@ from antiphase.registry import measurement_of
 from antiphase.report import (
     ablation_plots,
     benchmarks,
-    classification,
-    classification_plots,
     compared,
     figures,
     hallucination_plots,
-    line,
-    line_plots,
-    look_plots,
     plots,
     retrieval,
     summary,
     tables,
-    translation,
-    translation_plots,
     tuning_plots,
 )
+from antiphase.report.presentation import words_for
 from antiphase.report.tables import Table
 
 TableMaker = Callable[[Record], list[Table | None]]
@@ -43,9 +37,6 @@ RASTER = (
     "sink-map",
     "sink-heads",
     "calibrated-heads",
-    "classifier-confusion",
-    "translation-alignment",
-    *look_plots.WORDS,
 )
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
 NEEDED_WIDTH = 0.66
@@ -165,14 +156,6 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     _lambda_table,
     _gradient_table,
     benchmarks.timing,
-    classification.model_details,
-    classification.runs,
-    translation.runs,
-    translation.heads,
-    line.accuracy_details,
-    line.dependency_runs,
-    line.speed_details,
-    line.gradient_details,
     tables.settings,
     tables.environment,
 )
@@ -185,7 +168,7 @@ def _page_figure(record: Record, name: str, figure: Figure) -> PageFigure:
         title, caption, alternative = WORDS[name](record)
         is_raster, behind = name in RASTER, BEHIND[name](record) if name in BEHIND else []
     else:
-        title, caption, alternative = own.title, own.caption, own.alternative
+        title, caption, alternative = own.title, words_for(own.caption, record), words_for(own.alternative, record)
         is_raster, behind = own.is_raster, own.behind(record)
     width, height = (round(96 * inches) for inches in figure.get_size_inches())  # CSS: 96 pixels an inch
     return PageFigure(
@@ -291,23 +274,6 @@ def _paragraphs(record: Record) -> list[str]:
         "same precision allows.",
         "benchmark-calibration": "Calibrated attention, every head of it, beside the attention that it replaces, and "
         "what probing a text holds beside a forward pass. The candidates took turns.",
-        "classify": "Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
-        "intervals overlap, luck may have chosen the order.",
-        "translate": "Encoders and decoders that learned to write the translation of a sentence. A sentence counts as "
-        "right if the model, writing greedily, wrote exactly the reference and stopped. Read every figure beside the "
-        "untrained model and beside what needs no learning.",
-        "study-dependency": "Models of one width, from recurrent networks to differential attention, learned to name "
-        "the number of a verb from generated sentences whose clauses have some lengths, and were tested at those "
-        "and at others.",
-        "study-throughput": "Training steps of models of one width, from recurrent networks to differential attention, "
-        "on the same number of tokens in sequences of growing length.",
-        "study-gradients": "How large the gradients of each layer are in deep models of one width, before training and "
-        "after some steps, with norms before the sublayers of the Transformer and behind them.",
-        "predict": "The probability that a trained classifier gives each label.",
-        "tokenize": "One text cut by several tokenizers: spaces are shown as ␣, other characters without a shape as "
-        "escapes, and 日[1/3] is the first of three tokens that make up one character.",
-        "look": "Attention of every layer and head on one text. The same record drawn alone (antiphase report RUN) "
-        "gives a page in which every weight can be looked up.",
         "benchmark-model": "Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a "
         "prompt, and the tokens generated after it. The candidates took turns.",
     }
@@ -491,10 +457,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     ),
     **ablation_plots.WORDS,
     **tuning_plots.WORDS,
-    **classification_plots.WORDS,
     **hallucination_plots.WORDS,
-    **line_plots.WORDS,
-    **look_plots.WORDS,
-    **translation_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from antiphase.records import Record
 from antiphase.report.tables import Table
+
+Words = str | Callable[[Record], str]
+"""The same for every record, or made from it."""
+
+
+def words_for(words: Words, record: Record) -> str:
+    """The words that stand beside a record's figure."""
+    return words if isinstance(words, str) else words(record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,9 +27,9 @@ class Drawing:
     draw: Callable[[Record], Figure | None]
     """None where the record has nothing for it."""
     title: str
-    caption: str
-    alternative: str
-    """For who cannot see it."""
+    caption: Words
+    alternative: Words
+    """The text alternative, for readers who cannot see the figure."""
     behind: Callable[[Record], list[Table | None]] = lambda record: []
     """The tables that lie behind it."""
     is_raster: bool = False
@@ -36,3 +45,7 @@ class Presentation:
     figures: Mapping[str, Drawing] = field(default_factory=dict)
     details: Callable[[Record], list[Table | None]] = lambda record: []
     """Further tables, folded away."""
+    page: Callable[[Sequence[Record], Path], Path] | None = None
+    """Writes the page that records of this kind alone have; None: a report."""
+    closing: Callable[[Record], str] = lambda record: ""
+    """What the terminal says last."""

@@ -10,16 +10,12 @@ from antiphase.report import (
     ablations,
     benchmarks,
     calibration,
-    classification,
     compared,
     hallucination,
-    line,
-    look,
     reproduction,
     retrieval,
     scaling,
     tables,
-    translation,
     tuning,
 )
 from antiphase.report.tables import Table
@@ -73,18 +69,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         calibration.screening(record),
         calibration.effects(record),
     ],
-    "look": lambda record: [look.layer_table(record)],
-    "classify": lambda record: [
-        classification.data(record),
-        classification.models(record),
-        *classification.confusions(record),
-    ],
-    "translate": lambda record: [translation.data(record), translation.models(record)],
-    "study-dependency": lambda record: [line.accuracies(record)],
-    "study-throughput": lambda record: [line.speeds(record), line.speed_ratios(record)],
-    "study-gradients": lambda record: [line.gradient_ratios(record)],
-    "predict": lambda record: [classification.predictions(record)],
-    "tokenize": lambda record: [*classification.pieces(record), classification.ratios(record)],
 }
 """The tables to read first, by kind of record; any other kind shows its lists and single values."""
 

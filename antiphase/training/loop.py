@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
@@ -27,10 +27,8 @@ from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteEr
 from antiphase.interface import TRITON
 from antiphase.models.attention import DifferentialAttentionV1, set_training_step
 from antiphase.models.checkpoints import Checkpoint, is_finite
-from antiphase.models.classic_configs import RecurrentConfig
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
-from antiphase.models.recurrent import RecurrentForCausalLM
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.models.variants import FIELDS
 from antiphase.ops.api import why_no_kernels
@@ -52,10 +50,12 @@ from antiphase.training.run_folder import (
     read_metrics,
 )
 
-LanguageModel = AntiphaseForCausalLM | RecurrentForCausalLM
+LanguageModel = PreTrainedModel
 """What a run trains."""
+RECURRENT = "antiphase_recurrent"
+"""Model type of what ``model.kind`` rnn or lstm trains; transformers knows its classes."""
 
-Evaluation = Callable[[LanguageModel], Mapping[str, float]]
+Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
 
 
@@ -143,7 +143,7 @@ def train_held(
 class NextTokenLoss(nn.Module):
     """Sum of -log p over the predicted tokens, in nats. The head is applied only where something is predicted."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
@@ -271,7 +271,7 @@ class _Run:
         """Norm of each layer's gradient, before clipping."""
         return [
             torch.stack([p.grad.float().norm() for p in layer if p.grad is not None]).norm().item()
-            for layer in _layers(self.model)
+            for layer in layers_of(self.model)
         ]
 
     def _log(self, values: dict[str, Any]) -> None:
@@ -346,10 +346,13 @@ class _Run:
         ).save(self.output)
 
 
-def _layers(model: LanguageModel) -> list[list[nn.Parameter]]:
-    if isinstance(model, RecurrentForCausalLM):
-        return model.model.parameters_by_layer()
-    return [list(layer.parameters()) for layer in model.model.layers]
+def layers_of(model: PreTrainedModel) -> list[list[nn.Parameter]]:
+    """Parameters of each layer, the first to the last; embeddings, a norm at the end and a head belong to none."""
+    base: Any = model.base_model
+    if hasattr(base, "parameters_by_layer"):
+        found: list[list[nn.Parameter]] = base.parameters_by_layer()
+        return found
+    return [list(layer.parameters()) for layer in base.layers]
 
 
 def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, begins: bool = True) -> None:
@@ -372,7 +375,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 
 
-def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> LanguageModel:
+def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
 
     Raises:
@@ -419,21 +422,22 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
     return checkpoint
 
 
-def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> LanguageModel:
+def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
     """A fresh model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
 
     Raises:
         InputError: sizes that do not fit; the message names the field.
     """
     config = model_config(settings, tokenizer)
-    if isinstance(config, RecurrentConfig):
-        return seeded(lambda: RecurrentForCausalLM(config), seed).train()
+    if not isinstance(config, AntiphaseConfig):
+        other: PreTrainedModel = seeded(lambda: AutoModelForCausalLM.from_config(config), seed)
+        return other.train()
     model = AntiphaseForCausalLM(config)
     initialize(model, seed)
     return model.train()
 
 
-def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> AntiphaseConfig | RecurrentConfig:
+def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The configuration of the run's sizes for the tokenizer.
 
     Raises:
@@ -445,20 +449,20 @@ def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> A
     )  # fmt: skip
 
 
-def sized_config(settings: RunSettings, **words: Any) -> AntiphaseConfig | RecurrentConfig:
+def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
     """The same for a vocabulary of which only the size and the special tokens are known."""
     chosen: dict[str, Any] = dict(vars(settings.model))
     kind = chosen.pop("kind")
     if kind != "transformer":
         sizes = {name: chosen[name] for name in ("hidden_size", "num_hidden_layers", "tie_word_embeddings")}
-        return RecurrentConfig(cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)
+        return AutoConfig.for_model(RECURRENT, cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)
     chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
     longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
     chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
     return AntiphaseConfig(**chosen, **words)
 
 
-def run_values(model: LanguageModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
+def run_values(model: PreTrainedModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
     """What a record says of one run."""
     lines = read_metrics(output)
     curve = progress.curve
@@ -482,13 +486,13 @@ def run_values(model: LanguageModel, progress: Progress, output: Path, training:
     }
 
 
-def attention_only(model: LanguageModel) -> int:
+def attention_only(model: PreTrainedModel) -> int:
     """Parameters that a softmax model of the same size does not have: λ, head norms, and what variants add."""
     own = re.compile(r"\.(lambda_[qk][12]|lambda_offset|(lambda_proj|head_norm|output_gate)\.weight|sinks|dex_\w+)$")
     return sum(parameter.numel() for name, parameter in model.named_parameters() if own.search(name))
 
 
-def lambdas(model: LanguageModel) -> list[float] | None:
+def lambdas(model: PreTrainedModel) -> list[float] | None:
     """λ of each layer (mean over its heads), None for softmax attention and V2."""
     layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
     with torch.no_grad():

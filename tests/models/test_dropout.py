@@ -9,9 +9,13 @@ import torch
 from torch import nn
 
 import antiphase
-from antiphase.models.convolution import ConvolutionForSequenceClassification
-from antiphase.models.recurrent import RecurrentForCausalLM, RecurrentForSequenceClassification, RecurrentModel
-from antiphase.models.vanilla import VanillaModel
+from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification
+from antiphase.baselines.models.recurrent import (
+    RecurrentForCausalLM,
+    RecurrentForSequenceClassification,
+    RecurrentModel,
+)
+from antiphase.baselines.models.vanilla import VanillaModel
 
 IDS = torch.randint(1, 31, (3, 7), generator=torch.Generator().manual_seed(0))
 

@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+from antiphase.baselines.commands.classify.measure import ClassifySettings, classify
+from antiphase.baselines.commands.translate.measure import TranslateSettings, translate
+from antiphase.baselines.studies.dependency.measure import DependencySettings, dependency
+from antiphase.baselines.studies.gradients.measure import GradientsSettings, gradients
+from antiphase.baselines.studies.throughput.measure import ThroughputSettings, throughput
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
@@ -14,18 +19,13 @@ from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
 from antiphase.studies.calibration_effects import StudyRequest, study
-from antiphase.studies.classify import ClassifyRequest, classify
 from antiphase.studies.compare import compare
-from antiphase.studies.dependency import DependencyRequest, dependency
-from antiphase.studies.gradients import GradientsRequest, gradients
-from antiphase.studies.look import LookRequest, look
 from antiphase.studies.probe import ProbeRequest, probe
 from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scaling import scaling
-from antiphase.studies.throughput import ThroughputRequest, throughput
 from antiphase.studies.training_run import train_run
-from antiphase.studies.translate import TranslateRequest, translate
 from antiphase.studies.tune import tune
+from antiphase.viewer.look.measure import LookSettings, look
 
 WORKS = """
 import filelock, pathlib, sys
@@ -84,14 +84,14 @@ COMMANDS = {
     ),
     "many-shot": lambda output, preset: evaluate(settings_of("many-shot", name="none", tasks=["none"]), output),
     "probe": lambda output, preset: probe(ProbeRequest(name="none", paths=["none"]), output),
-    "look": lambda output, preset: look(LookRequest(name="none", text="a"), output),
+    "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
     "search": lambda output, preset: search(SearchRequest(name="none", tasks=["none"]), output),
     "study": lambda output, preset: study(StudyRequest(name="none", tasks=["none"]), output),
-    "classify": lambda output, preset: classify(ClassifyRequest(train=["none"]), output),
-    "translate": lambda output, preset: translate(TranslateRequest(), output),
-    "dependency": lambda output, preset: dependency(DependencyRequest(), output),
-    "throughput": lambda output, preset: throughput(ThroughputRequest(), output),
-    "gradients": lambda output, preset: gradients(GradientsRequest(), output),
+    "classify": lambda output, preset: classify(ClassifySettings(train=["none"]), output),
+    "translate": lambda output, preset: translate(TranslateSettings(), output),
+    "dependency": lambda output, preset: dependency(DependencySettings(), output),
+    "throughput": lambda output, preset: throughput(ThroughputSettings(), output),
+    "gradients": lambda output, preset: gradients(GradientsSettings(), output),
 }
 
 

@@ -91,7 +91,7 @@ def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, mea
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(measurements("evaluate")[measurement].measure, "measure", stopped)
+        patched.setattr(measurements("antiphase.evaluations")[measurement].measure, "measure", stopped)
         with pytest.raises(KeyboardInterrupt):
             evaluate(ask, tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} - {LOCK} == {JOURNAL}

@@ -9,10 +9,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from antiphase import RecurrentConfig
+from antiphase.baselines.models.recurrent import RecurrentForCausalLM
 from antiphase.cli import main
 from antiphase.config import load_preset
 from antiphase.errors import InputError, Interrupted
-from antiphase.models.recurrent import RecurrentForCausalLM
 from antiphase.records import Record
 from antiphase.training.loop import build_model
 

@@ -1,0 +1,88 @@
+"""The classifiers that ``antiphase classify`` knows by name: their sizes, and how they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.baselines.models.common import ForSequenceClassification
+from antiphase.baselines.models.configs import ClassicConfig, ConvolutionConfig, RecurrentConfig, VanillaConfig
+from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification
+from antiphase.baselines.models.recurrent import RecurrentForSequenceClassification
+from antiphase.baselines.models.vanilla import VanillaForSequenceClassification
+from antiphase.baselines.named_models import NamedModel, chosen_models
+from antiphase.baselines.training.classifier import ClassifierTraining
+from antiphase.models.initialization import seeded
+
+MODELS: dict[type[ClassicConfig], type[ForSequenceClassification]] = {
+    ConvolutionConfig: ConvolutionForSequenceClassification,
+    RecurrentConfig: RecurrentForSequenceClassification,
+    VanillaConfig: VanillaForSequenceClassification,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier(NamedModel):
+    """A model's configuration but for vocabulary and labels, and its training."""
+
+    given_by_data: ClassVar[Mapping[str, Any]] = dict.fromkeys(
+        ("vocab_size", "pad_token_id", "num_labels", "id2label", "label2id")
+    )
+    training: ClassifierTraining = field(default_factory=ClassifierTraining)
+
+    def build(self, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], *, seed: int) -> PreTrainedModel:
+        """A fresh model for the tokenizer and the labels; its weights are a function of the seed.
+
+        Raises:
+            InputError: sizes that do not fit; it names the field.
+        """
+        config = self.config(
+            **self.sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+            id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
+        )  # fmt: skip
+        return seeded(lambda: MODELS[self.config](config), seed)
+
+
+def _recurrent(cell: str, *, bidirectional: bool) -> Classifier:
+    return Classifier(
+        config=RecurrentConfig,
+        sizes={"cell": cell, "bidirectional": bidirectional, "hidden_size": 150, "dropout": 0.5},
+    )
+
+
+def _encoder(attention_type: str) -> Classifier:
+    return Classifier(
+        config=VanillaConfig,
+        sizes={
+            "attention_type": attention_type, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "mlp_ratio": 2.0, "norm_position": "pre", "dropout": 0.3,
+        },
+        training=ClassifierTraining(learning_rate=1e-3, warmup_steps=100),
+    )  # fmt: skip
+
+
+CLASSIFIERS: dict[str, Classifier] = {
+    "cnn": Classifier(config=ConvolutionConfig),
+    "rnn": _recurrent("rnn", bidirectional=False),
+    "birnn": _recurrent("rnn", bidirectional=True),
+    "lstm": _recurrent("lstm", bidirectional=False),
+    "bilstm": _recurrent("lstm", bidirectional=True),
+    "transformer": _encoder("softmax"),
+    "differential": _encoder("differential"),
+    "differential_v2": _encoder("differential_v2"),
+}
+"""By the names of ``--model``. The last three are encoders that differ in their attention alone."""
+
+
+def chosen_classifiers(
+    names: Sequence[str],
+    settings: Sequence[str],
+    *,
+    known: Mapping[str, Classifier] = CLASSIFIERS,
+    flag: str = "--model",
+) -> dict[str, Classifier]:
+    """``chosen_models`` of classifiers."""
+    return chosen_models(names, settings, known=known, flag=flag)

@@ -1,0 +1,130 @@
+"""Records of ``antiphase classify`` → tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphase.records import Record
+from antiphase.report.tables import Column, Table
+
+LARGEST_CONFUSION = 12
+"""Labels of a confusion matrix that is shown as a table."""
+
+
+def models(record: Record) -> Table | None:
+    """One row for each model: how well it does."""
+    rows = [
+        [row["model"], row["accuracy"], _interval(row["interval"]), row["macro_f1"], row["unseen_accuracy"],
+         row["seconds"]]
+        for row in record.values["models"]
+    ]  # fmt: skip
+    columns = [
+        Column("Model"), Column("Accuracy", "percent"), Column("95 %", "number"), Column("Macro-F1", "percent"),
+        Column("Unseen", "percent"), Column("Seconds", "integer"),
+    ]  # fmt: skip
+    kind = next((row["interval_is"] for row in record.values["models"]), "")
+    note = (
+        f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text stands neither in training "
+        "nor in development. Seconds are of one run."
+    )
+    return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
+
+
+def model_details(record: Record) -> Table | None:
+    """One row for each model: what it is, and how far it is from the first."""
+    rows = [
+        [row["model"], row["parameters"], row["seeds"], row["folds"], row["development_accuracy"], _difference(row)]
+        for row in record.values["models"]
+    ]
+    columns = [
+        Column("Model"), Column("Parameters", "integer"), Column("Seeds", "integer"), Column("Folds", "integer"),
+        Column("Development accuracy", "percent"), Column("Test accuracy against the first model, points", "number"),
+    ]  # fmt: skip
+    note = "Differences are paired by seed, in brackets Student's 95 % interval over seeds."
+    return Table(title="Models of classifiers", columns=columns, rows=rows, note=note)
+
+
+def _interval(bounds: Any) -> str | None:
+    if not bounds:
+        return None
+    low, high = (f"{100 * bound:.1f}" for bound in bounds)
+    return f"{low}–{high}"
+
+
+def _difference(row: dict[str, Any]) -> str | None:
+    if row["difference"] is None:
+        return None
+    bounds = row["difference_interval"]
+    spread = f" [{100 * bounds[0]:+.1f} to {100 * bounds[1]:+.1f}]" if bounds else ""
+    return f"{100 * row['difference']:+.1f}{spread}"
+
+
+def runs(record: Record) -> Table | None:
+    """One row for each run."""
+    rows = [
+        [
+            run["model"], run["seed"], run["fold"], run["test_accuracy"], run["correct"], run["samples"],
+            run["macro_f1"], run["unseen"]["accuracy"], run["unseen"]["samples"], run["development"]["accuracy"],
+            run["best_epoch"], run["epochs"], run["seconds"], run["folder"],
+        ]
+        for run in record.values["runs"]
+    ]  # fmt: skip
+    columns = [
+        Column("Model"), Column("Seed", "integer"), Column("Fold", "integer"), Column("Test accuracy", "percent"),
+        Column("Right", "integer"), Column("of", "integer"), Column("Macro-F1", "percent"),
+        Column("Unseen", "percent"), Column("of", "integer"),
+        Column("Development accuracy", "percent"), Column("Best epoch", "integer"), Column("Epochs", "integer"),
+        Column("Seconds", "integer"), Column("Folder"),
+    ]  # fmt: skip
+    return Table(title="Runs of classifiers", columns=columns, rows=rows)
+
+
+def data(record: Record) -> Table | None:
+    """What was read, and what of it stands more than once."""
+    found = record.values.get("data")
+    if not found:
+        return None
+    rows: list[list[Any]] = [["Tested on", found["split"]]]
+    for part in ("train", "test"):
+        if found[part]:
+            counts = found[part]
+            rows += [
+                [f"Rows of --{part}", counts["rows"]],
+                [f"… that repeat an earlier text of --{part}", counts["repeated_rows"]],
+                ["… texts that stand with several labels", counts["texts_with_several_labels"]],
+            ]
+    if found["test_rows_in_train"] is not None:
+        rows.append(["Test rows whose text stands in --train", found["test_rows_in_train"]])
+    else:
+        first = [run for run in record.values["runs"] if run["model"] == record.values["runs"][0]["model"]]
+        count = sum(run["samples"] for run in first)
+        seen = count - sum(run["unseen"]["samples"] for run in first)
+        rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}"])
+    return Table(
+        title="Texts", columns=[Column("What"), Column("Value", "integer")], rows=rows,
+        note="Texts count as one where they differ in capitals and white space alone.",
+    )  # fmt: skip
+
+
+def confusion_of(record: Record, model: str) -> list[list[int]]:
+    """Counts over all runs of a model; rows are the right labels."""
+    found = [run["confusion"] for run in record.values["runs"] if run["model"] == model]
+    return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
+
+
+def confusions(record: Record) -> list[Table]:
+    """A matrix for each model, unless there are too many labels."""
+    if len(record.values["labels"]) > LARGEST_CONFUSION:
+        return []
+    labels = record.values["labels"]
+    tables = []
+    for row in record.values["models"]:
+        counts = confusion_of(record, row["model"])
+        tables.append(Table(
+            title=f"Confusion of {row['model']}",
+            columns=[Column("Right label"), *(Column(f"→ {label}", "integer") for label in labels)],
+            rows=[[label, *line] for label, line in zip(labels, counts, strict=True)],
+            note="Columns are the predicted labels; counts over all runs.",
+            is_matrix=True,
+        ))  # fmt: skip
+    return tables

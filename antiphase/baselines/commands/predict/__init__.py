@@ -1,0 +1,37 @@
+"""New texts, classified by a trained model: ``antiphase predict``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphase.baselines.names import device_flag
+from antiphase.errors import InputError
+from antiphase.flags import Settings, argument, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictSettings(Settings):
+    """Classify new texts: the label and the probability of each.
+
+    Example: [bold]antiphase predict runs/trec --text "Who was Galileo ?"[/]
+    """
+
+    folder = "optional"
+
+    name: str = argument("RUN", "Folder of antiphase classify, or any text classifier.")
+    texts: Sequence[str] = flag("Text to classify. Repeatable.", name="--text", default=())
+    files: Sequence[str] = flag(
+        "One text a line, or a table with a text column. Repeatable.", name="--file", default=()
+    )
+    text_field: str | None = flag("Column that holds the text.", default=None)
+    as_json: bool = flag("One JSON object a text in place of the table.", name="--json", default=False)
+    device: str = device_flag()
+
+    def check(self) -> None:
+        super().check()
+        if not self.texts and not self.files:
+            raise InputError("--text or --file is missing: what is to be classified?")
+
+
+SETTINGS = PredictSettings

@@ -1,0 +1,74 @@
+"""New texts through a trained classifier: what ``antiphase predict`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from antiphase.baselines.commands.predict import PredictSettings
+from antiphase.baselines.data.labelled_texts import read_texts
+from antiphase.baselines.data.text_batches import encode
+from antiphase.baselines.kept_runs import check_lengths
+from antiphase.baselines.scoring.classification import class_probabilities
+from antiphase.data.tokenization import load_tokenizer
+from antiphase.errors import InputError
+from antiphase.evals.loading import loading, read_weights, refused_by_model
+from antiphase.records import Record, finite
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import check_empty, make_folder
+
+
+def predict(
+    request: PredictSettings,
+    output: Path | None = None,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
+) -> Record:
+    """The probability of each label for each text; with ``output`` the record is saved there.
+
+    Raises:
+        InputError: a folder without a classifier, no text, a file that cannot be read, a text longer than the model's
+            positions (file and line are named), or a folder that is not empty.
+    """
+    request.check()
+    if output is not None:
+        check_empty(output)
+    given: list[tuple[str, str]] = []
+    for number, text in enumerate(request.texts, start=1):
+        place = "--text" if len(request.texts) == 1 else f"--text ({number})"
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a shell that are not UTF-8
+            raise InputError(f"{place} is not valid Unicode; write it in UTF-8")
+        given.append((place, text))
+    for file in request.files:
+        given += read_texts(file, text_field=request.text_field)
+    model = _load(request.name).to(choose_device(request.device)).eval()
+    texts = encode(load_tokenizer(request.name, flag="RUN"), [text for _, text in given])
+    check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
+    with refused_by_model(request.name, flag="RUN"):
+        found = class_probabilities(model, texts).tolist()
+    labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
+    rows = [
+        {
+            "text": text,
+            "label": labels[max(range(len(labels)), key=shares.__getitem__)],
+            "probabilities": dict(zip(labels, shares, strict=True)),
+        }
+        for (_, text), shares in zip(given, found, strict=True)
+    ]
+    record = Record(kind="predict", values=finite({"model": request.name, "rows": rows}), config={**asdict(request)})
+    if output is not None:
+        make_folder(output)
+        record.save(output)
+    return record
+
+
+def _load(name: str) -> PreTrainedModel:
+    folder = Path(name)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise InputError(f"RUN {name}: this folder holds no model (config.json is missing); give a finished run")
+    with loading(f"RUN {name}: no text classifier could be loaded"):
+        return read_weights(AutoModelForSequenceClassification, name, flag="RUN", whole="trained classifier")

@@ -1,0 +1,57 @@
+"""Encoders and decoders on parallel text: ``antiphase translate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphase.baselines.names import TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
+from antiphase.errors import InputError
+from antiphase.flags import Settings, flag
+
+SAMPLES, TEST_SAMPLES, MOST_SAMPLES = 8000, 400, 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateSettings(Settings):
+    """Train and test encoders and decoders on parallel text, softmax and differential side by side.
+
+    Example: [bold]antiphase translate --output runs/translate[/]
+    """
+
+    parts = "runs"
+
+    train: Sequence[str] = flag(
+        "Pairs: source<TAB>target lines or named columns; none: generated. Repeatable.", default=()
+    )
+    test: Sequence[str] = flag("Pairs to test on; none: a tenth is held out. Repeatable.", default=())
+    models: Sequence[str] = flag(", ".join(TRANSLATORS) + ".", default=("transformer", "differential"), separated=True)
+    seeds: Sequence[int] = seeds_flag(0)
+    samples: int | None = flag(
+        "Generated training pairs.", default=None, least=1, most=MOST_SAMPLES, shown=str(SAMPLES)
+    )
+    test_samples: int | None = flag(
+        "Generated held-out pairs.", default=None, least=1, most=MOST_SAMPLES, shown=str(TEST_SAMPLES)
+    )
+    source_field: str = flag("Column that holds the source.", default="source")
+    target_field: str = flag("Column that holds the target.", default="target")
+    tokenizer: str | None = flag(
+        "words, characters, bpe, unigram, or a folder or Hub name.", default=None, shown="words"
+    )
+    vocabulary: int = flag("Entries of a trained tokenizer, at most.", default=30_000)
+    settings: Sequence[str] = settings_flag("epochs=12")
+    device: str = device_flag()
+
+    def check(self) -> None:
+        super().check()
+        check_seeds(self.seeds)
+        for name, value in (("--samples", self.samples), ("--test-samples", self.test_samples)):
+            if value is not None and self.train:
+                raise InputError(f"{name} is for generated pairs; leave it out beside --train")
+        if self.test and not self.train:
+            raise InputError("--test needs --train: what is generated is tested on generated pairs")
+        if self.tokenizer is not None and not self.train:
+            raise InputError("--tokenizer needs --train: generated text is cut into words, whose alignment is known")
+
+
+SETTINGS = TranslateSettings

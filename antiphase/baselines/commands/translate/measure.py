@@ -1,0 +1,416 @@
+"""Encoders and decoders on parallel text, from request to record: what ``antiphase translate`` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.baselines.commands.translate import SAMPLES, TEST_SAMPLES, TranslateSettings
+from antiphase.baselines.data.generated_language import lexicon, made_pairs
+from antiphase.baselines.data.labelled_texts import same_text
+from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
+from antiphase.baselines.data.text_batches import EncodedTexts, encode
+from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
+from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run, remember
+from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
+from antiphase.baselines.named_models import chosen_models
+from antiphase.baselines.scoring.translation import (
+    alignment_accuracy,
+    commonest_token,
+    sentence_scores,
+    teacher_forced,
+    written,
+)
+from antiphase.baselines.training.translator import train_translator
+from antiphase.baselines.translators import TRANSLATORS, Translator
+from antiphase.data.tokenization import load_tokenizer
+from antiphase.errors import InputError, Interrupted, naming
+from antiphase.evals.seeds import Sample, seeds_interval
+from antiphase.evals.statistics import wilson_interval
+from antiphase.records import Record, finite
+from antiphase.studies.request_file import open_folder
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import only_one, undone_if_refused
+
+KIND = "translate"
+START, END = "<|start|>", "<|end|>"
+CHOOSING = 200
+"""Training pairs on which the layer and the head are chosen whose alignment on held-out pairs is reported."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one seed trains, and what it is judged on."""
+
+    seed: int
+    train: list[Pair]
+    test: list[Pair]
+
+
+def translate(
+    request: TranslateSettings,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
+) -> Record:
+    """Train and test every model with every seed. Writes ``record.json`` and the models in ``output``.
+
+    Each run has a folder, ``MODEL-seedK``, which appears when it is finished; ``resume`` trains what has none. All
+    models of a seed learn from the same pairs in the same order. The record's arrays are the alignment of the held-out
+    pair in ``values["example"]``, (layers, heads, target tokens, source tokens), of each model's first run.
+
+    Raises:
+        InputError: files or settings that cannot be used, or a folder with other contents.
+        Interrupted: Ctrl-C; finished runs are kept.
+    """
+    request.check()
+    translators = chosen_models(request.models, request.settings, known=TRANSLATORS, flag="--models")
+    open_folder(asdict(request), output, resume=resume)
+    device = choose_device(request.device)
+    with only_one(output):
+        with undone_if_refused(output):
+            splits = _splits(request)
+            texts = [
+                [[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)]
+                for parts in splits
+            ]
+            remember(request, [texts, _own_tokenizer(request)], output, words="the pairs or the tokenizer")
+            study = _Study(request, device, output)
+            for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
+                study.check(translators, parts)
+        first = splits[0]
+        kind = "pairs" if request.train else "generated pairs"
+        say(f"{len(first.train):,} {kind} to train, {len(first.test):,} held out")
+        try:
+            runs = study.runs(translators, splits, say, report)
+        except KeyboardInterrupt:
+            raise Interrupted("finished runs are kept") from None
+        record = study.record(translators, splits, runs)
+        record.save(output)
+    return record
+
+
+def _splits(request: TranslateSettings) -> list[Parts]:
+    if not request.train:
+        test = made_pairs(request.test_samples or TEST_SAMPLES, "test")
+        unlike = {pair.source for pair in test}
+        return [
+            Parts(seed, made_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
+            for seed in request.seeds
+        ]
+    fields = {"source_field": request.source_field, "target_field": request.target_field}
+    pairs = read_pairs(request.train, **fields)
+    if request.test:
+        test = read_pairs(request.test, **fields, flag="--test")
+        return [Parts(seed, pairs, test) for seed in request.seeds]
+    return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
+
+
+def _own_tokenizer(request: TranslateSettings) -> str | None:
+    """What a folder or Hub name of ``--tokenizer`` holds."""
+    if request.tokenizer is None or request.tokenizer in TOKENIZERS:
+        return None
+    tokenizer = load_tokenizer(request.tokenizer, flag="--tokenizer")
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"
+
+
+class _Study:
+    """Runs one after the other."""
+
+    def __init__(self, request: TranslateSettings, device: torch.device, output: Path) -> None:
+        self.request, self.device, self.output = request, device, output
+        self.tokenizers: dict[int, PreTrainedTokenizerBase] = {}
+
+    def check(self, translators: Mapping[str, Translator], parts: Parts) -> None:
+        """Build every model and encode every text once, so that no late run is refused after hours."""
+        tokenizer = self._tokenizer(parts)
+        for name, translator in translators.items():
+            model = translator.build(tokenizer, seed=parts.seed)
+            for pairs in (parts.train, parts.test):
+                self._encode(tokenizer, pairs, model, name)
+
+    def runs(
+        self,
+        translators: Mapping[str, Translator],
+        splits: Sequence[Parts],
+        say: Callable[[str], None],
+        report: Callable[[float, int], None],
+    ) -> list[dict[str, Any]]:
+        """What there is to say of each run; those with a folder are read from it."""
+        jobs = [(parts, name) for parts in splits for name in translators]
+        folders = [f"{name}-seed{parts.seed}" for parts, name in jobs]
+
+        def make(number: int, steps: Callable[[int, int], None]) -> dict[str, Any]:
+            parts, name = jobs[number]
+            return self._run(name, translators[name], parts, folders[number], steps)
+
+        return each_run(folders, self.output, make, say=say, sentence=_sentence, report=report)
+
+    def _run(
+        self, name: str, translator: Translator, parts: Parts, folder: str, report: Callable[[int, int], None]
+    ) -> dict[str, Any]:
+        started = time.perf_counter()
+        tokenizer = self._tokenizer(parts)
+        model = translator.build(tokenizer, seed=parts.seed).to(self.device)
+        train, test = (self._encode(tokenizer, pairs, model, name) for pairs in (parts.train, parts.test))
+        untrained = self._judged(model, tokenizer, parts, train, test)
+        curve = train_translator(
+            model, translator.training, *train, seed=parts.seed, report=report,
+            evaluate=lambda now: teacher_forced(now, *test, unknown=_unknown(tokenizer)),
+        )  # fmt: skip
+        run = {
+            "model": name,
+            "seed": parts.seed,
+            **self._judged(model, tokenizer, parts, train, test),
+            "untrained": untrained,
+            "training_samples": len(parts.train),
+            "epochs": curve[-1]["epoch"],
+            "curve": curve,
+            "parameters": model.num_parameters(),
+            "vocabulary": len(tokenizer),
+            "seconds": time.perf_counter() - started,
+            "folder": folder,
+        }
+        record = Record(
+            kind=KIND,
+            values=finite({"runs": [run], "models": summaries([run], one_test_part=True)}),
+            config=finite({**asdict(self.request), "translator": translator.settings()}),
+            seeds=[parts.seed],
+            seconds=run["seconds"],
+            arrays={"alignment": self._example(model, test)},
+        )
+        keep_run(model, tokenizer, record, self.output / folder)
+        return run
+
+    def _judged(
+        self,
+        model: SequenceToSequenceForConditionalGeneration,
+        tokenizer: PreTrainedTokenizerBase,
+        parts: Parts,
+        train: tuple[EncodedTexts, EncodedTexts],
+        test: tuple[EncodedTexts, EncodedTexts],
+    ) -> dict[str, Any]:
+        """Scores on the held-out part. Layer and head of the alignment are chosen on training pairs."""
+        sources, targets = test
+        longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
+        scores = sentence_scores(
+            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=_unknown(tokenizer)
+        )
+        forced = teacher_forced(model, sources, targets, unknown=_unknown(tokenizer))
+        found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
+        known = [pair.alignment for pair in parts.test if pair.alignment is not None]
+        if len(known) == len(parts.test):
+            chosen = [pair.alignment for pair in parts.train[:CHOOSING] if pair.alignment is not None]
+            found["alignment"] = reported_alignment(
+                alignment_accuracy(model, *train, chosen), alignment_accuracy(model, *test, known)
+            )
+        return found
+
+    def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
+        if parts.seed not in self.tokenizers:
+            self.tokenizers.clear()  # those of earlier parts are not asked for again
+            self.tokenizers[parts.seed] = self._train_tokenizer(parts.train)
+        return self.tokenizers[parts.seed]
+
+    def _train_tokenizer(self, pairs: Sequence[Pair]) -> PreTrainedTokenizerBase:
+        kind = self.request.tokenizer or "words"
+        texts = [text for pair in pairs for text in (pair.source, pair.target)]
+        with naming({"data.vocabulary_size": "--vocabulary"}):
+            if not self.request.train:
+                words = [*lexicon(), *lexicon().values()]
+                tokenizer = train_words([" ".join(words)], len(words) + 2)
+            elif kind == "words":
+                tokenizer = train_words(texts, self.request.vocabulary, least_count=2)
+            elif kind in TOKENIZERS:
+                tokenizer = TOKENIZERS[kind](texts, self.request.vocabulary)
+            else:
+                tokenizer = load_tokenizer(kind, flag="--tokenizer")
+        special = {"bos_token": START, "eos_token": END, "pad_token": "<|pad|>"}
+        lacking = {name: token for name, token in special.items() if getattr(tokenizer, name) is None}
+        tokenizer.add_special_tokens(lacking)
+        tokenizer.padding_side = "right"
+        return tokenizer
+
+    def _encode(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        pairs: Sequence[Pair],
+        model: SequenceToSequenceForConditionalGeneration,
+        name: str,
+    ) -> tuple[EncodedTexts, EncodedTexts]:
+        """``encode_pairs``, or an InputError that names the place of what the model cannot read."""
+        found = encode_pairs(tokenizer, pairs)
+        remedy = f"shorten it, or add --set {name}.max_position_embeddings={{longest}}"
+        for side, texts in zip(("source", "target"), found, strict=True):
+            for pair, ids in zip(pairs, texts.ids, strict=True):
+                if set(ids) <= {tokenizer.eos_token_id}:
+                    raise InputError(f"{pair.place}: the {side} has no token in this tokenizer; remove the pair")
+            check_lengths(texts, [pair.place for pair in pairs], model, remedy=remedy)
+        return found
+
+    def _example(
+        self, model: SequenceToSequenceForConditionalGeneration, test: tuple[EncodedTexts, EncodedTexts]
+    ) -> Any:
+        """Alignment of the held-out pair that is shown, (layers, heads, target tokens, source tokens)."""
+        row = shown_pair(test[0])
+        ids, labels = (torch.tensor([texts.ids[row]], device=self.device) for texts in test)
+        return model.alignment(ids, labels)[:, 0].cpu().numpy()
+
+    def record(
+        self, translators: Mapping[str, Translator], splits: Sequence[Parts], runs: list[dict[str, Any]]
+    ) -> Record:
+        """Everything about all runs."""
+        parts = splits[0]
+        tokenizer = self._tokenizer(parts)
+        sources, targets = encode_pairs(tokenizer, parts.test)
+        row = shown_pair(sources)
+        pair = parts.test[row]
+        first = {run["model"]: run["folder"] for run in reversed(runs)}
+        example = {
+            "seed": parts.seed,
+            "source": [tokenizer.decode([number]) for number in sources.ids[row]],
+            "target": [tokenizer.decode([number]) for number in targets.ids[row]],
+            "alignment": None if pair.alignment is None else list(pair.alignment),
+        }
+        trained = {same_text(pair.source) for pair in parts.train}
+        return Record(
+            kind=KIND,
+            values=finite({
+                "data": {
+                    "generated": not self.request.train,
+                    "split": "official test part" if self.request.test else "generated" if not self.request.train
+                    else "held-out tenth",
+                    "training_samples": len(parts.train),
+                    "test_samples": len(parts.test),
+                    "test_sources_in_train": sum(same_text(pair.source) in trained for pair in parts.test),
+                },
+                "models": summaries(runs, one_test_part=bool(self.request.test or not self.request.train)),
+                "baselines": self._baselines(tokenizer, parts, sources, targets),
+                "example": example,
+                "runs": runs,
+            }),
+            config=finite({
+                **asdict(self.request), "translators": {name: one.settings() for name, one in translators.items()}
+            }),
+            seeds=list(self.request.seeds),
+            seconds=sum(run["seconds"] for run in runs),
+            arrays={
+                f"alignment.{name}": Record.load(self.output / folder).arrays["alignment"]
+                for name, folder in first.items()
+            },
+        )  # fmt: skip
+
+    def _baselines(
+        self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
+    ) -> list[dict[str, Any]]:
+        """What needs no learning: the commonest token at every place, the source itself, word for word."""
+        end, unknown = tokenizer.eos_token_id, _unknown(tokenizer)
+        common = commonest_token(encode_pairs(tokenizer, parts.train)[1].ids)
+        systems = {
+            "commonest token": [[common] * len(ids) for ids in targets.ids],
+            "copy of the source": [_ended(ids, end) for ids in sources.ids],
+        }
+        if not self.request.train:
+            told = [" ".join(lexicon()[word] for word in pair.source.split()) for pair in parts.test]
+            systems["word for word"] = [_ended(ids, end) for ids in encode(tokenizer, told).ids]
+        return [
+            {"system": name, **sentence_scores(outputs, targets.ids, end=end, unknown=unknown)}
+            for name, outputs in systems.items()
+        ]
+
+
+def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> tuple[EncodedTexts, EncodedTexts]:
+    """Sources, and targets with the end token, which some tokenizers add by themselves."""
+    end = tokenizer.eos_token_id
+    sources, plain = (encode(tokenizer, [getattr(pair, side) for pair in pairs]) for side in ("source", "target"))
+    return sources, EncodedTexts([_ended(ids, end) for ids in plain.ids], plain.pad_id)
+
+
+def _ended(ids: list[int], end: int) -> list[int]:
+    """With the end token, once."""
+    return ids if ids[-1:] == [end] else [*ids, end]
+
+
+def _unknown(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token of words that it does not know; byte-level tokenizers name the end token so, and know every word."""
+    number = tokenizer.unk_token_id
+    return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
+
+
+def shown_pair(sources: EncodedTexts) -> int:
+    """The held-out pair whose alignment is shown: the first of middling length."""
+    lengths = sorted(map(len, sources.ids))
+    return next(row for row, ids in enumerate(sources.ids) if len(ids) == lengths[len(lengths) // 2])
+
+
+def reported_alignment(choosing: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """``found`` with the ``layer`` and ``head`` that are best on other pairs, and their accuracy here."""
+    layers, heads = choosing["layers"], choosing["heads"]
+    layer = max(range(len(layers)), key=layers.__getitem__)
+    places = [(row, column) for row, line in enumerate(heads) for column in range(len(line))]
+    row, column = max(places, key=lambda place: heads[place[0]][place[1]])
+    return {
+        **found,
+        "layer": layer,
+        "mean_of_heads": found["layers"][layer],
+        "head": [row, column],
+        "best_head": found["heads"][row][column],
+    }
+
+
+def _sentence(run: Mapping[str, Any]) -> str:
+    alignment = run["alignment"]
+    aligned = "" if alignment is None else f", alignment {100 * alignment['mean_of_heads']:.1f} %"
+    return (
+        f"{run['model']}, seed {run['seed']}: {100 * run['exact_match']:.1f} % of {run['samples']:,} sentences right, "
+        f"{100 * run['token_accuracy']:.1f} % of tokens{aligned} ({run['seconds']:.0f} s)"
+    )
+
+
+def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
+    """One row for each model, before and after training: means over its seeds.
+
+    The interval of ``exact_match`` covers seeds and sentences (``evals/seeds.py``); with one seed it is Wilson's.
+
+    Args:
+        one_test_part: whether all seeds are tested on the same pairs; otherwise each holds out its own.
+    """
+    found = []
+    for name in dict.fromkeys(run["model"] for run in runs):
+        own = [run for run in runs if run["model"] == name]
+        for trained in (False, True):
+            scores = [run if trained else run["untrained"] for run in own]
+            exact = [score["exact_match"] for score in scores]
+            sample = Sample.of_counts(exact, min(score["samples"] for score in scores), shared=one_test_part)
+            several = seeds_interval(exact, sample)
+            found.append({
+                "model": name,
+                "trained": trained,
+                "seeds": len(own),
+                **{key: _mean(score[key] for score in scores) for key in MEANS},
+                "interval": wilson_interval(scores[0]["exact"], scores[0]["samples"]) if several is None
+                else [max(0.0, several.low), min(1.0, several.high)],
+                "interval_is": "Wilson over sentences" if several is None else several.words,
+                **{key: _mean((score["alignment"] or {}).get(key) for score in scores) for key in ALIGNMENT},
+                "parameters": own[0]["parameters"],
+                "seconds": _mean(run["seconds"] for run in own),
+            })  # fmt: skip
+    return found
+
+
+MEANS = ("loss", "token_accuracy", "exact_match", "ended")
+ALIGNMENT = ("mean_of_heads", "best_head", "chance", "same_place")
+
+
+def _mean(values: Any) -> float | None:
+    """The mean of what is not None."""
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) / len(numbers) if numbers else None

@@ -1,0 +1,87 @@
+"""How records of ``antiphase translate`` are shown: figures of learning curves and of one alignment, and words."""
+
+from __future__ import annotations
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.baselines.commands.classify.figures import epoch_curves
+from antiphase.baselines.commands.translate import tables
+from antiphase.records import Record
+from antiphase.report.plots import STYLE, visible
+from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import format_value
+from antiphase.viewer.look.plots import ALIGNED, aligned
+
+
+def _models(record: Record) -> list[str]:
+    return list(dict.fromkeys(run["model"] for run in record.values["runs"]))
+
+
+@matplotlib.rc_context(STYLE)
+def epochs(record: Record) -> Figure | None:
+    """Held-out token accuracy and losses after each epoch, a line for each run."""
+    titles = ("Held-out tokens that are right", "Loss: held-out, and training (fainter)")
+    return epoch_curves(record.values["runs"], _models(record), titles=titles, unit="nats a token")
+
+
+@matplotlib.rc_context(STYLE)
+def alignment(record: Record) -> Figure | None:
+    """A row of panels for each model, a panel for each layer: the mean over its heads on one held-out pair."""
+    example = record.values.get("example")
+    if not example:
+        return None
+    maps = {name: record.arrays[f"alignment.{name}"].mean(1) for name in _models(record)}
+    layers = max(map(len, maps.values()))
+    if any(len(found) != layers for found in maps.values()):  # `--set MODEL.num_hidden_layers`
+        layers = 1
+    panels = [
+        (f"{visible(name)}, layer {layer}", weights)
+        for name, found in maps.items()
+        for layer, weights in enumerate(found)
+    ]
+    names = {side: [visible(text, 14) for text in example[side]] for side in ("target", "source")}
+    return aligned(
+        panels, ("target", names["target"]), ("source", names["source"]), across=min(max(layers, 2), ALIGNED),
+        right=example["alignment"] or (),
+    )  # fmt: skip
+
+
+def _ends(record: Record) -> str:
+    rows = [row for row in record.values["models"] if row["trained"]]
+    return ", ".join(f"{row['model']} {format_value(row['exact_match'], 'percent')}" for row in rows)
+
+
+def _alignment_caption(record: Record) -> str:
+    example = record.values["example"]
+    rings = " Rings are the right words." if example["alignment"] else ""
+    return (
+        f"Which tokens of the source (columns) each token of the target (rows) looks at as it is written, on one "
+        f"held-out pair, seed {example['seed']}: means over the heads of a layer.{rings} In differential models red "
+        "adds and blue takes away."
+    )
+
+
+PRESENTATION = Presentation(
+    introduction="Encoders and decoders that learned to write the translation of a sentence. A sentence counts as "
+    "right if the model, writing greedily, wrote exactly the reference and stopped. Read every figure beside the "
+    "untrained model and beside what needs no learning.",
+    tables=lambda record: [tables.data(record), tables.models(record)],
+    figures={
+        "translation-epochs": Drawing(
+            draw=epochs,
+            title="Training of the translators",
+            caption="A line for each run; nothing of it chooses weights, the last epoch's are kept. Tokens are "
+            "predicted after the right ones.",
+            alternative=lambda record: f"Line charts over epochs. Sentences right at the end: {_ends(record)}.",
+        ),
+        "translation-alignment": Drawing(
+            draw=alignment,
+            title="Alignment",
+            caption=_alignment_caption,
+            alternative=lambda record: f"Heat maps of cross-attention: {' '.join(record.values['example']['source'])}.",
+            is_raster=True,
+        ),
+    },
+    details=lambda record: [tables.runs(record), tables.heads(record)],
+)

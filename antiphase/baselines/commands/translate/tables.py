@@ -1,0 +1,109 @@
+"""Records of ``antiphase translate`` → tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphase.records import Record
+from antiphase.report.tables import Column, Table, format_value
+
+
+def models(record: Record) -> Table | None:
+    """One row for each model, trained and untrained, and for each system that needs no learning."""
+    found = record.values["models"]
+    rows: list[list[Any]] = [
+        [
+            row["model"] if row["trained"] else f"{row['model']}, untrained", row["loss"], row["token_accuracy"],
+            _share(row["exact_match"], row["interval"]), row["mean_of_heads"], row["best_head"],
+        ]
+        for row in sorted(found, key=lambda row: not row["trained"])
+    ]  # fmt: skip
+    rows += [
+        [row["system"], None, row["tokens_in_place"], _share(row["exact_match"], None), None, None]
+        for row in record.values.get("baselines", [])
+    ]
+    if found[0]["chance"] is not None:
+        rows += [
+            ["any source word", None, None, None, found[0]["chance"], found[0]["chance"]],
+            ["source word at the same place", None, None, None, found[0]["same_place"], found[0]["same_place"]],
+        ]
+    columns = [
+        Column("Model"), Column("Loss", "loss"), Column("Tokens", "percent"), Column("Exact match", "number"),
+        Column("Aligned", "percent"), Column("Best head", "percent"),
+    ]  # fmt: skip
+    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    note = (
+        "On held-out pairs. Loss in nats a token and share of tokens right, after right ones; of systems that need "
+        f"no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
+        f"({found[0]['interval_is']})."
+    )
+    if 4 in shown:
+        note += (
+            " Aligned: share of target words whose largest weight, signed in differential models, is on the right "
+            "source word, by the mean of a layer's heads and by one head; both were chosen on training pairs."
+        )
+    return Table(
+        title="Translation",
+        columns=[columns[index] for index in shown],
+        rows=[[row[index] for index in shown] for row in rows],
+        note=note,
+    )
+
+
+def _share(share: float, interval: Any) -> str:
+    if not interval:
+        return format_value(share, "percent")
+    low, high = (f"{100 * bound:.1f}" for bound in interval)
+    return f"{format_value(share, 'percent')} [{low}–{high}]"
+
+
+def data(record: Record) -> Table | None:
+    """How many pairs there are, and how the tested ones were held out."""
+    found = record.values.get("data")
+    if not found:
+        return None
+    rows = [
+        ["Tested on", found["split"]],
+        ["Training pairs of the first seed", found["training_samples"]],
+        ["Held-out pairs of the first seed", found["test_samples"]],
+        ["… whose source text stands in training", found["test_sources_in_train"]],
+    ]
+    return Table(title="Pairs", columns=[Column("What"), Column("Value", "integer")], rows=rows)
+
+
+def runs(record: Record) -> Table | None:
+    """One row for each run."""
+    rows = [
+        [
+            run["model"], run["seed"], run["exact"], run["samples"], run["token_accuracy"], run["loss"], run["ended"],
+            run["parameters"], run["epochs"], run["seconds"], run["folder"],
+        ]
+        for run in record.values["runs"]
+    ]  # fmt: skip
+    columns = [
+        Column("Model"), Column("Seed", "integer"), Column("Exact", "integer"), Column("of", "integer"),
+        Column("Tokens right", "percent"), Column("Loss", "loss"), Column("Outputs that end", "percent"),
+        Column("Parameters", "integer"), Column("Epochs", "integer"), Column("Seconds", "integer"), Column("Folder"),
+    ]  # fmt: skip
+    return Table(title="Runs of translators", columns=columns, rows=rows)
+
+
+def heads(record: Record) -> Table | None:
+    """Alignment accuracy of every head; a row for each layer of each run."""
+    if not record.values["runs"][0]["alignment"]:
+        return None
+    aligned = [(run, run["alignment"]) for run in record.values["runs"]]
+    most = max(len(line) for _, found in aligned for line in found["heads"])
+    rows = [
+        [run["model"], run["seed"], layer, found["layers"][layer], *line, *[None] * (most - len(line))]
+        for run, found in aligned
+        for layer, line in enumerate(found["heads"])
+    ]
+    columns = [
+        Column("Model"), Column("Seed", "integer"), Column("Layer", "integer"), Column("Mean of heads", "percent"),
+        *(Column(f"Head {head}", "percent") for head in range(most)),
+    ]  # fmt: skip
+    return Table(
+        title="Alignment by head", columns=columns, rows=rows,
+        note="Mean of heads: by the mean of their weights. Of signed weights the largest counts, not the largest size.",
+    )  # fmt: skip

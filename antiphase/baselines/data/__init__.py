@@ -1,0 +1,1 @@
+"""What they learn from: labelled texts, pairs of sentences, generated sentences."""

@@ -1,0 +1,1 @@
+"""The models: recurrent, convolutional, and the Transformer of 2017."""

@@ -1,0 +1,159 @@
+"""What the models that led here share: embeddings, initial weights, and the classifier on a text's vector."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.utils import can_return_tuple
+
+from antiphase.baselines.models.configs import ClassicConfig
+
+WORD_STD = 0.25 / 3**0.5
+"""Of uniform values between -0.25 and 0.25."""
+
+
+class OneHot(nn.Module):
+    """Token i as the i-th unit vector; no weights."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """(B, N) to (B, N, width), whole numbers."""
+        return nn.functional.one_hot(input_ids, self.width)
+
+
+def token_embedding(config: ClassicConfig, *, vocab_size: int | None = None) -> nn.Module:
+    """Vectors of tokens, ``config.embedding_width`` wide."""
+    if config.embeddings == "one_hot":
+        return OneHot(config.embedding_width)
+    return nn.Embedding(vocab_size or config.vocab_size, config.embedding_width, config.pad_token_id)
+
+
+def real_tokens(embedded: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """(B, N) bool: which tokens of a batch (B, N, width) are not padding.
+
+    Raises:
+        ValueError: a mask of another shape.
+    """
+    if attention_mask is None:
+        return torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
+    if attention_mask.shape != embedded.shape[:2]:
+        raise ValueError(
+            f"attention_mask must be (batch, length) {tuple(embedded.shape[:2])}, got {tuple(attention_mask.shape)}"
+        )
+    return attention_mask.bool()
+
+
+class ClassicPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initial weights."""
+
+    config: ClassicConfig
+    config_class = ClassicConfig
+    base_model_prefix = "model"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Linear maps by Glorot and Bengio (2010), convolutions by He et al. (1502.01852), biases zero, norms one.
+
+        Recurrent matrices are orthogonal (Saxe et al., 1312.6120), so that
+        a plain network neither forgets nor explodes at once, and an LSTM's forget gates begin open (bias 1;
+        Jozefowicz et al., 2015).
+        """
+        if isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.embedding_std(module.embedding_dim))
+            if module.padding_idx is not None:
+                rows = module.weight.clone()
+                rows[module.padding_idx] = 0.0
+                init.copy_(module.weight, rows)
+        elif isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            _zero(module.bias)
+        elif isinstance(module, nn.Conv1d):
+            init.kaiming_uniform_(module.weight, nonlinearity="relu")
+            _zero(module.bias)
+        elif isinstance(module, nn.RNNBase):
+            _initialize_recurrent(module)
+        else:
+            super()._init_weights(module)
+
+    def embedding_std(self, width: int) -> float:
+        """Spread of initial embeddings: that of word vectors trained by word2vec, as in Kim (2014), section 4."""
+        return WORD_STD
+
+
+def _zero(bias: Tensor | None) -> None:
+    if bias is not None:
+        init.zeros_(bias)
+
+
+def _initialize_recurrent(module: nn.RNNBase) -> None:
+    for name, parameter in module.named_parameters():
+        gates = parameter.chunk(parameter.shape[0] // module.hidden_size)
+        if name.startswith("weight_hh"):
+            init.copy_(parameter, torch.cat([init.orthogonal_(torch.empty_like(gate)) for gate in gates]))
+        elif name.startswith("weight_ih"):
+            init.copy_(parameter, torch.cat([init.xavier_uniform_(torch.empty_like(gate)) for gate in gates]))
+        else:
+            values = torch.zeros_like(parameter)
+            if isinstance(module, nn.LSTM) and name.startswith("bias_ih"):  # gates are input, forget, cell, output
+                values[module.hidden_size : 2 * module.hidden_size] = 1.0
+            init.copy_(parameter, values)
+
+
+class ForSequenceClassification(ClassicPreTrainedModel):
+    """A model with a linear classifier on the vector that it gives a text."""
+
+    model_class: ClassVar[type[ClassicPreTrainedModel]]
+
+    def __init__(self, config: ClassicConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = self.model_class(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.pooled_width, config.num_labels)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        """Logits (B, labels), and the mean loss in nats where ``labels`` (B,) are given.
+
+        Args:
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
+            attention_mask: (B, N), 1 at real tokens; None: all are.
+            num_items_in_batch: what the sum of losses is divided by; None: B. transformers' Trainer gives it.
+
+        Raises:
+            ValueError: a mask of another shape.
+        """
+        outputs = self.model(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        if outputs.pooler_output is None:
+            raise ValueError("a classifier needs attention_mask as (batch, length), to tell padding from tokens")
+        logits = self.classify(self.dropout(outputs.pooler_output))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, pooled_logits=logits, config=self.config,
+                num_items_in_batch=num_items_in_batch,
+            )  # fmt: skip
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits (B, labels) of vectors (B, pooled width)."""
+        return self.classifier(pooled)

@@ -1,0 +1,88 @@
+"""The convolutional text classifier of Kim (2014, 1408.5882)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.utils import can_return_tuple
+
+from antiphase.baselines.models.common import (
+    ClassicPreTrainedModel,
+    ForSequenceClassification,
+    real_tokens,
+    token_embedding,
+)
+from antiphase.baselines.models.configs import ConvolutionConfig
+
+
+class ConvolutionPreTrainedModel(ClassicPreTrainedModel):
+    """The convolutional models' configuration."""
+
+    config: ConvolutionConfig
+    config_class = ConvolutionConfig
+
+
+class ConvolutionModel(ConvolutionPreTrainedModel):
+    """Filters of several widths, ReLU, and the maximum of each over the text (section 2)."""
+
+    def __init__(self, config: ConvolutionConfig) -> None:
+        super().__init__(config)
+        self.embed_tokens = token_embedding(config)
+        self.filters = nn.ModuleList(
+            nn.Conv1d(config.embedding_width, config.num_filters, width, padding=width - 1)
+            for width in config.filter_widths
+        )
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> BaseModelOutputWithPooling:
+        """Embeddings (B, N, width), zero at padding, and the maxima (B, filters of all widths).
+
+        A window may reach beyond the text, where it sees zeros, as long as it covers one of its tokens. So a text
+        shorter than a filter has windows too, and one without any token has only zeros.
+
+        Args:
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
+            attention_mask: (B, N), 1 at real tokens; None: all are.
+
+        Raises:
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``, or a mask of another shape.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
+        real = real_tokens(inputs_embeds, attention_mask)
+        inputs_embeds = inputs_embeds * real.unsqueeze(-1)
+        channels = inputs_embeds.transpose(1, 2)  # (B, width, N)
+        maxima = []
+        for convolution, width in zip(self.filters, self.config.filter_widths, strict=True):
+            found = nn.functional.relu(convolution(channels))  # (B, filters, N + filter width - 1)
+            covered = _windows_with_tokens(real, width)
+            maxima.append(found.masked_fill(~covered.unsqueeze(1), 0.0).amax(2))  # nothing is below 0 after ReLU
+        return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=torch.cat(maxima, dim=1))
+
+
+def _windows_with_tokens(real: Tensor, width: int) -> Tensor:
+    """(B, N + width - 1) bool: which windows cover at least one real token (B, N)."""
+    padded = nn.functional.pad(real, (width - 1, width - 1))
+    return padded.unfold(1, width, 1).any(2)
+
+
+class ConvolutionForSequenceClassification(ConvolutionPreTrainedModel, ForSequenceClassification):
+    """Dropout and a linear classifier on the maxima; a class's weight vector is at most ``max_norm`` long."""
+
+    model_class = ConvolutionModel
+
+    def classify(self, pooled: Tensor) -> Tensor:
+        """Logits (B, labels), with longer weight vectors cut to ``max_norm`` here instead of after each step."""
+        weight = self.classifier.weight
+        if self.config.max_norm is not None:
+            weight = torch.renorm(weight, p=2, dim=0, maxnorm=self.config.max_norm)
+        return nn.functional.linear(pooled, weight, self.classifier.bias)

@@ -1,0 +1,60 @@
+"""The Auto classes of transformers learn the models that led here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphase.baselines.models.configs import (
+    CONFIGURATIONS,
+    ConvolutionConfig,
+    RecurrentConfig,
+    SequenceToSequenceConfig,
+    VanillaConfig,
+)
+
+
+def register_configurations() -> None:
+    """``AutoConfig`` knows the model types."""
+    from transformers.models.auto.configuration_auto import AutoConfig
+
+    for kind in CONFIGURATIONS:
+        AutoConfig.register(kind.model_type, kind, exist_ok=True)
+
+
+def register_models() -> None:
+    """The Auto classes of models know the models of each configuration."""
+    from transformers.models.auto.modeling_auto import (
+        AutoModel,
+        AutoModelForCausalLM,
+        AutoModelForMaskedLM,
+        AutoModelForSeq2SeqLM,
+        AutoModelForSequenceClassification,
+    )
+
+    from antiphase.baselines.models import convolution, recurrent, sequence_to_sequence, vanilla
+
+    register_configurations()
+    models: dict[Any, dict[Any, Any]] = {
+        RecurrentConfig: {
+            AutoModel: recurrent.RecurrentModel,
+            AutoModelForCausalLM: recurrent.RecurrentForCausalLM,
+            AutoModelForSequenceClassification: recurrent.RecurrentForSequenceClassification,
+        },
+        ConvolutionConfig: {
+            AutoModel: convolution.ConvolutionModel,
+            AutoModelForSequenceClassification: convolution.ConvolutionForSequenceClassification,
+        },
+        VanillaConfig: {
+            AutoModel: vanilla.VanillaModel,
+            AutoModelForCausalLM: vanilla.VanillaForCausalLM,
+            AutoModelForMaskedLM: vanilla.VanillaForMaskedLM,
+            AutoModelForSequenceClassification: vanilla.VanillaForSequenceClassification,
+        },
+        SequenceToSequenceConfig: {
+            AutoModel: sequence_to_sequence.SequenceToSequenceModel,
+            AutoModelForSeq2SeqLM: sequence_to_sequence.SequenceToSequenceForConditionalGeneration,
+        },
+    }
+    for kind, by_auto in models.items():
+        for auto, model in by_auto.items():
+            auto.register(kind, model, exist_ok=True)

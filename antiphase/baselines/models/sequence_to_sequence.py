@@ -1,0 +1,158 @@
+"""Encoder and decoder of 2017 for pairs of texts (Vaswani et al., 1706.03762, section 3.1), and their alignment."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, GenerationMixin
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
+from transformers.utils import can_return_tuple
+
+from antiphase.baselines.models.configs import SequenceToSequenceConfig
+from antiphase.baselines.models.vanilla import VanillaModel, VanillaPreTrainedModel
+
+
+class SequenceToSequencePreTrainedModel(VanillaPreTrainedModel):
+    """The pair's configuration."""
+
+    config: SequenceToSequenceConfig
+    config_class = SequenceToSequenceConfig
+
+
+class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
+    """An encoder, and a decoder whose layers attend to the encoder's last states as well; no head."""
+
+    def __init__(self, config: SequenceToSequenceConfig) -> None:
+        super().__init__(config)
+        self.encoder = VanillaModel(config, is_encoder=True, vocab_size=config.source_vocab_size)
+        self.decoder = VanillaModel(config, has_context=True)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqModelOutput:
+        """The decoder's hidden states (B, N, hidden).
+
+        Args:
+            input_ids: (B, M) of the source text; not needed beside ``encoder_outputs``.
+            attention_mask: (B, M), 1 at its real tokens.
+            decoder_input_ids: (B, N) of the target text, the start token first.
+            decoder_attention_mask: (B, N), those of earlier calls included.
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
+        outputs = self.decoder(
+            decoder_input_ids, attention_mask=decoder_attention_mask, past_key_values=past_key_values,
+            encoder_hidden_states=encoder_outputs.last_hidden_state, encoder_attention_mask=attention_mask,
+            use_cache=use_cache, **kwargs,
+        )  # fmt: skip
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedModel, GenerationMixin):
+    """The pair with a language-model head: it writes the target text, given the source text."""
+
+    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
+
+    def __init__(self, config: SequenceToSequenceConfig) -> None:
+        super().__init__(config)
+        self.model = SequenceToSequenceModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_encoder(self, *args: Any, **kwargs: Any) -> VanillaModel:
+        """The encoder, which ``generate`` calls once."""
+        return self.model.encoder
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | None = None,
+        past_key_values: Cache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """Logits (B, N, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+
+        ``labels`` are the target text without its start token; -100, the padding of data collators, is not predicted.
+        They say what the decoder reads (``decoder_input_ids``) unless that is given too.
+
+        Raises:
+            ValueError: neither ``labels`` nor ``decoder_input_ids``.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("labels or decoder_input_ids must be given: the target text, or what it begins with")
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+            if decoder_attention_mask is None:
+                decoder_attention_mask = nn.functional.pad((labels[:, :-1] != -100).long(), (1, 0), value=1)
+        outputs = self.model(
+            input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values, use_cache=use_cache if labels is None else False, **kwargs,
+        )  # fmt: skip
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(  # the loss of causal models; `shift_labels` says that nothing is to be shifted
+                logits=logits, labels=None, shift_labels=labels, vocab_size=self.vocab_size, **kwargs
+            )
+        return Seq2SeqLMOutput(
+            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states, decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions, encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states, encoder_attentions=outputs.encoder_attentions,
+        )  # fmt: skip
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """(B, N): the start token, then the labels but the last, padding in the place of -100."""
+        shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.config.bos_token_id)
+        padding = self.config.pad_token_id
+        assert padding is not None  # the configuration has seen to it
+        return shifted.masked_fill(shifted == -100, padding)
+
+    @torch.no_grad()
+    def alignment(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Which source tokens each target token looks at as it is written: the weights of cross-attention.
+
+        Args:
+            input_ids: (B, M) of the source text; ``attention_mask`` (B, M), 1 at its real tokens.
+            labels: (B, N) of the target text without its start token, -100 at padding.
+
+        Returns:
+            (layers, B, heads, N, M) in fp32; row n belongs to the prediction of token n. Signed in differential models,
+            where a row sums to 1 - λ.
+        """
+        before = self.config._attn_implementation
+        self.set_attn_implementation("eager")
+        try:
+            outputs = self(input_ids, attention_mask=attention_mask, labels=labels, output_attentions=True)
+        finally:
+            self.set_attn_implementation(before)
+        return torch.stack(outputs.cross_attentions).float()

@@ -1,0 +1,96 @@
+"""Models that a command knows by name: which are chosen, and what ``--set`` changes in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
+
+import yaml
+
+from antiphase.baselines.models.configs import ClassicConfig
+from antiphase.baselines.training.epochs import EpochTraining
+from antiphase.errors import InputError, naming, nearest
+from antiphase.typed import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel:
+    """A model's configuration but for what the data says, and its training."""
+
+    given_by_data: ClassVar[Mapping[str, Any]]
+    """Fields of the configuration that ``--set`` cannot change, and values with which the others can be checked."""
+
+    config: type[ClassicConfig]
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    training: EpochTraining
+
+    def settings(self) -> dict[str, Any]:
+        """Every setting, for the record."""
+        return {"model_type": self.config.model_type, **self.sizes, **asdict(self.training)}
+
+
+M = TypeVar("M", bound=NamedModel)
+
+
+def chosen_models(
+    names: Sequence[str], settings: Sequence[str], *, known: Mapping[str, M], flag: str = "--model"
+) -> dict[str, M]:
+    """The models of ``flag``, changed by ``--set FIELD=VALUE`` (all of them) or ``MODEL.FIELD=VALUE`` (one).
+
+    Raises:
+        InputError: an unknown name, field or value.
+    """
+    if not names:
+        raise InputError(f"{flag} is missing: one of {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise InputError(f"{flag} {name}: there is no such model{nearest(name, known)}")
+    if len(set(names)) < len(names):
+        raise InputError(f"{flag} must not name a model twice, got {', '.join(names)}")
+    changes: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for one in settings:
+        key, equals, text = one.partition("=")
+        model, dot, setting = key.strip().rpartition(".")
+        if not equals or not setting:
+            example = f"{names[0]}.dropout=0.4"
+            raise InputError(f"--set {one!r} must be FIELD=VALUE or MODEL.FIELD=VALUE, such as {example}")
+        if dot and model not in names:
+            raise InputError(f"--set {one}: '{model}' is none of the chosen models ({', '.join(names)})")
+        for name in [model] if dot else names:
+            changes[name][setting] = _value(one, text)
+    return {name: _changed(known[name], changes[name]) for name in names}
+
+
+def _value(override: str, text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise InputError(f"--set {override[:80]!r}: the value is not valid YAML") from None
+    try:
+        number = float(value) if isinstance(value, str) else None  # YAML takes 1e-3 for text
+    except ValueError:
+        number = None
+    return value if number is None or not math.isfinite(number) else number
+
+
+def _changed(model: M, changes: Mapping[str, Any]) -> M:
+    trained = {item.name for item in fields(model.training)}
+    own = {item.name for item in fields(model.config) if item.name in _own_fields(model.config)}
+    known = (own | trained) - model.given_by_data.keys()
+    for name in changes:
+        if name not in known:
+            given = ": the data says it" if name in model.given_by_data else nearest(name, known)
+            raise InputError(f"--set {name}: {model.config.model_type} has no setting of this name{given}")
+    training = {**asdict(model.training), **{k: v for k, v in changes.items() if k in trained}}
+    sizes = {**model.sizes, **{k: v for k, v in changes.items() if k not in trained}}
+    with naming({name: f"--set {name}" for name in changes}):
+        found = replace(model, sizes=sizes, training=build(type(model.training), training))
+        model.config(**{name: value for name, value in model.given_by_data.items() if value is not None}, **sizes)
+    return found
+
+
+def _own_fields(kind: type[ClassicConfig]) -> set[str]:
+    """Fields that the configuration and its bases here name, not those of every model of transformers."""
+    return {name for base in kind.__mro__ if issubclass(base, ClassicConfig) for name in base.__annotations__}

@@ -1,0 +1,51 @@
+"""Names of the models that ``classify``, ``translate`` and the studies know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from antiphase.errors import InputError
+from antiphase.flags import flag
+
+CLASSIFIERS = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
+"""From recurrent networks to differential attention, in the order in which they appeared."""
+TRANSLATORS = ("transformer", "differential", "differential_v2")
+NORMS = ("layer_norm", "rms_norm", "batch_norm")
+"""Of the encoders."""
+PHRASE = 3
+"""Words of the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
+LIST = ", ".join(CLASSIFIERS)
+SEEDS_HELP = "Comma-separated, e.g. 0,1,2."
+SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."
+
+
+def models_flag(default: Sequence[str] = CLASSIFIERS) -> Sequence[str]:
+    """The field of a study that says which models it compares."""
+    return flag(f"{LIST}; none: all.", default=tuple(default), separated=True, shown="")
+
+
+def seeds_flag(*default: int) -> Sequence[int]:
+    """The field that names the seeds."""
+    return flag(SEEDS_HELP, default=default, separated=True, alias="--seed")
+
+
+def settings_flag(example: str) -> Sequence[str]:
+    """The field that changes settings of models."""
+    return flag(SET_HELP.format(example), name="--set", default=())
+
+
+def device_flag() -> str:
+    """The field that names the device."""
+    return flag("auto, cpu, cuda or cuda:0.", default="auto")
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """
+    Raises:
+        InputError: none, one named twice, or one that torch cannot take.
+    """
+    given = ", ".join(map(str, seeds))
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise InputError(f"--seeds must be different whole numbers, got {given}")
+    if not all(0 <= seed < 2**63 for seed in seeds):
+        raise InputError(f"--seeds must lie between 0 and 2^63 - 1, got {given}")

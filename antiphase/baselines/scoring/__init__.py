@@ -1,0 +1,1 @@
+"""What their answers are worth."""

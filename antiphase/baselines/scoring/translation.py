@@ -1,0 +1,150 @@
+"""How well an encoder and decoder translates: loss and tokens given the target so far, whole sentences, alignment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts, sorted_batches
+from antiphase.evals.scoring import finite_losses
+
+TOKENS = 1 << 13
+"""Of the targets in a batch, with their padding."""
+
+
+@torch.no_grad()
+def teacher_forced(
+    model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, *, unknown: int | None = None
+) -> dict[str, float]:
+    """``loss`` in nats a token, and ``accuracy``: how often the right token, after right ones, is the likeliest.
+
+    The end token counts. An ``unknown`` token is never right: nothing says that it means the same word. The model's
+    mode stays as it was.
+
+    Raises:
+        NonFiniteError: a loss that is not finite.
+    """
+    was_training = model.training
+    model.eval()
+    loss = right = count = 0.0
+    for rows in sorted_batches(targets, TOKENS):
+        ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
+        labels = targets.labels(rows).to(model.device)
+        logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
+        real = labels != IGNORED
+        loss += float(finite_losses(logits[real], labels[real]).double().sum())
+        known = real if unknown is None else real & (labels != unknown)
+        right += int((logits.argmax(-1) == labels)[known].sum())
+        count += int(real.sum())
+    model.train(was_training)
+    return {"loss": loss / count, "accuracy": right / count}
+
+
+@torch.no_grad()
+def written(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
+    """What the model writes greedily for each source: token ids up to and with the end token, ``longest`` at most."""
+    was_training = model.training
+    model.eval()
+    end = model.config.eos_token_id
+    found: list[list[int]] = [[] for _ in range(len(sources))]
+    for rows in sorted_batches(sources, TOKENS):
+        ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
+        out = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=longest, max_length=None, do_sample=False, num_beams=1
+        )
+        for row, line in zip(rows, out[:, 1:].tolist(), strict=True):  # the first is the start token
+            found[row] = line[: line.index(end) + 1] if end in line else line
+    model.train(was_training)
+    return found
+
+
+def sentence_scores(
+    outputs: Sequence[Sequence[int]], references: Sequence[Sequence[int]], *, end: int, unknown: int | None
+) -> dict[str, Any]:
+    """Of what was written, token ids with the end token, beside what is right.
+
+    Returns:
+        ``exact_match``: share of outputs equal to the reference, the end included; ``exact`` counts them. A reference
+        with an ``unknown`` token is never matched: nothing says that both mean the same word. ``tokens_in_place``:
+        share of the references' tokens that the output has at the same place. ``ended``: share of outputs that end.
+
+    Raises:
+        ValueError: another number of outputs than references, or none.
+    """
+    if len(outputs) != len(references) or not references:
+        raise ValueError(f"{len(outputs)} outputs for {len(references)} references")
+    both = list(zip(map(list, outputs), map(list, references), strict=True))
+    exact = sum(output == reference and unknown not in reference for output, reference in both)
+    hits = sum(a == b and b != unknown for output, reference in both for a, b in zip(output, reference, strict=False))
+    return {
+        "samples": len(both),
+        "exact": exact,
+        "exact_match": exact / len(both),
+        "tokens_in_place": hits / sum(map(len, references)),
+        "ended": sum(end in output for output in outputs) / len(both),
+    }
+
+
+def commonest_token(references: Sequence[Sequence[int]]) -> int:
+    """The token that the references hold most often; of equals the smallest."""
+    counts = Counter(token for reference in references for token in reference)
+    return min(counts, key=lambda token: (-counts[token], token))
+
+
+def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tensor]:
+    """How many target words look most at the source word that they stand for.
+
+    Args:
+        weights: (layers, heads, N, M) of cross-attention, signed where maps are subtracted: the largest weight counts,
+            not the largest size, because what is subtracted is not looked at.
+        alignment: for each of the first words of the target, at most N, its place in the source.
+
+    Returns:
+        Counts: ``heads`` (layers, heads), ``layers`` (layers,) by the mean of a layer's heads.
+    """
+    right = torch.tensor(alignment, dtype=torch.long, device=weights.device)
+    rows = weights[:, :, : len(alignment)]
+    return {
+        "heads": (rows.argmax(-1) == right).sum(-1),
+        "layers": (rows.mean(1).argmax(-1) == right).sum(-1),
+    }
+
+
+@torch.no_grad()
+def alignment_accuracy(
+    model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, alignments: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """Share of target words that look most at the right source word as they are written, the right ones before them.
+
+    Every word must be one token.
+
+    Args:
+        alignments: of the first texts, as many as are to be looked at.
+
+    Returns:
+        ``words``; ``heads`` (layers × heads) and ``layers`` (the mean of a layer's heads); ``chance``: a source word
+        drawn at random; ``same_place``: the source word at the target word's own place.
+    """
+    was_training = model.training
+    model.eval()
+    totals: dict[str, Tensor] = {}
+    for row, alignment in enumerate(alignments):
+        ids, labels = (torch.tensor([texts.ids[row]], device=model.device) for texts in (sources, targets))
+        assert ids.shape[1] > max(alignment)  # every word is a token
+        for name, hits in alignment_hits(model.alignment(ids, labels)[:, 0].cpu(), alignment).items():
+            totals[name] = totals[name] + hits if name in totals else hits
+    model.train(was_training)
+    words = sum(map(len, alignments))
+    chance = sum(len(alignment) / len(ids) for alignment, ids in zip(alignments, sources.ids, strict=False))
+    same = sum(place == n for alignment in alignments for n, place in enumerate(alignment))
+    return {
+        "words": words,
+        **{name: (hits / words).tolist() for name, hits in totals.items()},
+        "chance": chance / words,
+        "same_place": same / words,
+    }

@@ -1,0 +1,1 @@
+"""Studies that compare the models that led here on one question: a folder each."""

@@ -1,0 +1,80 @@
+"""Accuracy against dependency length: ``antiphase study dependency``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from antiphase.baselines.names import PHRASE, check_seeds, device_flag, models_flag, seeds_flag, settings_flag
+from antiphase.errors import InputError
+from antiphase.flags import Settings, flag
+
+LONGEST = 512
+"""Words of the longest distance."""
+DEVELOPMENT = 10
+"""Training sentences for each one of the development part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependencySettings(Settings):
+    """Accuracy against dependency length: a verb must agree with its subject across a clause.
+
+    Example: [bold]antiphase study dependency --models rnn,lstm,transformer,differential --output runs/dependency[/]
+    """
+
+    folder = "new"
+    parts = "runs"
+    quick: ClassVar[Mapping[str, Any]] = {
+        "held_out": (12, 32, 64), "tested": (4, 8, 24), "samples": 1680, "test_samples": 200, "epochs": 3, "seeds": (0,)
+    }  # fmt: skip
+
+    models: Sequence[str] = models_flag()
+    lengths: Sequence[int] = flag(
+        "Trained distances in words.", default=tuple(range(4, 25)), least=PHRASE, most=LONGEST, separated=True,
+        ranges=True, shown="4-24",
+    )  # fmt: skip
+    held_out: Sequence[int] = flag(
+        "Distances that are only tested; left out of --lengths.", default=(6, 12, 20, 32, 48, 64, 96), least=PHRASE,
+        most=LONGEST, separated=True, ranges=True,
+    )  # fmt: skip
+    tested: Sequence[int] = flag(
+        "Trained distances that are tested too.", default=(4, 8, 16, 24), separated=True, ranges=True
+    )
+    depth: int = flag("Subjects of a sentence, clauses in clauses.", default=2, least=2, most=8)
+    samples: int = flag("Training sentences, of all distances together.", default=6000)
+    test_samples: int = flag("Test sentences of each distance.", default=400)
+    epochs: int = flag("Passes over the training sentences.", default=8, least=1)
+    seeds: Sequence[int] = seeds_flag(0, 1, 2)
+    settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
+    device: str = device_flag()
+
+    def check(self) -> None:
+        super().check()
+        check_seeds(self.seeds)
+        if not self.trained:
+            raise InputError("--lengths must name a length that is not of --held-out, or nothing is trained")
+        unknown = [length for length in self.tested if length not in self.trained]
+        if unknown:
+            named = ", ".join(map(str, unknown))
+            raise InputError(f"--tested must name different lengths of the training, got {named}")
+        if not self.distances:
+            raise InputError("--tested and --held-out name nothing to test")
+        least = 2 * DEVELOPMENT * len(self.trained)
+        if self.samples < least:
+            raise InputError(f"--samples must be at least {least} for {len(self.trained)} lengths, got {self.samples}")
+        if self.test_samples < 2 or self.test_samples % 2:
+            raise InputError(f"--test-samples must be even and at least 2: twins; got {self.test_samples}")
+
+    @property
+    def trained(self) -> list[int]:
+        """Distances of the training sentences."""
+        return [length for length in self.lengths if length not in self.held_out]
+
+    @property
+    def distances(self) -> list[int]:
+        """Distances that are tested."""
+        return sorted({*self.tested, *self.held_out})
+
+
+SETTINGS = DependencySettings

@@ -1,0 +1,224 @@
+"""Accuracy against dependency length: ``antiphase study dependency``.
+
+Every model of the line learns to name the number of a verb whose subject stands some words before it, across clauses
+(``data/agreement.py``), from sentences of many distances; tested are some of those, and others between and beyond them.
+Many, because a network that knows few distances can learn to count back so many words, whatever stands between. The
+held-out ones between them are the sharper test: in training no noun at that distance from the cut was ever the subject,
+so a network that has learned places, and not clauses, looks past it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.baselines.classifiers import Classifier, chosen_classifiers
+from antiphase.baselines.data.agreement import LABELS, AgreementSentence, agreement_pairs, words
+from antiphase.baselines.data.text_batches import EncodedTexts, encode
+from antiphase.baselines.data.vocabularies import train_words
+from antiphase.baselines.models.configs import VanillaConfig
+from antiphase.baselines.one_width import line
+from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
+from antiphase.baselines.scoring.classification import class_probabilities
+from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettings
+from antiphase.baselines.training.classifier import train_classifier
+from antiphase.evals.seeds import Sample, seeds_interval
+from antiphase.evals.statistics import wilson_interval
+from antiphase.outcomes import Line
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import new_folder
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Sentences, their tokens and their right labels."""
+
+    sentences: list[AgreementSentence]
+    texts: EncodedTexts
+    targets: Tensor
+
+
+def dependency(
+    request: DependencySettings,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
+) -> Record:
+    """Train every model with every seed and test it at every distance. Writes ``record.json`` in ``output``.
+
+    All models of a seed learn from the same sentences; the test sentences are the same for all seeds.
+
+    Raises:
+        InputError: settings that cannot be used, or a folder that is not empty.
+    """
+    request.check()
+    models = chosen_models(request)
+    started = time.perf_counter()
+    device = choose_device(request.device)
+    with new_folder(output):
+        tokenizer = train_words([" ".join(words())], len(words()) + 2)
+        for model in models.values():  # refused before anything is trained
+            model.build(tokenizer, LABELS, seed=0)
+        test = _part(request, tokenizer, request.distances, request.test_samples, "test")
+        rows: list[dict[str, Any]] = []
+        runs: list[dict[str, Any]] = []
+        count = len(models) * len(request.seeds)
+        for seed in request.seeds:
+            each = request.samples // len(request.trained)
+            train = _part(request, tokenizer, request.trained, each, seed, "train")
+            development = _part(request, tokenizer, request.trained, each // DEVELOPMENT, seed, "development")
+            for name, classifier in models.items():
+                begun = len(runs)
+
+                def steps(done: int, most: int, begun: int = begun) -> None:
+                    report(begun + done / most, count)
+
+                model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
+                about = {"model": name, "seed": seed}
+                rows += [{**about, "trained": False, **row} for row in _tested(model, test)]
+                run = _run(model, classifier, train, development, seed, steps)
+                rows += [{**about, "trained": True, **row} for row in _tested(model, test)]
+                runs.append({**about, **run})
+                report(len(runs), count)
+                say(_sentence(runs[-1], rows[-len(request.distances) :], request.trained))
+        record = Record(
+            kind="study-dependency",
+            values=finite({
+                "guess_rate": GUESS_RATE,
+                "trained_distances": list(request.trained),
+                "models": list(models),
+                "summary": summarized(rows, request.trained),
+                "rows": rows,
+                "runs": runs,
+            }),
+            config=finite({**asdict(request), "classifiers": {name: one.settings() for name, one in models.items()}}),
+            seeds=list(request.seeds),
+            seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        record.save(output)
+    return record
+
+
+def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
+    """The models asked for. All epochs are run, so that no model gets more for being slow; there are positions for
+    every sentence.
+    """
+    longest = max(*request.trained, *request.distances) + 8 * (request.depth + 1)  # opening and earlier subjects
+    found = {}
+    for name, one in chosen_classifiers(request.models, request.settings, known=line(), flag="--models").items():
+        sizes = dict(one.sizes)
+        if one.config is VanillaConfig:
+            sizes["max_position_embeddings"] = max(longest, sizes.get("max_position_embeddings", 0))
+        training = replace(one.training, epochs=request.epochs, patience=request.epochs)
+        found[name] = replace(one, training=training, sizes=sizes)
+    return found
+
+
+def _part(
+    request: DependencySettings, tokenizer: PreTrainedTokenizerBase, distances: Sequence[int], each: int, *key: object
+) -> _Part:
+    """``each`` sentences of every distance, as pairs."""
+    found = [
+        sentence
+        for distance in distances
+        for sentence in agreement_pairs(
+            max(1, each // 2), distance, keyed_generator("agreement", *key, distance), depth=request.depth
+        )
+    ]
+    targets = torch.tensor([int(sentence.plural) for sentence in found])
+    return _Part(found, encode(tokenizer, [sentence.text for sentence in found]), targets)
+
+
+def _run(
+    model: PreTrainedModel,
+    classifier: Classifier,
+    train: _Part,
+    development: _Part,
+    seed: int,
+    report: Callable[[int, int], None],
+) -> dict[str, Any]:
+    started = time.perf_counter()
+
+    def evaluate(trained: PreTrainedModel) -> dict[str, float]:
+        found = class_probabilities(trained, development.texts)
+        right = found[torch.arange(len(found)), development.targets]
+        accuracy = (found.argmax(1) == development.targets).float().mean()
+        return {"accuracy": float(accuracy), "loss": float(-right.clamp(min=1e-30).log().mean())}
+
+    curve = train_classifier(
+        model, classifier.training, train.texts, train.targets, seed=seed, evaluate=evaluate, report=report
+    )
+    best = next(point for point in curve if point["best"])
+    return {
+        "parameters": model.num_parameters(),
+        "development_accuracy": best["accuracy"],
+        "best_epoch": best["epoch"],
+        "curve": curve,
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def _tested(model: PreTrainedModel, test: _Part) -> list[dict[str, Any]]:
+    plural = class_probabilities(model, test.texts).argmax(1) == 1
+    return agreement_scores(plural.tolist(), test.sentences)
+
+
+def _sentence(run: dict[str, Any], rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> str:
+    by_part = {
+        words: [row["accuracy"] for row in rows if (row["distance"] in trained) == is_known]
+        for words, is_known in (("at trained lengths", True), ("at others", False))
+    }
+    parts = [f"{100 * sum(found) / len(found):.1f} % {words}" for words, found in by_part.items() if found]
+    return f"{run['model']}, seed {run['seed']}: {', '.join(parts)} ({run['seconds']:.0f} s)"
+
+
+def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each model, before and after training, and distance: means over seeds.
+
+    Intervals cover seeds and sentences, which are the same for all seeds; with one seed they are Wilson's. Where some
+    seeds learned and others did not, ``learned`` counts them and there is no interval.
+    """
+    groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["model"], row["trained"], row["distance"]), []).append(row)
+    found = []
+    for (name, is_trained, distance), members in groups.items():
+        misled = [row["misled"] for row in members]
+        found.append({
+            "model": name,
+            "trained": is_trained,
+            "distance": distance,
+            "held_out": distance not in trained,
+            "seeds": len(members),
+            **_mean(members),
+            "interval_is": "over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
+            "misled": _mean(misled),
+        })  # fmt: skip
+    return found
+
+
+def _mean(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    accuracies = [score["accuracy"] for score in scores if score["accuracy"] is not None]
+    mean = sum(accuracies) / len(accuracies) if accuracies else None
+    if len(scores) == 1:
+        return {"accuracy": mean, "interval": wilson_interval(scores[0]["correct"], scores[0]["samples"])}
+    sizes = [score["samples"] for score in scores if score["accuracy"] is not None]
+    counts = Line.of(GUESS_RATE).counts({"": accuracies})
+    found = None
+    if accuracies and counts is None:
+        found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))
+    return {
+        "accuracy": mean,
+        "interval": None if found is None else [max(0.0, found.low), min(1.0, found.high)],
+        "learned": None if counts is None else counts[""],
+    }

@@ -1,0 +1,51 @@
+"""Gradient norms by depth: ``antiphase study gradients``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from antiphase.baselines.names import (
+    CLASSIFIERS,
+    NORMS,
+    check_seeds,
+    device_flag,
+    models_flag,
+    seeds_flag,
+    settings_flag,
+)
+from antiphase.errors import InputError
+from antiphase.flags import Settings, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientsSettings(Settings):
+    """Gradient norms by depth: norms before the sublayers against norms behind them.
+
+    Example: [bold]antiphase study gradients --models transformer --norms layer_norm,rms_norm --output runs/gradients[/]
+    """
+
+    folder = "new"
+    parts = "models"
+    quick: ClassVar[Mapping[str, Any]] = {"layers": 6, "steps": (0, 20), "seeds": (0,)}
+
+    models: Sequence[str] = models_flag([name for name in CLASSIFIERS if name != "cnn"])
+    norms: Sequence[str] = flag(
+        f"{', '.join(NORMS)}; recurrent networks have none.", default=("layer_norm",), choices=NORMS, separated=True
+    )
+    layers: int = flag("Depth of the models.", default=12, least=2)
+    steps: Sequence[int] = flag("Training steps after which to measure.", default=(0, 10, 100), least=0, separated=True)
+    seeds: Sequence[int] = seeds_flag(0, 1, 2)
+    settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
+    device: str = device_flag()
+
+    def check(self) -> None:
+        super().check()
+        check_seeds(self.seeds)
+        for name, listed in (("--norms", self.norms), ("--steps", self.steps)):
+            if not listed:
+                raise InputError(f"{name} names nothing to measure")
+
+
+SETTINGS = GradientsSettings

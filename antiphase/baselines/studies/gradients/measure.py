@@ -1,0 +1,169 @@
+"""Gradient norms by depth, norms before or behind the sublayers: ``antiphase study gradients``.
+
+Xiong et al. (2002.04745, section 3 and figure 3): with norms behind the sublayers gradients at the start are large near
+the output, with norms before them they are even. Deep models of the line take agreement sentences
+(``data/agreement.py``); gradients are measured before training and after some steps of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.baselines.classifiers import Classifier, chosen_classifiers
+from antiphase.baselines.data.agreement import LABELS, agreement_pairs, words
+from antiphase.baselines.data.text_batches import encode, shuffled_batches
+from antiphase.baselines.data.vocabularies import train_words
+from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, VanillaConfig
+from antiphase.baselines.one_width import line
+from antiphase.baselines.studies.gradients import GradientsSettings
+from antiphase.errors import InputError
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.training.loop import choose_device, layers_of
+from antiphase.training.run_folder import new_folder
+
+DISTANCES = (4, 8, 16)
+"""Between subject and verb, in the sentences."""
+PAIRS = 400
+"""Training sentences of each distance are twice as many."""
+BATCH = 32
+MEASURED = 4
+"""Batches over which a norm is averaged; no step is taken on them."""
+
+
+def gradients(
+    request: GradientsSettings,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """Measure every model, place and norm with every seed. Writes ``record.json`` in ``output``.
+
+    Each entry of ``values["rows"]`` has the ``gradient_norms`` of the layers, the first to the last, and the ``loss``
+    on the same sentences.
+
+    Raises:
+        InputError: settings that cannot be used, or a folder that is not empty.
+    """
+    request.check()
+    models = _models(request)
+    started = time.perf_counter()
+    device = choose_device(request.device)
+    with new_folder(output):
+        tokenizer = train_words([" ".join(words())], len(words()) + 2)
+        forms = [(name, *form) for name, one in models.items() for form in _forms(one, request.norms)]
+        measured = _batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)
+        held = [next(measured) for _ in range(MEASURED)]
+        rows: list[dict[str, Any]] = []
+        total, done = len(request.seeds) * len(forms), count(1)
+        for seed in request.seeds:
+            for name, place, norm, classifier in forms:
+                model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
+                about = {"model": name, "place": place, "norm": norm, "seed": seed}
+                steps = _batches(tokenizer, device, seed, pairs=PAIRS)
+                for step, found in _followed(model, classifier, request.steps, steps, held):
+                    rows.append({**about, "step": step, **found})
+                report(next(done), total)
+        record = Record(
+            kind="study-gradients",
+            values=finite({"models": list(models), "layers": request.layers, "rows": rows}),
+            config=finite({
+                **asdict(request),
+                "batch": BATCH,
+                "measured_batches": MEASURED,
+                "distances": DISTANCES,
+                "classifiers": {name: one.settings() for name, one in models.items()},
+            }),
+            seeds=list(request.seeds),
+            seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        record.save(output)
+    return record
+
+
+def _models(request: GradientsSettings) -> dict[str, Classifier]:
+    """The models asked for, ``layers`` deep."""
+    chosen = chosen_classifiers(request.models, request.settings, known=line(), flag="--models")
+    for name, one in chosen.items():
+        if one.config is ConvolutionConfig:
+            raise InputError(f"--models {name}: a convolutional classifier has one layer, so no depth; leave it out")
+    deep = {"num_hidden_layers": request.layers}
+    return {name: replace(one, sizes={**one.sizes, **deep}) for name, one in chosen.items()}
+
+
+def _forms(classifier: Classifier, norms: Sequence[str]) -> Iterator[tuple[str | None, str | None, Classifier]]:
+    """Place, norm and model; a recurrent network has neither."""
+    if classifier.config is not VanillaConfig:
+        yield None, None, classifier
+        return
+    for norm in norms:
+        for place in NORM_PLACES:
+            yield place, norm, replace(classifier, sizes={**classifier.sizes, "norm": norm, "norm_position": place})
+
+
+Batch = dict[str, torch.Tensor]
+
+
+def _batches(tokenizer: PreTrainedTokenizerBase, device: torch.device, *key: object, pairs: int) -> Iterator[Batch]:
+    """Batches without an end, epoch after epoch."""
+    found = [
+        sentence
+        for distance in DISTANCES
+        for sentence in agreement_pairs(pairs, distance, keyed_generator("gradients", *key, distance))
+    ]
+    texts = encode(tokenizer, [sentence.text for sentence in found])
+    labels = torch.tensor([int(sentence.plural) for sentence in found])
+    for epoch in count():
+        for chosen in shuffled_batches(texts, BATCH, "gradients", *key, "order", epoch):
+            ids, mask = texts.batch(chosen)
+            batch = {"input_ids": ids, "attention_mask": mask, "labels": labels[chosen]}
+            yield {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+def _followed(
+    model: PreTrainedModel,
+    classifier: Classifier,
+    steps: Sequence[int],
+    batches: Iterator[Batch],
+    held: Sequence[Batch],
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each step that is asked for, and what is measured there."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=classifier.training.learning_rate, fused=True)
+    model.train()
+    for step in range(max(steps) + 1):
+        if step in steps:
+            yield step, gradient_norms(model, held)
+        model.zero_grad(set_to_none=True)
+        model(**next(batches)).loss.backward()
+        optimizer.step()
+
+
+def gradient_norms(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, Any]:
+    """``gradient_norms``: L2 norm over all parameters of each layer, mean over batches; and the mean ``loss``.
+
+    The model trains (batch norms take the batch's own statistics) and its running statistics stay as they are.
+    """
+    layers = layers_of(model)
+    sums, loss_sum = torch.zeros(len(layers), dtype=torch.float64), 0.0
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for batch in batches:
+        model.zero_grad(set_to_none=True)
+        loss = model(**batch).loss
+        loss.backward()
+        loss_sum += float(loss.detach())
+        norms = [torch.nn.utils.get_total_norm([p.grad for p in layer if p.grad is not None]) for layer in layers]
+        sums += torch.stack(norms).double().cpu()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(kept[name])
+    return {"gradient_norms": (sums / len(batches)).tolist(), "loss": loss_sum / len(batches)}

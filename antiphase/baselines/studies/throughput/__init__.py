@@ -1,0 +1,44 @@
+"""Training speed against sequence length: ``antiphase study throughput``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from antiphase.baselines.names import device_flag, models_flag, settings_flag
+from antiphase.errors import InputError
+from antiphase.flags import Settings, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputSettings(Settings):
+    """Training tokens a second against sequence length, in paired rounds.
+
+    Example: [bold]antiphase study throughput --models lstm,transformer,differential --output runs/throughput[/]
+    """
+
+    folder = "new"
+    parts = "lengths"
+    quick: ClassVar[Mapping[str, Any]] = {"lengths": (32, 128, 512), "rounds": 5, "seconds": 4.0}
+
+    models: Sequence[str] = models_flag()
+    lengths: Sequence[int] = flag(
+        "Tokens of a sequence.", default=(32, 64, 128, 256, 512, 1024, 2048), least=1, separated=True
+    )
+    tokens: int = flag("Tokens of a step; the sequences are as many as they fill.", default=4096)
+    rounds: int = flag("At each length, at the most.", default=15, least=1)
+    seconds: float = flag("At each length, after which no further round begins, but for the first three.", default=45.0)
+    seed: int = flag("Seed of what is drawn at random.", default=0, least=0, most=2**63 - 1)
+    settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
+    device: str = device_flag()
+
+    def check(self) -> None:
+        super().check()
+        if not self.lengths:
+            raise InputError("--lengths names nothing to time")
+        if self.tokens < max(self.lengths):
+            raise InputError(f"--tokens must be at least {max(self.lengths)}, the longest sequence; got {self.tokens}")
+
+
+SETTINGS = ThroughputSettings

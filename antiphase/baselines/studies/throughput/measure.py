@@ -1,0 +1,131 @@
+"""Training tokens per second against sequence length: ``antiphase study throughput``.
+
+A training step (forward, backward, Adam) of every model of the line on the same number of tokens, in sequences of
+growing length. The models take turns, so that a slow moment of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from antiphase.baselines.classifiers import Classifier, chosen_classifiers
+from antiphase.baselines.data.agreement import LABELS, words
+from antiphase.baselines.data.vocabularies import train_words
+from antiphase.baselines.models.configs import VanillaConfig
+from antiphase.baselines.one_width import line
+from antiphase.baselines.studies.throughput import ThroughputSettings
+from antiphase.benchmarks.timing import Work, paired_times, ratios
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import new_folder
+
+BASELINE = "transformer"
+"""What times are divided by, where it is among the models; else the first of them."""
+
+
+def throughput(
+    request: ThroughputSettings,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """Time every model at every length. Writes ``record.json`` in ``output``.
+
+    ``values["speeds"]`` has the median seconds of a step and the tokens per second; ``values["rows"]`` each model's
+    time over the baseline's, the median over rounds and its quartiles: above 1 the model is slower.
+
+    Raises:
+        InputError: settings that cannot be used, or a folder that is not empty.
+    """
+    request.check()
+    classifiers = _models(request)
+    started = time.perf_counter()
+    device = choose_device(request.device)
+    baseline = BASELINE if BASELINE in classifiers else next(iter(classifiers))
+    with new_folder(output):
+        tokenizer = train_words([" ".join(words())], len(words()) + 2)
+        models = {
+            name: one.build(tokenizer, LABELS, seed=request.seed).to(device).train()
+            for name, one in classifiers.items()
+        }
+        speeds: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
+        for done, length in enumerate(request.lengths, start=1):
+            say(f"timing {length:,} tokens a sequence")
+            work = {name: training_step(model, length, request, classifiers[name]) for name, model in models.items()}
+            times = paired_times(work, rounds=request.rounds, seconds=request.seconds)
+            speeds += _speeds(times, length, request.tokens // length * length)
+            rows += [{"length": length, **ratios(times, name, baseline)} for name in models if name != baseline]
+            report(done, len(request.lengths))
+        record = Record(
+            kind="study-throughput",
+            values=finite({
+                "models": list(models),
+                "baseline": baseline,
+                "parameters": {name: model.num_parameters() for name, model in models.items()},
+                "speeds": speeds,
+                "rows": rows,
+            }),
+            config=finite({**asdict(request), "classifiers": {n: one.settings() for n, one in classifiers.items()}}),
+            seeds=[request.seed],
+            seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        record.save(output)
+    return record
+
+
+def _models(request: ThroughputSettings) -> dict[str, Classifier]:
+    """The models asked for, with positions for the longest sequence."""
+    longest = {"max_position_embeddings": max(request.lengths)}
+    chosen = chosen_classifiers(request.models, request.settings, known=line(), flag="--models")
+    return {
+        name: replace(one, sizes={**one.sizes, **longest}) if one.config is VanillaConfig else one
+        for name, one in chosen.items()
+    }
+
+
+def training_step(model: PreTrainedModel, length: int, request: ThroughputSettings, classifier: Classifier) -> Work:
+    """One step on random words, without padding; what the model runs on is waited for."""
+    generator = keyed_generator(request.seed, "throughput", length)
+    count = request.tokens // length
+    special = 2  # padding and unknown words
+    ids = torch.randint(special, model.config.vocab_size, (count, length), generator=generator).to(model.device)
+    labels = torch.randint(len(LABELS), (count,), generator=generator).to(model.device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=classifier.training.learning_rate, fused=True)
+
+    def run() -> object:
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if model.device.type == "cuda":
+            torch.cuda.synchronize(model.device)
+        return loss
+
+    return run
+
+
+def _speeds(times: Mapping[str, list[float]], length: int, tokens: int) -> list[dict[str, Any]]:
+    found = []
+    for name, seconds in times.items():
+        middle = statistics.median(seconds)
+        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [middle] * 3
+        found.append({
+            "model": name,
+            "length": length,
+            "seconds": middle,
+            "tokens_per_second": tokens / middle,
+            "quartiles": [tokens / quartiles[2], tokens / quartiles[0]],
+            "rounds": len(seconds),
+        })  # fmt: skip
+    return found

@@ -1,0 +1,75 @@
+"""Training of one text classifier: epochs over labelled texts until a development part gets no better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.baselines.data.text_batches import EncodedTexts
+from antiphase.baselines.training.epochs import EpochTraining, train_epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierTraining(EpochTraining):
+    """How a classifier is trained: Adam, early stopping, gradients cut to a length.
+
+    Batches are those of Kim (2014, 1408.5882, section 3.1).
+    """
+
+    patience: int = 3
+    """Epochs without a better development part after which training ends."""
+
+    def counts(self) -> dict[str, int]:
+        return {**super().counts(), "patience": 1}
+
+
+def train_classifier(
+    model: PreTrainedModel,
+    training: ClassifierTraining,
+    texts: EncodedTexts,
+    targets: Tensor,
+    *,
+    seed: int,
+    evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> list[dict[str, Any]]:
+    """Train in place; the model is left with the weights of its best epoch, in evaluation mode.
+
+    An epoch is better with a higher ``accuracy`` on the development part, or an equal one and a lower ``loss``.
+    Everything drawn depends on the seed alone, and torch's own generators stay as they are.
+
+    Args:
+        targets: (texts,) label numbers.
+        evaluate: ``accuracy`` and ``loss`` on the development part.
+        report: called after each step with the steps done and the most there can be.
+
+    Returns:
+        For each epoch ``epoch`` (from 1), ``step``, ``train_loss`` (mean over texts, in nats), ``accuracy``, ``loss``
+        and ``best``, true at the one whose weights are kept.
+    """
+    curve: list[dict[str, Any]] = []
+    best, kept, chosen, waited = (-1.0, 0.0), {}, 0, 0
+
+    def loss_of(rows: list[int]) -> tuple[Tensor, int]:
+        ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
+        return model(input_ids=ids, attention_mask=mask, labels=targets[rows].to(model.device)).loss, len(rows)
+
+    def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
+        nonlocal best, kept, chosen, waited
+        found = evaluate(model)
+        curve.append({"epoch": epoch, "step": step, "train_loss": train_loss, **found})
+        score = (found["accuracy"], -found["loss"])
+        waited = 0 if score > best else waited + 1
+        if waited == 0:
+            best, chosen = score, epoch
+            kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        return waited < training.patience
+
+    train_epochs(model, training, texts, loss_of, seed=seed, after_epoch=after_epoch, report=report)
+    model.load_state_dict(kept)
+    model.eval()
+    return [{**point, "best": point["epoch"] == chosen} for point in curve]

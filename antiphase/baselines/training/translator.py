@@ -1,0 +1,63 @@
+"""Training of one encoder and decoder on pairs of texts, for a fixed number of epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts
+from antiphase.baselines.training.epochs import EpochTraining, train_epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorTraining(EpochTraining):
+    """How a translator is trained: Adam, gradients cut to a length, a rate that rises and then falls to 0."""
+
+    learning_rate: float = 3e-3
+    """Of Adam, at the end of the warm-up."""
+    batch_size: int = 64
+    epochs: int = 8
+    """Passes over the training part; all are run."""
+    warmup_steps: int = 100
+
+    def rate(self, step: int, steps: int) -> float:
+        return super().rate(step, steps) * (1 - step / steps)
+
+
+def train_translator(
+    model: PreTrainedModel,
+    training: TranslatorTraining,
+    sources: EncodedTexts,
+    targets: EncodedTexts,
+    *,
+    seed: int,
+    evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> list[dict[str, Any]]:
+    """Train in place; the model is left in evaluation mode.
+
+    Everything drawn depends on the seed alone, and torch's own generators stay as they are.
+
+    Returns:
+        For each epoch ``epoch`` (from 1), ``step``, ``train_loss`` (mean over target tokens, in nats) and what
+        ``evaluate`` says.
+    """
+    curve: list[dict[str, Any]] = []
+
+    def loss_of(rows: list[int]) -> tuple[Tensor, int]:
+        ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
+        labels = targets.labels(rows)
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels.to(model.device)).loss
+        return loss, int((labels != IGNORED).sum())
+
+    def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
+        curve.append({"epoch": epoch, "step": step, "train_loss": train_loss, **evaluate(model)})
+        return True
+
+    train_epochs(model, training, targets, loss_of, seed=seed, after_epoch=after_epoch, report=report)
+    model.eval()
+    return curve

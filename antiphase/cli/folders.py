@@ -1,0 +1,62 @@
+"""Commands of studies and other work that has a folder of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from antiphase.cli.commands import command_of
+from antiphase.cli.console import finish, make_console, sayer, share_progress
+from antiphase.registry import Measurement, measurements
+
+COMMANDS = {
+    name: found
+    for parent in ("antiphase.baselines.commands", "antiphase.viewer")
+    for name, found in measurements(parent).items()
+}
+STUDIES = measurements("antiphase.baselines.studies")
+
+study = typer.Typer(
+    help="Compare the models that led to differential attention: dependency length, speed, gradients.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+)
+
+
+def _silent(done: float, count: int) -> None:
+    """For short work, which has no progress bar."""
+
+
+def command(measurement: Measurement) -> Callable[..., None]:
+    """The command of a folder."""
+
+    def run(settings: Any, *, output: Path | None, resume: bool) -> None:
+        from antiphase.report.terminal import print_summary
+
+        console = make_console()
+        is_short = settings.folder == "optional"
+        resumed = {"resume": resume} if settings.folder == "resumable" else {}
+        progress = nullcontext(_silent) if is_short else share_progress(console, settings.parts)
+        with progress as report:
+            record = measurement.run(settings, output, **resumed, say=sayer(console), report=report)
+        presentation = measurement.presentation
+        if getattr(settings, "as_json", False):
+            for row in record.values["rows"]:
+                typer.echo(json.dumps(row, ensure_ascii=False))
+        elif is_short or output is None:
+            print_summary(record, console)
+        else:
+            finish(console, record, output, page=presentation.page)
+            if closing := presentation.closing(record):
+                console.print(closing, highlight=False)
+
+    return command_of(measurement.settings, run)
+
+
+for found in STUDIES.values():
+    study.command(found.name)(command(found))

@@ -1,0 +1,1 @@
+"""The viewer of attention: every map of a model on one text, in an interactive page."""

@@ -1,0 +1,44 @@
+"""Attention of every layer and head on one text: ``antiphase look``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antiphase.errors import InputError
+from antiphase.flags import Settings, argument, flag
+
+LONGEST = 512
+"""Most tokens that can be asked for: 12 layers of 12 maps are 38 MB of record then, and a page of some 25 MB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookSettings(Settings):
+    """Look at one text through every layer and head: a record, and an interactive page that opens offline.
+
+    Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
+    """
+
+    folder = "new"
+    parts = "texts"
+
+    name: str = argument("MODEL", "Local folder or Hub name of a model.")
+    text: str = flag("What to look at.")
+    target: str | None = flag("What the decoder of an encoder–decoder writes.", default=None)
+    length: int = flag("Most tokens; the page grows with their square.", default=256)
+    device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+
+    def check(self) -> None:
+        super().check()
+        for name, text in (("--text", self.text), ("--target", self.target)):
+            if text is not None and not text.strip():
+                raise InputError(f"{name} is empty; give a sentence to look at")
+            if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes of a shell that are not UTF-8
+                raise InputError(f"{name} is not valid Unicode; write it in UTF-8")
+        if not 1 <= self.length <= LONGEST:
+            raise InputError(
+                f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; "
+                "`antiphase probe` sums up longer texts"
+            )
+
+
+SETTINGS = LookSettings

@@ -1,0 +1,234 @@
+"""Attention of every layer and head on one text, from request to record: what ``antiphase look`` does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from antiphase.codes import encode
+from antiphase.errors import InputError
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
+from antiphase.models.positions import sinusoidal_positions
+from antiphase.ops.shapes import positions_mask
+from antiphase.probing.maps import AttentionMaps, attention_maps
+from antiphase.records import Record, finite
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import new_folder
+from antiphase.viewer.look import LONGEST, LookSettings
+
+POSITIONS = (50, 128)
+"""Positions and width of the matrix of sinusoidal positions."""
+TEXT = "text"
+"""Name of the one sequence: queries and keys both. Maps between two sequences name two."""
+SOURCE, TARGET, SO_FAR = "source", "target", "target so far"
+"""Of an encoder and decoder: its two texts, and what the decoder reads as it predicts each token of the target."""
+SIDES = {None: (TEXT, TEXT), "cross": (TARGET, SOURCE), "encoder": (SOURCE, SOURCE), "decoder": (SO_FAR, SO_FAR)}
+"""Sequences of queries and keys by part of the model, in the order of the record: the alignment comes first."""
+
+
+def look(
+    request: LookSettings,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
+) -> Record:
+    """Every map of every layer on the text, in 8 bits (``codes.py``). Writes ``record.json`` in ``output``.
+
+    ``values["maps"]`` lists the layers; each names its sequences of queries and keys, its mask and its arrays:
+    codes (H, S, N, M), scales (H, S, N) and, where S is 2, λ (H, N).
+
+    Raises:
+        InputError: a model or text that cannot be used, attention that cannot be seen, a folder that is not empty.
+    """
+    request.check()
+    started = time.perf_counter()
+    with new_folder(output):
+        loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
+        config = loaded.model.config
+        is_pair = bool(getattr(config, "is_encoder_decoder", False))
+        if is_pair and request.target is None:
+            raise InputError(
+                f"--target is missing: {request.name} has an encoder and a decoder; give the text that it writes"
+            )
+        if not is_pair and request.target is not None:
+            raise InputError(f"--target has no use here: {request.name} has no encoder and decoder; leave it out")
+        ids = _encoded(loaded, request, "--text", getattr(config, "source_vocab_size", None))
+        read, sequences = None, {TEXT: _sequence(loaded, request.text, ids)}
+        if request.target is not None:
+            target = _encoded(loaded, request, "--target", None)
+            read, sequences = _pair(loaded, request, ids, target)
+        with refused_by_model(request.name):
+            found = attention_maps(loaded.model, ids, read)
+        order = list(SIDES)
+        maps, masks, arrays = _stored(sorted(found, key=lambda one: order.index(one.part)))
+        arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
+        record = Record(
+            kind="look",
+            values=finite({
+                "model": request.name,
+                "model_type": config.model_type,
+                "attention_type": getattr(config, "attention_type", None),
+                "sequences": sequences,
+                "maps": maps,
+                "masks": masks,
+                "runs": _runs_of(Path(request.name)),
+            }),
+            config=finite(vars(request)),
+            seconds=time.perf_counter() - started,
+            arrays=arrays,
+        )  # fmt: skip
+        record.save(output)
+    return record
+
+
+def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int | None) -> Tensor:
+    """Token ids (1, N) of ``flag``; ``entries`` of the vocabulary, None: ``config.vocab_size``.
+
+    Raises:
+        InputError: too many tokens, or none that the model knows.
+    """
+    text = request.text if flag == "--text" else request.target
+    side = "text" if flag == "--text" else "text_target"
+    ids: Tensor = loaded.tokenizer(**{side: text}, return_tensors="pt")["input_ids"]
+    _check_length(flag, ids.shape[1], request, getattr(loaded.model.config, "max_position_embeddings", None))
+    if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
+        raise InputError(f"{flag} holds no word that {request.name} knows; give words of its own vocabulary")
+    known = entries or getattr(loaded.model.config, "vocab_size", None)
+    if known is not None and int(ids.max()) >= known:
+        raise InputError(
+            f"{flag} has the token id {int(ids.max())}, but {request.name} knows {known} on this side; its folder "
+            "holds a tokenizer of another vocabulary"
+        )
+    return ids
+
+
+def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> dict[str, Any]:
+    return {"text": text, "tokens": tokens_of(loaded.tokenizer, text, ids[0])}
+
+
+def _pair(
+    loaded: LoadedModel, request: LookSettings, source: Tensor, target: Tensor
+) -> tuple[Tensor, dict[str, dict[str, Any]]]:
+    """What the decoder reads, (1, N): the start token, then the target but its last token; and all sequences."""
+    assert request.target is not None
+    config = loaded.model.config
+    start = getattr(config, "decoder_start_token_id", None)
+    start = getattr(config, "bos_token_id", None) if start is None else start
+    if start is None:
+        raise InputError(f"MODEL {request.name}: its configuration names no decoder_start_token_id to begin with")
+    read = torch.cat([torch.tensor([[start]]), target[:, :-1]], 1)
+    written = _sequence(loaded, request.target, target)
+    piece = loaded.tokenizer.convert_ids_to_tokens(start)
+    begin = {"id": start, "piece": piece, "text": piece, "word": None}
+    return read, {
+        SOURCE: _sequence(loaded, request.text, source),
+        TARGET: written,
+        SO_FAR: {"text": request.target, "tokens": [begin, *written["tokens"][:-1]]},
+    }
+
+
+def _check_length(flag: str, count: int, request: LookSettings, positions: int | None) -> None:
+    if count == 0:
+        raise InputError(f"{flag} has no token in this model's tokenizer; give a sentence to look at")
+    if count > request.length:
+        remedy = f"raise --length (up to {LONGEST}) or shorten the text" if count <= LONGEST else "shorten the text"
+        raise InputError(f"{flag} has {count} tokens, more than the {request.length} of --length; {remedy}")
+    if positions is not None and count > positions:
+        raise InputError(
+            f"{flag} has {count} tokens, more than the {positions} positions of {request.name}; shorten it"
+        )
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> list[dict[str, Any]]:
+    """For each token its id, its piece in the vocabulary, the text it stands for, and the number of its word.
+
+    A token that is only some bytes of a character stands as ``日[1/3]``, the first of its three tokens; where the
+    tokenizer does not tell the character, as its piece. Words are those that the tokenizer cuts first; null for
+    special tokens and where the tokenizer does not tell.
+    """
+    listed = ids.tolist()
+    texts = [tokenizer.decode([number]) for number in listed]
+    pieces = tokenizer.convert_ids_to_tokens(listed)
+    words: list[int | None] = [None] * len(listed)
+    places: list[tuple[int, int]] = [(0, 0)] * len(listed)
+    if tokenizer.is_fast:
+        encoded = tokenizer(text, return_offsets_mapping=True)
+        words, places = encoded.word_ids(), encoded["offset_mapping"]
+    labels = []
+    for index, (piece, shown, place) in enumerate(zip(pieces, texts, places, strict=True)):
+        if shown and "\ufffd" not in shown:
+            labels.append(shown)
+        elif shown and place[0] < place[1] and places.count(place) > 1:  # without text: a space put before the text
+            first = places.index(place)
+            labels.append(f"{text[slice(*place)]}[{index - first + 1}/{places.count(place)}]")
+        else:
+            labels.append(piece)
+    return [
+        {"id": number, "piece": piece, "text": label, "word": word}
+        for number, piece, label, word in zip(listed, pieces, labels, words, strict=True)
+    ]
+
+
+def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+    """What the record says of each layer and each mask, and their arrays; equal masks are stored once."""
+    maps: list[dict[str, Any]] = []
+    masks: list[dict[str, Any]] = []
+    kept: list[Tensor] = []
+    arrays: dict[str, Any] = {}
+    for number, one in enumerate(found):
+        mask = next((index for index, other in enumerate(kept) if one.visible.equal(other)), len(kept))
+        if mask == len(kept):
+            kept.append(one.visible)
+            arrays[f"masks.{mask}"] = one.visible.numpy()
+            masks.append({"array": f"masks.{mask}", **mask_kind(one.visible)})
+        heads, each = one.maps.shape[:2]
+        arrays[f"maps.{number}.codes"], arrays[f"maps.{number}.scales"] = encode(one.maps.numpy())
+        if one.lam is not None:
+            arrays[f"maps.{number}.lambda"] = one.lam.contiguous().numpy()
+        maps.append(
+            {"layer": one.layer, "heads": heads, "maps_per_head": each, "queries": SIDES[one.part][0],
+             "keys": SIDES[one.part][1], "mask": mask, "arrays": f"maps.{number}"}
+        )  # fmt: skip
+    return maps, masks, arrays
+
+
+def mask_kind(visible: Tensor) -> dict[str, Any]:
+    """``kind`` of a mask (N, M): global, causal, local (as far back as ahead) or other; ``window``: keys that a query
+    sees at most, where distance limits them.
+    """
+    if visible.all():
+        return {"kind": "global", "window": None}
+    queries, keys = visible.shape
+    widest = int(visible.sum(-1).max())
+    for window in (None, widest):
+        causal = positions_mask(queries, keys, is_causal=True, sliding_window=window, device=visible.device)
+        if causal is not None and visible.equal(causal):
+            return {"kind": "causal", "window": window}
+    reach = int(visible[0].sum()) - 1
+    places = torch.arange(max(queries, keys), device=visible.device)
+    if queries == keys and visible.equal((places[:, None] - places).abs() <= reach):
+        return {"kind": "local", "window": 2 * reach + 1}
+    return {"kind": "other", "window": None}
+
+
+def _runs_of(folder: Path) -> list[dict[str, Any]]:
+    """The learning curve of a model that was trained here."""
+    if not (folder / "record.json").is_file():
+        return []
+    trained = Record.load(folder)
+    if trained.kind in ("classify", "translate"):
+        runs = trained.values["runs"]
+        best = trained.values.get("best", runs[0]["folder"])  # a study's folder holds the best run's model
+        return [
+            {"arm": run["model"], "seed": run["seed"], "curve": run["curve"]} for run in runs if run["folder"] == best
+        ]
+    name = trained.values.get("arm") or trained.config.get("model", {}).get("attention_type") or "model"
+    seed = trained.seeds[0] if trained.seeds else None
+    return [{"arm": name, "seed": seed, "curve": trained.values.get("curve") or []}] if trained.kind == "train" else []

@@ -1,0 +1,243 @@
+"""Records of ``antiphase look`` → figures: every head, one head with its maps, masks, sinusoidal positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import matplotlib
+import numpy
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import FuncNorm
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from antiphase.records import Record
+from antiphase.report.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_power, visible
+from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, tokens_of, used_in
+
+THUMBNAIL = 64
+"""Most cells of a map along each side where all heads stand together; larger ones show blocks by their strongest."""
+GAP = 3
+ALIGNED = 3
+"""Layers side by side in the figure of alignments."""
+
+
+@matplotlib.rc_context(STYLE)
+def every_head(record: Record) -> Figure | None:
+    """A small map for each head: layers downwards, heads to the right, one scale."""
+    layers = layers_of(record)
+    if not layers:
+        return None
+    small = [[_thumbnail(layer.weights[head]) for head in range(len(layer.weights))] for layer in layers]
+    heads = max(map(len, small))
+    tall, wide = (max(picture.shape[side] for row in small for picture in row) for side in (0, 1))
+    sheet = numpy.full((len(small) * (tall + GAP), heads * (wide + GAP)), numpy.nan)
+    for line, row in enumerate(small):
+        hidden = ~_blocks(layers[line].visible.astype(float))[0].astype(bool)
+        for column, picture in enumerate(row):
+            top, left = line * (tall + GAP), column * (wide + GAP)
+            shown = numpy.where(hidden, numpy.nan, picture)
+            sheet[top : top + picture.shape[0], left : left + picture.shape[1]] = shown
+    norm, colours = _scale([picture for row in small for picture in row])
+    width = min(14.0, max(5.0, 1.1 + 0.95 * heads))
+    numbers = [layer.name for layer in layers]
+    beside = 0.08 * (max(map(len, numbers)) - 1)
+    height = 1.2 + (width - 1.1) * sheet.shape[0] / sheet.shape[1]
+    figure = Figure(figsize=(width + beside, height), layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("#e4e7eb")
+    axes.imshow(sheet, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
+    axes.set_yticks(numpy.arange(len(numbers)) * (tall + GAP) + tall / 2, numbers)
+    axes.set_xticks(numpy.arange(heads) * (wide + GAP) + wide / 2, [str(head) for head in range(heads)])
+    axes.tick_params(length=0)
+    axes.set(title="Every head on this text", xlabel="head", ylabel="layer")
+    axes.grid(visible=False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    _colour_bar(figure, [axes], norm, colours)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def one_head(record: Record) -> Figure | None:
+    """The head that looks most at tokens other than the first and itself; its maps and their difference."""
+    chosen = chosen_head(record)
+    if chosen is None:
+        return None
+    layer, head = chosen
+    panels = {"weights": layer.weights[head]}
+    if layer.lam is not None:
+        panels = {
+            "first map": layer.maps[head, 0], "second map": layer.maps[head, 1], "first − λ · second": panels["weights"]
+        }  # fmt: skip
+    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(layer)}
+    norm, colours = _scale(list(panels.values()))
+    rows, columns = layer.visible.shape
+    height = min(9.0, max(3.0, 5.2 * rows / columns))
+    figure = Figure(figsize=(5.4 * len(panels) + 1, height + 1.2), layout="constrained")
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axes, (title, weights) in zip(grid, panels.items(), strict=True):
+        axes.set_facecolor("#e4e7eb")
+        axes.imshow(
+            numpy.where(layer.visible, weights, numpy.nan), cmap=colours, norm=norm, aspect="auto",
+            interpolation="nearest",
+        )  # fmt: skip
+        axes.set(title=f"layer {layer.name}, head {head}: {title}", xlabel="key token")
+        axes.grid(visible=False)
+        label_tokens(axes.xaxis, names[layer.keys] if columns <= LABELLED_TOKENS else [], columns, 0)
+        axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
+        label_tokens(axes.yaxis, names[layer.queries] if rows <= LABELLED_TOKENS else [], rows, 0)
+    grid[0].set_ylabel("query token")
+    _colour_bar(figure, list(grid), norm, colours)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def alignment(record: Record) -> Figure | None:
+    """A panel for each layer between two texts, the mean over its heads: rows are written, columns read."""
+    layers = [layer for layer in layers_of(record) if layer.queries != layer.keys]
+    if not layers:
+        return None
+    first = layers[0]
+    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(first)}
+    panels = [
+        (f"layer {layer.layer}", numpy.where(layer.visible, layer.weights.mean(0), numpy.nan)) for layer in layers
+    ]
+    return aligned(panels, (first.queries, names[first.queries]), (first.keys, names[first.keys]), across=ALIGNED)
+
+
+def aligned(
+    panels: Sequence[tuple[str, numpy.ndarray]],
+    queries: tuple[str, list[str]],
+    keys: tuple[str, list[str]],
+    *,
+    across: int,
+    right: Sequence[int] = (),
+) -> Figure:
+    """A panel for each title and map (N, M), NaN where it is hidden; ``queries`` and ``keys`` are a name and tokens.
+
+    A ring stands at the key of ``right`` in each of the first rows.
+    """
+    norm, colours = _scale([numpy.nan_to_num(weights) for _, weights in panels])
+    rows, columns = panels[0][1].shape
+    across = min(across, len(panels))
+    down = -(-len(panels) // across)
+    width = min(4.6, max(2.6, 1.4 + 0.28 * columns))
+    height = min(5.4, max(1.6, 1.1 + 0.28 * rows))
+    figure = Figure(figsize=(width * across + 1.2, height * down + 0.5), layout="constrained")
+    grid = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes, (title, weights) in zip(grid, panels, strict=False):
+        axes.set_facecolor("#e4e7eb")
+        axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+        halo = [withStroke(linewidth=3.5, foreground="white")]  # so that it is seen on dark cells
+        axes.scatter(
+            right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1.2, path_effects=halo
+        )
+        axes.set(title=title, xlabel=keys[0], ylabel=queries[0])
+        axes.grid(visible=False)
+        label_tokens(axes.xaxis, keys[1] if columns <= LABELLED_TOKENS else [], columns, 0)
+        axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
+        label_tokens(axes.yaxis, queries[1] if rows <= LABELLED_TOKENS else [], rows, 0)
+    for axes in grid[len(panels) :]:
+        axes.set_axis_off()
+    _colour_bar(figure, grid[: len(panels)], norm, colours)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def masks(record: Record) -> Figure | None:
+    """The masks of the model's layers, and beside them causal and global ones where it has none."""
+    layers = layers_of(record)
+    if not layers:
+        return None
+    found = [(mask_words(mask), record.arrays[mask["array"]].astype(bool)) for mask in record.values["masks"]]
+    used = [used_in([layer for layer in layers if layer.mask == index]) for index in range(len(found))]
+    rows, columns = found[0][1].shape
+    whole = numpy.ones((rows, columns), bool)
+    plain = {"causal": numpy.tril(whole, columns - rows), "global": whole}
+    for words, mask in plain.items():
+        if words not in [known for known, _ in found]:
+            found.append((words, mask))
+            used.append("not in this model")
+    figure = Figure(figsize=(3.4 * len(found), 4.2), layout="constrained")
+    for axes, (words, mask), where in zip(figure.subplots(1, len(found), squeeze=False)[0], found, used, strict=True):
+        axes.imshow(mask, cmap="Blues", vmin=0, vmax=1.3, interpolation="nearest")
+        axes.set(title=f"{words}\n{where}", xlabel="key", ylabel="query")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.grid(visible=False)
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def positions(record: Record) -> Figure | None:
+    """The sinusoidal position matrix."""
+    if not layers_of(record) or "positions" not in record.arrays:
+        return None
+    figure = Figure(figsize=(9.6, 4.2), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(
+        record.arrays["positions"], cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+    )
+    axes.set(title="Sinusoidal positions", xlabel="dimension", ylabel="position")
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes)
+    return figure
+
+
+def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
+    """The layer and head whose queries give most of Σ\\|A\\| to tokens other than the first and themselves.
+
+    Of an encoder and decoder, one between its two texts.
+    """
+    best: tuple[float, LayerMaps, int] | None = None
+    layers = layers_of(record)
+    aligned = [layer for layer in layers if layer.queries != layer.keys]
+    for layer in aligned or layers:
+        elsewhere = layer.shares.copy()
+        elsewhere[..., 0] = 0
+        if layer.queries == layer.keys:
+            places = numpy.arange(elsewhere.shape[1])
+            elsewhere[:, places, places] = 0
+        for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared: pointed, not spread
+            if best is None or share > best[0]:
+                best = float(share), layer, head
+    return None if best is None else best[1:]
+
+
+def _sides(layer: LayerMaps) -> set[str]:
+    return {layer.queries, layer.keys}
+
+
+def _blocks(weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Largest and smallest of each block, at most ``THUMBNAIL`` along each side."""
+    steps = [max(1, -(-size // THUMBNAIL)) for size in weights.shape]
+    padding = [(0, -size % step) for size, step in zip(weights.shape, steps, strict=True)]
+    padded = numpy.pad(weights, padding, mode="edge")
+    parts = padded.reshape(padded.shape[0] // steps[0], steps[0], padded.shape[1] // steps[1], steps[1])
+    return parts.max((1, 3)), parts.min((1, 3))
+
+
+def _thumbnail(weights: numpy.ndarray) -> numpy.ndarray:
+    """The strongest weight of each block, with its sign."""
+    largest, smallest = _blocks(weights)
+    return numpy.where(-smallest > largest, smallest, largest)
+
+
+def _scale(maps: Sequence[numpy.ndarray]) -> tuple[FuncNorm, str]:
+    """Colour follows the square root, so that small weights are seen; where maps have signs, blue takes away."""
+    largest = max(float(numpy.abs(weights).max()) for weights in maps) or 1.0
+    signed = any((weights < 0).any() for weights in maps)
+    functions = (partial(signed_power, power=0.5), partial(signed_power, power=2))
+    return FuncNorm(functions, -largest if signed else 0.0, largest), "RdBu_r" if signed else "Reds"
+
+
+def _colour_bar(figure: Figure, axes: list[Any], norm: FuncNorm, colours: str) -> None:
+    bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, shrink=0.7, aspect=35, label="weight")
+    largest = float(norm.vmax or 1.0)
+    ends = (-1, 1) if colours == "RdBu_r" else (1,)
+    bar.set_ticks(sorted({0.0, *(sign * largest * part for sign in ends for part in (1, 0.25, 0.05))}))
+    bar.formatter = FuncFormatter(lambda weight, _: f"{weight:.2g}")

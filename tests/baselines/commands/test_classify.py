@@ -1,0 +1,328 @@
+"""Classify and predict from the command line on tiny made files: records, models that load, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from antiphase import cli
+from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
+from antiphase.baselines.commands.classify import measure as study
+from antiphase.records import Record
+from antiphase.report.html import write_report
+
+GOOD, BAD, OTHER = ["fine", "glad", "warm"], ["grim", "sour", "cold"], ["the", "a", "day", "film", "very", "it", "is"]
+SMALL = "--set epochs=2"
+CNN = f"{SMALL} --set embedding_size=8 --set num_filters=4"
+
+
+def rows(count, seed=0):
+    draw = random.Random(seed)
+    for number in range(count):
+        words = [draw.choice(GOOD if number % 2 else BAD), *draw.choices(OTHER, k=draw.randint(1, 5))]
+        yield ("pos" if number % 2 else "neg"), " ".join(draw.sample(words, len(words)))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """``run("classify ...")`` → exit code, stdout and stderr, in a folder with ``train.txt`` and ``test.txt``."""
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("train.txt", 61), ("test.txt", 20)):
+        (tmp_path / name).write_text("".join(f"{label} {text}\n" for label, text in rows(count, seed=count)))
+
+    def call(words, *more):
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["antiphase", *words.split(), *more])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    def call(pattern, words):
+        before = sorted(tmp_path.rglob("*"))
+        code, _, err = run(words)
+        assert code == 2, err
+        assert re.search(rf"^antiphase: [^\n]*{pattern}[^\n]*\n$", err, re.MULTILINE), err
+        assert "Traceback" not in err
+        assert sorted(tmp_path.rglob("*")) == before
+
+    return call
+
+
+def values(folder):
+    return json.loads((folder / "record.json").read_text())["values"]
+
+
+def every_key(tree):
+    if isinstance(tree, dict):
+        yield from tree
+    for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []:
+        yield from every_key(item)
+
+
+def test_an_official_split_and_what_is_written(run, tmp_path):
+    code, out, err = run(f"classify --train train.txt --test test.txt --seeds 0,1 {CNN} --output r")
+    assert code == 0, err
+    tree = json.loads((tmp_path / "r" / "record.json").read_text())
+    runs = tree["values"]["runs"]
+    assert list(every_key(tree)).count("test_accuracy") == len(runs) == 2
+    for one in runs:
+        assert 0 <= one["test_accuracy"] <= 1
+        assert one["samples"] == 20 == sum(map(sum, one["confusion"]))
+        assert one["correct"] == one["confusion"][0][0] + one["confusion"][1][1] == 20 * one["test_accuracy"]
+        assert one["training_samples"] + one["development"]["samples"] == 61
+        assert one["development"]["samples"] in (6, 7)
+    (model,) = tree["values"]["models"]
+    assert model["accuracy"] == pytest.approx(sum(one["test_accuracy"] for one in runs) / 2)
+    assert model["interval_is"] == "over seeds and sample (Student and Satterthwaite)"
+    assert "Test accuracy" in out
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "Runs of classifiers" in page
+    assert "Confusion of cnn" in page
+
+
+def test_the_best_model_lies_on_top_and_every_model_loads(run, tmp_path):
+    assert run(f"classify --train train.txt --model cnn,lstm --seeds 0 {SMALL} --output r")[0] == 0
+    best = values(tmp_path / "r")["best"]
+    ids = torch.tensor([[2, 3, 4]])
+    logits = {}
+    for folder in ("r", "r/cnn-seed0", "r/lstm-seed0"):
+        model = AutoModelForSequenceClassification.from_pretrained(tmp_path / folder).eval()
+        assert AutoTokenizer.from_pretrained(tmp_path / folder)("zzz")["input_ids"] == [1]
+        assert model.config.id2label == {0: "neg", 1: "pos"}
+        logits[folder] = model(input_ids=ids).logits
+    assert torch.equal(logits["r"], logits[f"r/{best}"])
+
+
+def test_predict_agrees_with_the_record(run, tmp_path):
+    """What predict says of the test file is right as often as the record says."""
+    assert run(f"classify --train train.txt --test test.txt --model bilstm {SMALL} --output r")[0] == 0
+    right = [line.split(" ", 1) for line in (tmp_path / "test.txt").read_text().split("\n") if line]
+    (tmp_path / "new.txt").write_text("".join(f"{text}\r\n" for _, text in right))
+    code, out, _ = run("predict r --json --file new.txt --output p")
+    assert code == 0
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [row["text"] for row in found] == [text for _, text in right]
+    hits = sum(row["label"] == label for row, (label, _) in zip(found, right, strict=True))
+    assert hits == values(tmp_path / "r")["runs"][0]["correct"]
+    for row in found:
+        assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-6)
+        assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+    assert values(tmp_path / "p")["rows"] == found
+    code, out, _ = run("predict r --text", "[bold]a glad day[/]")
+    assert code == 0
+    assert "[bold]a glad day[/]" in out
+    assert run("predict r --text", "")[0] == 0
+
+
+def test_folds_test_every_row_once(run, tmp_path):
+    assert run(f"classify --train train.txt --model rnn --folds 3 {SMALL} --output r")[0] == 0
+    found = values(tmp_path / "r")
+    assert [one["fold"] for one in found["runs"]] == [0, 1, 2]
+    assert sum(one["samples"] for one in found["runs"]) == 61
+    pooled = sum(one["correct"] for one in found["runs"]) / 61
+    (model,) = found["models"]
+    assert model["accuracy"] == pytest.approx(pooled)
+    assert model["interval"][0] <= pooled <= model["interval"][1]
+    assert model["interval_is"] == "Wilson over samples"
+
+
+def test_models_of_a_seed_share_its_split_and_another_seed_has_another(run, tmp_path, monkeypatch):
+    seen = {}
+    judged = study._Study._judged
+
+    def spy(self, predicted, targets, parts):
+        seen.setdefault(parts.seed, set()).add(tuple(e.place for e in parts.test))
+        return judged(self, predicted, targets, parts)
+
+    monkeypatch.setattr(study._Study, "_judged", spy)
+    assert run(f"classify --train train.txt --model rnn,lstm --seeds 3,4 {SMALL} --output r")[0] == 0
+    assert [len(splits) for splits in seen.values()] == [1, 1]
+    assert seen[3] != seen[4]
+    rnn, lstm = values(tmp_path / "r")["models"]
+    assert rnn["difference"] is None
+    by_seed = {(one["model"], one["seed"]): one["test_accuracy"] for one in values(tmp_path / "r")["runs"]}
+    mean = sum(by_seed["lstm", seed] - by_seed["rnn", seed] for seed in (3, 4)) / 2
+    assert lstm["difference"] == pytest.approx(mean)
+
+
+def test_test_rows_that_stand_in_training_are_counted_and_left_out(run, tmp_path):
+    known = (tmp_path / "train.txt").read_text().split("\n")[:5]
+    with open(tmp_path / "test.txt", "a") as file:
+        file.write("".join(f"{line.upper().replace('POS', 'pos').replace('NEG', 'neg')}\n" for line in known))
+        file.write("pos an unheard-of text\n")
+    assert run(f"classify --train train.txt --test test.txt {CNN} --output r")[0] == 0
+    found = values(tmp_path / "r")
+    assert found["runs"][0]["samples"] == 26
+    trained = {line.split(" ", 1)[1] for line in (tmp_path / "train.txt").read_text().split("\n") if line}
+    tested = [line.split(" ", 1)[1].lower() for line in (tmp_path / "test.txt").read_text().split("\n") if line]
+    repeated = sum(text in trained for text in tested)
+    assert repeated >= 5
+    assert found["data"]["test_rows_in_train"] == repeated
+    assert found["runs"][0]["unseen"]["samples"] == 26 - repeated
+
+
+def test_a_killed_study_goes_on(run, tmp_path, monkeypatch):
+    words = f"classify --train train.txt --model rnn,lstm --seeds 0,1 {SMALL} --output"
+    assert run(f"{words} whole")[0] == 0
+    trained = []
+    train = study.train_classifier
+
+    def count(*arguments, **options):
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        trained.append(options["seed"])
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(study, "train_classifier", count)
+    code, _, err = run(f"{words} cut")
+    assert code == 130
+    assert "--resume" in err
+    assert not (tmp_path / "cut" / "record.json").exists()
+    kept = (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns
+    (tmp_path / "cut" / ".lstm-seed1.tmp").mkdir()  # what a kill while saving leaves
+    monkeypatch.setattr(study, "train_classifier", train)
+    assert run(f"{words} cut --resume")[0] == 0
+    assert (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns == kept
+    assert not list((tmp_path / "cut").glob(".*.tmp"))
+
+    def without_times(tree):
+        return json.loads(re.sub(r'"seconds": [^,}]+', '"seconds": 0', json.dumps(tree)))
+
+    assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
+    assert len(trained) == 3
+
+
+def test_a_finished_run_with_another_model_is_not_gone_on_with(run, tmp_path):
+    command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
+    assert run(command)[0] == 0
+    assert run(f"{command} --resume")[0] == 0
+    (model,) = (tmp_path / "r").glob("*-seed0/model.safetensors")
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(bytes(content))
+    code, _, err = run(f"{command} --resume")
+    assert code == 2
+    assert f"{model.parent.relative_to(tmp_path)} holds another model than its run wrote" in err
+
+
+def test_nothing_is_overwritten_and_no_other_work_resumed(run, refused, tmp_path):
+    words = f"classify --train train.txt {CNN}"
+    assert run(f"{words} --output r")[0] == 0
+    refused("add --resume", f"{words} --output r")
+    refused(r"other settings \(seeds\)", f"{words} --seeds 1 --output r --resume")
+    with open(tmp_path / "train.txt", "a") as file:
+        file.write("pos more\n")
+    refused("have changed since", f"{words} --output r --resume")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("x")
+    refused("choose another", f"{words} --output mine")
+    refused("not empty", "predict r --text a --output mine")
+
+
+@pytest.mark.parametrize(
+    ("content", "pattern"),
+    [
+        ("pos a b\n\nneg b\n", r"given\.txt, line 2: the line is empty"),
+        ("pos a b\n a b\nneg b\n", r"given\.txt, line 2: the line begins without a label"),
+        ("pos a b\npos b\n", "every row has the label 'pos'"),
+        ("pos a\nneg b\n", "every label has one row only"),
+    ],
+)
+def test_bad_files_are_refused(refused, tmp_path, run, content, pattern):
+    (tmp_path / "given.txt").write_text(content)
+    refused(pattern, "classify --train given.txt --output r")
+
+
+def test_other_refusals(refused, tmp_path, run):
+    (tmp_path / "t.txt").write_text("pos a\nneg b\nmaybe c\n")
+    refused(r"t\.txt, line 3: the label 'maybe' stands nowhere", "classify --train train.txt --test t.txt --output r")
+    (tmp_path / "few.txt").write_text("pos a\npos b\nneg c\nneg d\nnever e\n")
+    refused(r"few\.txt, line 5: the label 'never' has this row only", "classify --train few.txt --folds 2 --output r")
+    (tmp_path / "few.txt").write_text("pos a\npos b\nneg c\nneg d\n")
+    refused("--folds 9 is more than the 4 rows", "classify --train few.txt --folds 9 --output r")
+    refused("exclude each other", "classify --train train.txt --test t.txt --folds 3 --output r")
+    refused("did you mean 'bilstm'", "classify --train train.txt --model bilstmm --output r")
+    refused("--seeds must not name a value twice", "classify --train train.txt --seeds 0,0 --output r")
+    refused("--labels must be one of", "classify --train train.txt --labels both --output r")
+    refused("--vocabulary must be at least 258", "classify --train train.txt --tokenizer bpe --vocabulary 9 --output r")
+    refused("--min-count", "classify --train train.txt --tokenizer bpe --min-count 2 --output r")
+    refused("none of the chosen models", "classify --train train.txt --set lstm.dropout=0 --output r")
+    refused("vocab_size: .* the data says it", "classify --train train.txt --set vocab_size=9 --output r")
+    refused("--set epochs must be a whole number", "classify --train train.txt --set epochs=0 --output r")
+    refused("--word-vectors|no.txt", "classify --train train.txt --word-vectors no.txt --output r")
+    refused("--text or --file is missing", "predict r")
+    refused("no such|could be loaded", "predict ./nowhere --text a")
+
+
+def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_training(refused, run, tmp_path):
+    with open(tmp_path / "train.txt", "a") as file:
+        file.write("pos " + "the " * 20 + "\n")
+    words = "classify --train train.txt --model cnn,transformer --set transformer.max_position_embeddings=10 --output r"
+    refused(r"train\.txt, line 62: the text has 20 tokens, more than the 10 positions .*=20", words)
+    sizes = "--set transformer.hidden_size=8 --set epochs=1 --set transformer.max_position_embeddings=20"
+    assert run(f"classify --train train.txt --model transformer {sizes} --output r")[0] == 0
+    (tmp_path / "new.txt").write_text("a\n" + "the " * 21 + "\n")
+    refused(r"new\.txt, line 2: the text has 21 tokens, more than the 20 positions", "predict r --file new.txt")
+
+
+def test_predict_refuses_a_model_without_a_trained_classifier(refused, tmp_path, run, tiny_model, text_tokenizer):
+    tiny_model().save_pretrained(tmp_path / "lm")
+    text_tokenizer.save_pretrained(tmp_path / "lm")
+    refused("no trained classifier", "predict lm --text a")
+
+
+def test_word_vectors_are_used(run, tmp_path):
+    lines = [f"{word} {' '.join(str(5 * (word in GOOD)) for _ in range(4))}" for word in (*GOOD, *BAD)]
+    (tmp_path / "v.txt").write_text("\n".join(lines) + "\n")
+    words = "classify --train train.txt --word-vectors v.txt --set embedding_size=4 --set epochs=1 --output r"
+    assert run(words)[0] == 0
+    assert values(tmp_path / "r")["runs"][0]["words_with_vectors"] == 6
+    weight = AutoModelForSequenceClassification.from_pretrained(tmp_path / "r").get_input_embeddings().weight
+    known = AutoTokenizer.from_pretrained(tmp_path / "r").get_vocab()
+    assert weight[known["glad"]].mean() > 4.5
+
+
+@pytest.mark.slow
+def test_every_model_by_name_learns_from_every_kind_of_pieces(run, tmp_path):
+    """A differential encoder has exactly what the softmax one has, but for λ and the heads' norms."""
+    names = ",".join(CLASSIFIERS)
+    assert (
+        run(
+            f"classify --train train.txt --model {names} --set epochs=1 --tokenizer unigram --vocabulary 40 --output r"
+        )[0]
+        == 0
+    )
+    found = {row["model"]: row["parameters"] for row in values(tmp_path / "r")["models"]}
+    assert list(found) == list(CLASSIFIERS)
+    sizes = CLASSIFIERS["differential"].sizes
+    width = sizes["hidden_size"] // sizes["num_attention_heads"]
+    own = sizes["num_hidden_layers"] * (4 * width + 2 * width)
+    assert found["differential"] - found["transformer"] == own
+    write_report([Record.load(tmp_path / "r")], tmp_path / "again.html")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_every_model_solves_an_easy_task(run, tmp_path, name):
+    (tmp_path / "train.txt").write_text("".join(f"{label} {text}\n" for label, text in rows(400)))
+    assert run(f"classify --train train.txt --test test.txt --model {name} --output r")[0] == 0
+    assert values(tmp_path / "r")["runs"][0]["test_accuracy"] >= 0.95
+
+
+def test_settings_reach_one_model_or_all():
+    found = chosen_classifiers(["cnn", "lstm"], ["dropout=0.25", "lstm.learning_rate=3e-3", "cnn.filter_widths=[2, 3]"])
+    assert [found[name].sizes["dropout"] for name in found] == [0.25, 0.25]
+    assert found["lstm"].training.learning_rate == 3e-3
+    assert found["cnn"].training.learning_rate == CLASSIFIERS["cnn"].training.learning_rate
+    assert found["cnn"].sizes["filter_widths"] == [2, 3]

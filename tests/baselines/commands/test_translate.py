@@ -1,0 +1,272 @@
+"""Translate from the command line on tiny pairs: records, models that load, alignment, resumption, refusals."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+from antiphase import cli
+from antiphase.baselines.commands.translate import measure as study
+from antiphase.baselines.commands.translate.measure import TranslateSettings, reported_alignment
+from antiphase.baselines.data.generated_language import made_pairs
+from antiphase.baselines.translators import TRANSLATORS
+from antiphase.data.tokenization import train_tokenizer as train_bpe
+from antiphase.errors import InputError
+from antiphase.records import Record
+
+TINY = "--set hidden_size=8 --set num_hidden_layers=1 --set epochs=1"
+MADE = f"--samples 12 --test-samples 5 {TINY}"
+
+
+def reversal(count):
+    """Sentences of one to three out of six words, and the same words of the other side backwards."""
+    draw = random.Random(count)
+    for _ in range(count):
+        words = draw.sample("abcdef", draw.randint(1, 3))
+        yield " ".join(words), " ".join(word.upper() + word for word in reversed(words))
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """``run("translate ...")`` → exit code, stdout and stderr, in a folder with ``train.tsv`` and ``test.tsv``."""
+    monkeypatch.chdir(tmp_path)
+    for name, count in (("train.tsv", 40), ("test.tsv", 7)):
+        (tmp_path / name).write_text("".join(f"{source}\t{target}\n" for source, target in reversal(count)))
+
+    def call(words):
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["antiphase", *words.split()])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+def values(folder):
+    return json.loads((folder / "record.json").read_text())["values"]
+
+
+def test_generated_pairs_from_command_to_page(run, tmp_path, monkeypatch):
+    assert run(f"translate {MADE} --seeds 3 --output r")[0] == 0
+    found = values(tmp_path / "r")
+    assert [(one["model"], one["seed"], one["folder"]) for one in found["runs"]] == [
+        ("transformer", 3, "transformer-seed3"), ("differential", 3, "differential-seed3"),
+    ]  # fmt: skip
+    assert found["data"] == {
+        "generated": True, "split": "generated", "training_samples": 12, "test_samples": 5, "test_sources_in_train": 0,
+    }  # fmt: skip
+    by_name = {row["system"]: row for row in found["baselines"]}
+    test = made_pairs(5, "test")
+    same = sum(
+        pair.source.split()[n] == pair.source.split()[place] for pair in test for n, place in enumerate(pair.alignment)
+    )
+    tokens = sum(len(pair.alignment) + 1 for pair in test)
+    ends_in_place = len(test)  # both sides are equally long
+    assert by_name["word for word"]["tokens_in_place"] == pytest.approx((same + ends_in_place) / tokens)
+    assert by_name["copy of the source"]["tokens_in_place"] == pytest.approx(ends_in_place / tokens)
+    assert [row["exact_match"] for row in by_name.values()] == [0, 0, 0]
+    record = Record.load(tmp_path / "r")
+    example = found["example"]
+    assert example["target"][-1] == "<|end|>"
+    for name, heads in (("transformer", 4), ("differential", 2)):
+        shape = (1, heads, len(example["target"]), len(example["source"]))
+        assert record.arrays[f"alignment.{name}"].shape == shape
+        one = next(one for one in found["runs"] if one["model"] == name)
+        assert one["alignment"]["words"] == sum(len(pair.alignment) for pair in test)
+        assert one["untrained"]["alignment"]["words"] == one["alignment"]["words"]
+        assert one["untrained"]["loss"] != one["loss"]
+        assert len(one["curve"]) == 1
+    page = (tmp_path / "r" / "report.html").read_text()
+    for words in ("Translation", "Runs of translators", "Alignment by head", "Training of the translators"):
+        assert words in page
+
+
+@pytest.mark.slow
+def test_each_run_loads_and_writes_what_the_record_says(run, tmp_path):
+    """The folder's model and tokenizer, by transformers alone, give the recorded score; `look` shows the alignment."""
+    words = "translate --train train.tsv --test test.tsv --models transformer --set epochs=40 --set batch_size=8"
+    assert run(f"{words} --set warmup_steps=5 --set hidden_size=16 --set num_hidden_layers=1 --output r")[0] == 0
+    (one,) = values(tmp_path / "r")["runs"]
+    assert one["alignment"] is None
+    assert one["ended"] == 1
+    assert one["exact"] >= 3  # it can do more than end
+    folder = tmp_path / "r" / "transformer-seed0"
+    model, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    right = 0
+    for line in (tmp_path / "test.tsv").read_text().splitlines():
+        source, target = line.split("\t")
+        written = model.generate(**tokenizer(source, return_tensors="pt"))[0]
+        assert written[-1] == tokenizer.eos_token_id
+        right += tokenizer.decode(written, skip_special_tokens=True) == target.lower()
+    assert right == one["exact"]
+    code, _, err = run("look r/transformer-seed0 --text a --target aa --output looked")
+    assert code == 0, err
+    looked = values(tmp_path / "looked")
+    assert looked["maps"][0]["queries"] == "target"
+    assert looked["runs"] == [{"arm": "transformer", "seed": 0, "curve": one["curve"]}]
+
+
+def test_a_tenth_is_held_out_by_the_seed_and_overlap_is_counted(run, tmp_path):
+    assert run(f"translate --train train.tsv --models transformer --seeds 0,1 {TINY} --output r")[0] == 0
+    found = values(tmp_path / "r")
+    assert found["data"]["split"] == "held-out tenth"
+    assert found["data"]["training_samples"] + found["data"]["test_samples"] == 40
+    assert found["data"]["test_sources_in_train"] == 0
+    trained = next(row for row in found["models"] if row["trained"])
+    assert trained["interval_is"] == "over seeds and sample (the samples' own)"
+    assert trained["interval"][0] < trained["interval"][1]  # both seeds agree; their few pairs do not settle it
+    assert trained["exact_match"] == sum(one["exact_match"] for one in found["runs"]) / 2
+    assert run(f"translate --train train.tsv --test train.tsv --models transformer {TINY} --output s")[0] == 0
+    assert values(tmp_path / "s")["data"]["test_sources_in_train"] == 40
+    assert "word for word" not in [row["system"] for row in values(tmp_path / "s")["baselines"]]
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe", "unigram"])
+def test_other_pieces_stop_at_the_end_too(run, tmp_path, tokenizer):
+    words = f"translate --train train.tsv --models differential_v2 --tokenizer {tokenizer} --vocabulary 300 {TINY}"
+    code, _, err = run(f"{words} --output r")
+    assert code == 0, err
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "r" / "differential_v2-seed0")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "r" / "differential_v2-seed0")
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id is not None
+    assert tokenizer.pad_token_id not in (tokenizer.eos_token_id, tokenizer.bos_token_id)
+
+
+@pytest.mark.slow
+def test_a_stopped_study_goes_on_and_trains_nothing_twice(run, tmp_path, monkeypatch):
+    words = f"translate --models transformer --seeds 0,1 {MADE} --output"
+    assert run(f"{words} whole")[0] == 0
+    trained = []
+    train = study.train_translator
+
+    def count(*arguments, **options):
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(options["seed"])
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(study, "train_translator", count)
+    code, _, err = run(f"{words} cut")
+    assert code == 130
+    assert "--resume" in err
+    assert not (tmp_path / "cut" / "record.json").exists()
+    monkeypatch.setattr(study, "train_translator", train)
+    kept = (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns
+    assert run(f"{words} cut --resume")[0] == 0
+    assert (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns == kept
+
+    def without_times(tree):
+        return json.loads(re.sub(r'"seconds": [^,}]+', '"seconds": 0', json.dumps(tree)))
+
+    assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
+    arrays = [Record.load(tmp_path / name).arrays["alignment.transformer"] for name in ("cut", "whole")]
+    assert (arrays[0] == arrays[1]).all()
+    for more, pattern in (("", "add --resume"), ("--resume --set epochs=2", r"other settings \(settings\)")):
+        code, _, err = run(f"{words} cut {more}")
+        assert code == 2
+        assert re.search(pattern, err)
+
+
+def test_other_pairs_or_another_tokenizer_are_not_gone_on_with(run, tmp_path):
+    train_bpe(["a b c d e f Aa Bb Cc Dd Ee Ff"], 300).save_pretrained(tmp_path / "pieces")
+    words = f"translate --train train.tsv --test test.tsv --models transformer --tokenizer pieces {TINY} --output r"
+    assert run(words)[0] == 0
+    assert run(f"{words} --resume")[0] == 0
+    lines = {name: (tmp_path / name).read_text().splitlines(keepends=True) for name in ("train.tsv", "test.tsv")}
+    (tmp_path / "train.tsv").write_text("".join(lines["train.tsv"][:-1]))
+    (tmp_path / "test.tsv").write_text("".join([lines["train.tsv"][-1], *lines["test.tsv"]]))  # the same pairs in all
+    code, _, err = run(f"{words} --resume")
+    assert (code, "the pairs or the tokenizer have changed" in err) == (2, True)
+    for name, content in lines.items():
+        (tmp_path / name).write_text("".join(content))
+    assert run(f"{words} --resume")[0] == 0
+    train_bpe(["a b c"], 280).save_pretrained(tmp_path / "pieces")
+    code, _, err = run(f"{words} --resume")
+    assert (code, "the pairs or the tokenizer have changed" in err) == (2, True)
+
+
+def test_a_tokenizer_that_names_its_end_unknown_knows_every_word(run, tmp_path):
+    """As GPT-2's does; and one that ends texts by itself ends a copy once."""
+    tokenizer = study.train_words(["a b"], 4)
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    assert study._unknown(tokenizer) == tokenizer.unk_token_id
+    tokenizer.unk_token = tokenizer.eos_token
+    assert study._unknown(tokenizer) is None
+    assert study._ended([4, 9], 9) == study._ended([4], 9) == [4, 9]
+
+
+def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path):
+    (tmp_path / "tab.tsv").write_text("a b\tc\na b\n")
+    (tmp_path / "long.tsv").write_text("a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n")
+    (tmp_path / "mark.tsv").write_text("a\tb\n\u200b\tb\nc\td\n")
+    given = "translate --train train.tsv --output r"
+    cases = {
+        "translate --train tab.tsv --output r": r"--train tab\.tsv, line 2: there is no tab in the line",
+        "translate --train nowhere.tsv --output r": r"--train nowhere\.tsv: there is no such file",
+        f"{given} --test tab.tsv": r"--test tab\.tsv, line 2",
+        "translate --train long.tsv --output r --set max_position_embeddings=8 --models transformer":
+            r"long\.tsv, line 2: the text has 9 tokens, more than the 8 positions .*max_position_embeddings=9",
+        "translate --train long.tsv --output r --set max_position_embeddings=9 --models transformer":
+            r"long\.tsv, line 3: the text has 10 tokens, more than the 9 positions",
+        f"{given} --models transformr": r"--models transformr: .*did you mean 'transformer'",
+        f"{given} --set dropuot=0.1": r"--set dropuot: .*did you mean 'dropout'",
+        f"{given} --set epochs=0": "--set epochs must be a whole number of at least 1",
+        f"{given} --set num_attention_heads=3": r"--set num_attention_heads",
+        f"{given} --set eos_token_id=3": "the data says it",
+        f"{given} --seeds 1,1": "--seeds must not name a value twice",
+        f"{given} --seeds 18446744073709551616": "--seeds must lie between 0 and",
+        f"{given} --samples 5": "--samples is for generated pairs",
+        f"{given} --frobnicate": "no such option",
+        "translate --output r --samples 0": "--samples must lie between 1",
+        "translate --output r --test test.tsv": "--test needs --train",
+        "translate --output r --tokenizer bpe": "--tokenizer needs --train",
+    }  # fmt: skip
+    before = sorted(tmp_path.rglob("*"))
+    for words, pattern in cases.items():
+        code, _, err = run(words)
+        assert code == 2, (words, err)
+        assert re.fullmatch(rf"antiphase: [^\n]*{pattern}[^\n]*\n", err), (words, err)
+        assert sorted(tmp_path.rglob("*")) == before, words
+
+
+def test_a_text_without_a_token_is_refused_by_its_line(tmp_path):
+    """Words of a tokenizer from elsewhere may leave nothing of a text."""
+    tokenizer = study.train_words(["a b"], 4)
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    pairs = [study.Pair("there, line 1", "a", "b"), study.Pair("there, line 2", "a", "\u3000")]
+    worker = study._Study(TranslateSettings(), torch.device("cpu"), tmp_path)
+    tokenizer.bos_token = tokenizer.eos_token
+    model = TRANSLATORS["transformer"].build(tokenizer, seed=0)
+    with pytest.raises(InputError, match="there, line 2: the target has no token"):
+        worker._encode(tokenizer, pairs, model, "transformer")
+
+
+def test_layer_and_head_are_those_that_are_best_on_other_pairs():
+    found = reported_alignment(
+        {"layers": [0.2, 0.4], "heads": [[0.1, 0.9], [0.3, 0.2]]},
+        {"layers": [0.8, 0.5], "heads": [[0.7, 0.6], [0.95, 0.2]], "chance": 0.1},
+    )
+    assert (found["layer"], found["mean_of_heads"]) == (1, 0.5)
+    assert (found["head"], found["best_head"]) == ([0, 1], 0.6)
+
+
+def test_the_models_differ_in_their_attention_alone():
+    sizes = [{**model.sizes, "attention_type": None} for model in TRANSLATORS.values()]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert len({model.training for model in TRANSLATORS.values()}) == 1
+
+
+@pytest.mark.slow
+def test_five_epochs_of_the_defaults_teach_what_cannot_be_known_by_heart(run, tmp_path):
+    assert run("translate --models differential --set epochs=5 --test-samples 100 --output r")[0] == 0
+    (one,) = values(tmp_path / "r")["runs"]
+    assert one["exact_match"] > 0.5
+    assert one["untrained"]["exact_match"] == 0
+    assert one["alignment"]["mean_of_heads"] > 0.5

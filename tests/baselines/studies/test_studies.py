@@ -1,0 +1,313 @@
+"""Studies of the line from the command line: what they write, that they measure what they say, what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+
+from antiphase import cli
+from antiphase.baselines.classifiers import CLASSIFIERS
+from antiphase.baselines.data.agreement import LABELS, words
+from antiphase.baselines.data.vocabularies import train_words
+from antiphase.baselines.names import CLASSIFIERS as ORDER
+from antiphase.baselines.one_width import line
+from antiphase.baselines.studies.dependency import measure as dependency
+from antiphase.baselines.studies.gradients import measure as gradients
+from antiphase.baselines.studies.throughput import measure as throughput
+from antiphase.errors import InputError
+
+SMALL = "--set hidden_size=8"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """``run("dependency ...")`` → exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(text):
+        capsys.readouterr()
+        monkeypatch.setattr("sys.argv", ["antiphase", "study", *text.split()])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return call
+
+
+@pytest.fixture
+def tokenizer():
+    return train_words([" ".join(words())], len(words()) + 2)
+
+
+def values(folder):
+    return json.loads((folder / "record.json").read_text())["values"]
+
+
+def test_the_line_is_every_classifier_at_one_width(tokenizer):
+    assert sorted(ORDER) == sorted(CLASSIFIERS)
+    for name, one in line().items():
+        model = one.build(tokenizer, LABELS, seed=0)
+        width = getattr(model.config, "hidden_size", None) or model.config.num_filters
+        assert (width, model.config.embedding_width, model.config.dropout) == (64, 64, 0.0), name
+
+
+@pytest.mark.parametrize("command", ["dependency", "throughput", "gradients"])
+def test_help_shows_an_example(run, command):
+    code, out, _ = run(f"{command} --help")
+    assert code == 0
+    assert f"Example: antiphase study {command}" in " ".join(out.split())
+
+
+@pytest.mark.slow
+def test_dependency_writes_every_distance_before_and_after_training(run, tmp_path):
+    code, out, err = run(
+        f"dependency --models rnn,transformer --lengths 4-9 --tested 4,9 --held-out 6,20 --samples 300 "
+        f"--test-samples 40 --epochs 2 --seeds 0,1 {SMALL} --output r"
+    )
+    assert code == 0, err
+    found = values(tmp_path / "r")
+    assert [(row["model"], row["seed"]) for row in found["runs"]] == [
+        (name, seed) for seed in (0, 1) for name in ("rnn", "transformer")
+    ]
+    assert all(len(run_["curve"]) == 2 for run_ in found["runs"])
+    keys = {(row["model"], row["seed"], row["trained"], row["distance"]) for row in found["rows"]}
+    assert len(keys) == len(found["rows"]) == 2 * 2 * 2 * 4
+    assert sorted({row["distance"] for row in found["rows"]}) == [4, 6, 9, 20]
+    assert found["trained_distances"] == [4, 5, 7, 8, 9]
+    assert all(row["samples"] == 40 and row["misled"]["samples"] == 20 for row in found["rows"])
+    for row in found["summary"]:
+        own = [one["accuracy"] for one in found["rows"]
+               if all(one[key] == row[key] for key in ("model", "trained", "distance"))]  # fmt: skip
+        assert row["accuracy"] == pytest.approx(sum(own) / 2)
+        assert row["held_out"] == (row["distance"] in (6, 20))
+        assert row["interval_is"] == "over seeds and sentences"
+    assert "Accuracy by dependency length" in out
+    assert "6*" in out
+    assert "data:image/svg+xml" in (tmp_path / "r" / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_network_learns_to_bridge_a_short_clause_and_repeats(tmp_path):
+    request = dependency.DependencySettings(
+        models=["birnn"],
+        lengths=[4],
+        tested=[4],
+        held_out=[5],
+        samples=1600,
+        test_samples=200,
+        epochs=6,
+        seeds=[0],
+        device="cpu",
+    )
+    first = dependency.dependency(request, tmp_path / "a").values
+    known, new = (row for row in first["summary"] if row["trained"])
+    assert known["accuracy"] > 0.97
+    assert known["misled"]["accuracy"] > 0.95
+    assert all(row["interval"][0] < 0.5 < row["interval"][1] for row in first["summary"] if not row["trained"])
+    assert known["interval_is"] == "Wilson over sentences"
+    assert (known["held_out"], new["held_out"]) == (False, True)
+    again = dependency.dependency(request, tmp_path / "b").values
+    assert again["rows"] == first["rows"]
+
+
+def test_training_and_test_sentences_are_not_the_same_and_seeds_have_their_own(tokenizer):
+    request = dependency.DependencySettings()
+    parts = {
+        key: {one.text for one in dependency._part(request, tokenizer, [8, 24], 400, *key).sentences}
+        for key in ((0, "train"), (1, "train"), (0, "development"), ("test",))
+    }
+    assert all(len(part) > 700 for part in parts.values())
+    found = list(parts.values())
+    assert all(not one & other for place, one in enumerate(found) for other in found[:place])
+
+
+def test_every_model_runs_all_epochs_and_has_positions_for_every_sentence(tokenizer):
+    request = dependency.DependencySettings(epochs=7, held_out=[6, 300], depth=4)
+    longest = max(map(len, dependency._part(request, tokenizer, [300], 200, "test").texts.ids))
+    for name, one in dependency.chosen_models(request).items():
+        assert one.training.epochs == one.training.patience == 7, name
+        config = one.build(tokenizer, LABELS, seed=0).config
+        assert getattr(config, "max_position_embeddings", longest) >= longest > 300
+
+
+@pytest.mark.slow
+def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeypatch):
+    seen = []
+    original = throughput.training_step
+
+    def watched(model, length, request, classifier):
+        work = original(model, length, request, classifier)
+
+        def step():
+            before = [parameter.detach().clone() for parameter in model.parameters()]
+            loss = work()
+            seen.append((type(model).__name__, length, loss.numel()))
+            assert any(not torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True))
+            assert all(parameter.grad is None for parameter in model.parameters())
+            return loss
+
+        return step
+
+    monkeypatch.setattr(throughput, "training_step", watched)
+    code, out, err = run(
+        f"throughput --models lstm,transformer,differential --lengths 8,32 --tokens 64 --rounds 3 {SMALL} --output r"
+    )
+    assert code == 0, err
+    found = values(tmp_path / "r")
+    assert found["baseline"] == "transformer"
+    assert [(row["model"], row["length"]) for row in found["speeds"]] == [
+        (name, length) for length in (8, 32) for name in ("lstm", "transformer", "differential")
+    ]
+    for row in found["speeds"]:
+        assert row["tokens_per_second"] == pytest.approx(64 / row["seconds"])
+        assert row["rounds"] == 3
+    assert {(row["subject"], row["baseline"]) for row in found["rows"]} == {
+        ("lstm", "transformer"), ("differential", "transformer")
+    }  # fmt: skip
+    assert len(seen) == 2 * 3 * (3 + 1)  # rounds and a warm-up
+    assert "Time against the transformer" in out
+    code, _, err = run(f"throughput --models lstm --lengths 8 --tokens 64 --rounds 1 {SMALL} --output s")
+    assert code == 0, err
+    assert values(tmp_path / "s")["baseline"] == "lstm"
+
+
+def test_tokens_that_fill_no_sequence_are_not_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(throughput, "paired_times", lambda work, **options: {name: [0.5] for name in work})
+    request = throughput.ThroughputSettings(models=["rnn"], lengths=[7], tokens=20, device="cpu")
+    (row,) = throughput.throughput(request, tmp_path / "r").values["speeds"]
+    assert row["tokens_per_second"] == 2 * 14
+
+
+@pytest.mark.essential
+@pytest.mark.slow
+def test_gradients_by_place_and_norm(run, tmp_path):
+    code, out, err = run(
+        f"gradients --models lstm,differential --norms rms_norm,batch_norm --layers 3 --steps 0,2 --seeds 0,1 {SMALL} "
+        "--output r"
+    )
+    assert code == 0, err
+    rows = values(tmp_path / "r")["rows"]
+    forms = {(row["model"], row["place"], row["norm"]) for row in rows}
+    assert forms == {("lstm", None, None)} | {
+        ("differential", place, norm) for place in ("pre", "post") for norm in ("rms_norm", "batch_norm")
+    }
+    assert len(rows) == 5 * 2 * 2
+    assert all(len(row["gradient_norms"]) == 3 and min(row["gradient_norms"]) > 0 for row in rows)
+    assert len({row["loss"] for row in rows}) == len(rows)  # no two forms are the same model
+    assert "Gradients of the last layer over the first, 3 layers" in out
+
+
+@pytest.mark.parametrize("name", ["rnn", "bilstm", "transformer", "differential"])
+def test_the_norm_of_a_layer_is_that_of_its_gradient_alone(tokenizer, name):
+    from dataclasses import replace
+
+    one = line()[name]
+    model = replace(one, sizes={**one.sizes, "num_hidden_layers": 3}).build(tokenizer, LABELS, seed=0).train()
+    layers = gradients.layers_of(model)
+    assert len(layers) == 3
+    counted = [id(parameter) for layer in layers for parameter in layer]
+    assert len(set(counted)) == len(counted)
+    others = {n.split(".")[1] for n, p in model.named_parameters() if id(p) not in set(counted)}
+    assert others <= {"embed_tokens", "norm", "weight", "bias"}  # the last two of the classifier
+    batches = gradients._batches(tokenizer, torch.device("cpu"), 0, pairs=20)
+    held = [next(batches) for _ in range(2)]
+    found = gradients.gradient_norms(model, held)
+    expected = []
+    for batch in held:
+        grads = torch.autograd.grad(model(**batch).loss, [p for layer in layers for p in layer])
+        sizes = [len(layer) for layer in layers]
+        split = [torch.cat([g.flatten() for g in part]) for part in _cut(grads, sizes)]
+        expected.append([float(part.norm()) for part in split])
+    means = [sum(pair) / 2 for pair in zip(*expected, strict=True)]
+    assert found["gradient_norms"] == pytest.approx(means, rel=1e-4)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def _cut(items, sizes):
+    start = 0
+    for size in sizes:
+        yield items[start : start + size]
+        start += size
+
+
+def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, monkeypatch):
+    def rows(batches):
+        return {tuple(ids[mask.bool()].tolist()) for one in batches
+                for ids, mask in zip(one["input_ids"], one["attention_mask"], strict=True)}  # fmt: skip
+
+    seen = []
+
+    def watched(model, classifier, steps, batches, held):
+        seen.append((rows(held), rows(next(batches) for _ in range(75))))  # an epoch
+        return iter(())
+
+    monkeypatch.setattr(gradients, "_followed", watched)
+    request = gradients.GradientsSettings(models=["rnn"], layers=2, seeds=(0, 1), device="cpu")
+    gradients.gradients(request, tmp_path / "r")
+    (held, first), (again, second) = seen
+    assert held == again
+    assert len(held) > 100
+    assert len(first) > 2000
+    assert not held & (first | second)
+    assert not first & second
+
+
+def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
+    from dataclasses import replace
+
+    one = line()["transformer"]
+    model = replace(one, sizes={**one.sizes, "norm": "batch_norm"}).build(tokenizer, LABELS, seed=0).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    batches = gradients._batches(tokenizer, torch.device("cpu"), 0, pairs=20)
+    gradients.gradient_norms(model, [next(batches)])
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    model(**next(batches))
+    assert any(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("dependency --models lstn", r"--models lstn: there is no such model.*lstm"),
+        ("dependency --models lstm,lstm", "--models must not name a value twice"),
+        ("dependency --lengths 2,8", "--lengths must lie between 3 and 512, got 2, 8"),
+        ("dependency --lengths 4-8,8", "--lengths must not name a value twice"),
+        ("dependency --lengths 4,8 --held-out 4,8", "--lengths must name a length that is not of --held-out"),
+        ("dependency --tested 8,12", "--tested must name different lengths of the training, got 12"),
+        ("dependency --seeds 0,0", "--seeds must not name a value twice"),
+        ("dependency --depth 1", "--depth must lie between 2 and 8"),
+        ("dependency --samples 359", "--samples must be at least 360 for 18 lengths, got 359"),
+        ("dependency --test-samples 41", "--test-samples must be even"),
+        ("dependency --epochs 0", "--epochs must be at least 1"),
+        ("dependency --models rnn --set norm=x", "--set norm: antiphase_recurrent has no setting"),
+        ("throughput --lengths 8,8", "--lengths must not name a value twice"),
+        ("throughput --lengths 64 --tokens 32", "--tokens must be at least 64, the longest sequence; got 32"),
+        ("throughput --rounds 0", "--rounds must be at least 1"),
+        ("gradients --models cnn", "--models cnn: a convolutional classifier has one layer"),
+        ("gradients --norms layernorm", "--norms must be one of layer_norm.*'layernorm'.*did you mean 'layer_norm'"),
+        ("gradients --layers 1", "--layers must be at least 2"),
+        ("gradients --steps -1,2", "--steps must be at least 0, got -1, 2"),
+        ("gradients --models transformer --set norm_position=side", "norm_position must be one of pre, post"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, text, pattern):
+    code, _, err = run(f"{text} --output r")
+    assert code == 2, err
+    assert re.fullmatch(rf"antiphase: [^\n]*{pattern}[^\n]*\n", err), err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "mine").touch()
+    for study, request in (
+        (dependency.dependency, dependency.DependencySettings()),
+        (throughput.throughput, throughput.ThroughputSettings()),
+        (gradients.gradients, gradients.GradientsSettings()),
+    ):
+        with pytest.raises(InputError, match="not empty"):
+            study(request, tmp_path / "r")
