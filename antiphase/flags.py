@@ -50,9 +50,8 @@ class Flag:
             raise InputError(f"{self.name} must be at most {high}, got {given}")
         if self.choices and any(one not in self.choices for one in listed):
             wrong = next(one for one in listed if one not in self.choices)
-            raise InputError(
-                f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{nearest(str(wrong), self.choices)}"
-            )
+            meant = nearest(str(wrong), self.choices)
+            raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{meant}")
         if self.separated and len(set(listed)) != len(listed):
             raise InputError(f"{self.name} must not name a value twice, got {given}")
 
