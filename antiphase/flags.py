@@ -24,6 +24,8 @@ class Flag:
     choices: Sequence[str] = ()
     separated: bool = False
     """Whether a list is written with commas, not by naming the flag again."""
+    repeats: bool = False
+    """Whether such a list may hold a value twice."""
     alias: str | None = None
     """Another spelling of the flag."""
 
@@ -44,7 +46,7 @@ class Flag:
             raise InputError(f"{self.name} must be at most {high}, got {given}")
         if self.choices and any(one not in self.choices for one in listed):
             raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {given!r}")
-        if self.separated and len(set(listed)) != len(listed):
+        if self.separated and not self.repeats and len(set(listed)) != len(listed):
             raise InputError(f"{self.name} must not name a value twice, got {given}")
 
 

@@ -61,15 +61,18 @@ class _Option:
             argument = typer.Argument(metavar=flag.name, help=flag.help)
             kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
             return _parameter(self.field.name, Annotated[kind, argument])
-        shown = default is not None and default != ()
+        shown = default not in (MISSING, None, ())
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
+        if default is MISSING:
+            needed = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
+            return _parameter(self.field.name, Annotated[needed, option])
         if self.is_repeated:
             several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value
             return _parameter(self.field.name, Annotated[several, option], default=None)
         if flag.separated:
             assert isinstance(default, tuple)
-            text = ",".join(str(one) for one in default) or None
+            text = ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default) or None
             return _parameter(self.field.name, Annotated[str | None, option], default=text)
         kind = self.kind if default is not None else self.kind | None
         return _parameter(self.field.name, Annotated[kind, option], default=default)

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli import retrieval
 from antiphase.cli.commands import command_of
 from antiphase.cli.console import count_progress, finish, make_console, sayer, share_progress
 from antiphase.cli.options import (
@@ -26,9 +25,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
-
-app.command("needles")(retrieval.needles)
-app.command("allocation")(retrieval.allocation)
 
 
 @app.command("hallucination")

@@ -28,9 +28,6 @@ from antiphase.training.run_folder import SETTINGS, check_empty, only_one, undon
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
 """Key of the journal's line that says what the work is made from."""
-WORDS = {"measurement": "the measurement", "name": "MODEL", "names": "MODEL or --against", "paths": "--data",
-         "lengths": "--length", "tasks": "--task"}  # fmt: skip
-"""Fields of requests that the command line calls otherwise."""
 MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".yaml"}
 """Weights, configuration, tokenizer, and the settings of a run."""
 
@@ -114,16 +111,12 @@ class Journal:
         append_line(self.path, {"key": key, "rows": self.known[key]})
 
 
-def inputs_of(request: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request, a dataclass, by what the command line calls them, and digests of contents.
+def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their flags, and digests of contents.
 
     What has been measured stays true on another device.
     """
-    if isinstance(request, Settings):
-        settings = request.by_flag()
-    else:
-        settings = {WORDS.get(name, f"--{name.replace('_', '-')}"): value for name, value in vars(request).items()}
-    return {word: value for word, value in settings.items() if word != "--device"} | dict(contents)
+    return {word: value for word, value in settings.by_flag().items() if word != "--device"} | dict(contents)
 
 
 def model_content(name: str) -> str:

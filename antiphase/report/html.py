@@ -27,7 +27,6 @@ from antiphase.report import (
     line_plots,
     look_plots,
     plots,
-    retrieval,
     summary,
     tables,
     translation,
@@ -147,7 +146,7 @@ BEHIND: dict[str, TableMaker] = {
     "allocation": lambda record: [
         tables.allocation(record),
         tables.allocation(record, by_layer=True),
-        retrieval.knockouts(record),
+        tables.knockouts(record),
     ],
     "lambda": lambda record: [_lambda_table(record)],
 }
@@ -161,7 +160,7 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     tables.perplexity,
     tables.allocation,
     lambda record: tables.allocation(record, by_layer=True),
-    retrieval.knockouts,
+    tables.knockouts,
     _lambda_table,
     _gradient_table,
     benchmarks.timing,
@@ -264,14 +263,9 @@ def _paragraphs(record: Record) -> list[str]:
         "budget": "What a training run takes, from its settings alone; the model was built on the meta device.",
         "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
         "model answered right.",
-        "evaluate-needles": "Share of hidden facts that the model found, by their depth in the context. The "
-        "guess rate is what naming any value of the context would reach.",
         "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
         "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
-        "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum; what that "
-        "adds to the layers' outputs; and what the answer's log-probability loses without it. The signed sum alone "
-        "flatters maps that subtract: read them together, and the untrained model beside them.",
         "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
         "fitted to all runs of an arm.",
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
@@ -448,11 +442,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "learning-curves": _curve_words,
     "needles": _needle_words,
     "allocation": _allocation_words,
-    "allocation-by-depth": lambda record: (
-        "Where attention went, by depth of the answer",
-        "Share of Σ|A|, mean over layers and heads; dashed: the same models untrained.",
-        "Line charts of attention on the answer and on the noise over the depth of the answer.",
-    ),
     "attention-map": _map_words,
     "lambda": _lambda_words,
     "sink-map": _sink_map_words,

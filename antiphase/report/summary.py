@@ -16,7 +16,6 @@ from antiphase.report import (
     line,
     look,
     reproduction,
-    retrieval,
     scaling,
     tables,
     translation,
@@ -33,17 +32,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "budget": lambda record: [reproduction.budgets(record)],
     "compare": lambda record: [compared.headline(record)],
     "train": lambda record: [compared.headline(record)],
-    "evaluate-needles": lambda record: [
-        retrieval.accuracies(record),
-        retrieval.differences(record),
-        retrieval.evenness(record),
-        retrieval.paper_needles(record),
-    ],
-    "evaluate-allocation": lambda record: [
-        retrieval.by_depth(record),
-        tables.allocation(record),
-        retrieval.knockouts(record),
-    ],
     "scaling": lambda record: [scaling.equal_loss(record), scaling.laws(record), scaling.losses(record)],
     "ablations": lambda record: [
         ablations.losses(record),

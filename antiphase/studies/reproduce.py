@@ -37,7 +37,6 @@ from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
 from antiphase.studies.readings import ARM, BASELINE
 from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
-from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.training.loop import choose_device
@@ -466,11 +465,11 @@ class _Work:
     def _retrieval(self, part: str, seed: int) -> Callable[[Path], Record]:
         def measure(folder: Path) -> Record:
             counts = self.scale.needles if part == "needles" else self.scale.needles[-1:]
-            request = RetrievalRequest(
-                measurement=part, names=[self._model(arm, seed) for arm in (BASELINE, ARM)], needles=list(counts),
+            settings = settings_of(
+                part, name=self._model(BASELINE, seed), against=[self._model(ARM, seed)], needles=list(counts),
                 lengths=[self._length_asked()], samples=self.scale.cell_samples, seed=seed, device=self.device,
             )  # fmt: skip
-            return evaluate_retrieval(request, folder)
+            return evaluate(settings, folder)
 
         return measure
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,15 +53,7 @@ def evaluate(
         }  # before a model is read
         rows = list(_rows(request, library, versions, output / CELLS, say, report))
         found = Harness(list(request.names), lm_eval_adapter.VERSION, _compared(rows))
-        record = Record(
-            kind=found.measurement().kind,
-            values=finite(found),
-            config=finite(asdict(request)),
-            seeds=[request.seed],
-            seconds=time.perf_counter() - started,
-        )
-        record.save(output)
-    return record
+        return found.save(output, request, seconds=time.perf_counter() - started)
 
 
 def check_tasks(request: HarnessSettings) -> None:
