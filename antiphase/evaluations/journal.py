@@ -180,6 +180,21 @@ def _digest(paths: Iterable[Path]) -> str:
 
 
 @contextmanager
+def work_in(output: Path, name: str, *, resume: bool) -> Iterator[None]:
+    """Hold the folder of work whose parts are kept in lines of the file ``name``, each by what it was made from.
+
+    Raises:
+        InputError: it holds something else, or is in use.
+    """
+    if not (output / name).is_file():
+        check_empty(output)
+    elif not resume:
+        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
+    with only_one(output):
+        yield
+
+
+@contextmanager
 def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
     """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
 

@@ -22,7 +22,6 @@ from antiphase.report import (
     classification_plots,
     compared,
     figures,
-    hallucination_plots,
     line,
     line_plots,
     look_plots,
@@ -271,9 +270,6 @@ def _paragraphs(record: Record) -> list[str]:
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
         "data in the same order. Parameters stand beside each row; the width of the MLP makes up for what rivals add.",
         "tune": "Every arm trained at every learning rate of one grid, so that no arm is favoured by its tuning.",
-        "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "
-        "Read the verdicts beside the judge's own error, and beside what an output covers and copies: who copies the "
-        "first three sentences says nothing wrong.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
         "held-out gain and its interval.",
@@ -481,7 +477,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     **ablation_plots.WORDS,
     **tuning_plots.WORDS,
     **classification_plots.WORDS,
-    **hallucination_plots.WORDS,
     **line_plots.WORDS,
     **look_plots.WORDS,
     **translation_plots.WORDS,

@@ -12,7 +12,6 @@ from antiphase.report import (
     calibration,
     classification,
     compared,
-    hallucination,
     line,
     look,
     reproduction,
@@ -40,12 +39,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         ablations.left_out(record),
     ],
     "tune": lambda record: [tuning.rates(record)],
-    "evaluate-hallucination": lambda record: [
-        hallucination.faithful(record),
-        hallucination.paper(record),
-        hallucination.beside(record),
-        hallucination.judge_errors(record),
-    ],
     "benchmark-attention": lambda record: [
         benchmarks.ratios(record),
         benchmarks.conditions(record),

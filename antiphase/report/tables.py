@@ -54,6 +54,11 @@ def interval_text(interval: list[float] | None) -> str:
     return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
 
 
+def percents_text(interval: Sequence[float] | None) -> str | None:
+    """``75.8 to 100.0 %``."""
+    return None if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
+
+
 def format_value(value: Any, style: str = "number") -> str:
     """``0.8125`` as percent is ``81.2 %``; null is a dash; text stays."""
     if value is None:
