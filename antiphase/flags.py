@@ -30,6 +30,8 @@ class Flag:
     """Whether ``2-4`` stands for 2, 3, 4 in a list of whole numbers."""
     shown: str | None = None
     """What the help says in the place of the default."""
+    allows_duplicates: bool = False
+    """Whether such a list may hold a value twice."""
     alias: str | None = None
     """Another spelling of the flag."""
 
@@ -52,7 +54,7 @@ class Flag:
             wrong = next(one for one in listed if one not in self.choices)
             meant = nearest(str(wrong), self.choices)
             raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{meant}")
-        if self.separated and len(set(listed)) != len(listed):
+        if self.separated and not self.allows_duplicates and len(set(listed)) != len(listed):
             raise InputError(f"{self.name} must not name a value twice, got {given}")
 
 

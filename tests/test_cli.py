@@ -659,8 +659,8 @@ def test_nothing_is_evaluated_twice(
     def load(*arguments, **words):
         raise AssertionError("a model is loaded")
 
-    for module in ("evaluations.running", "studies.retrieval"):
-        monkeypatch.setattr(f"antiphase.{module}.load_model", load)
+    for module in ("running", "retrieval"):
+        monkeypatch.setattr(f"antiphase.evaluations.{module}.load_model", load)
     assert antiphase(f"{start} 2 --resume")[0] == 0
     assert (tmp_path / "new" / "record.json").read_bytes() == record
     refused("--output new exists and is not empty; add --resume", f"{start} 2")

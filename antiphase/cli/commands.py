@@ -78,11 +78,12 @@ class _Option:
         shown = self._shown()
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
+        if default is MISSING:
+            needed = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
+            return _parameter(self.field.name, Annotated[needed, option])
         if self.is_repeated:
-            several = list[self.kind]  # type: ignore[name-defined]  # a type by value
-            if default is MISSING:
-                return _parameter(self.field.name, Annotated[several, option])
-            return _parameter(self.field.name, Annotated[several | None, option], default=None)
+            several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value
+            return _parameter(self.field.name, Annotated[several, option], default=None)
         if flag.separated:
             text = None if self.field.name in self.quick else self._text(default) or None
             return _parameter(self.field.name, Annotated[str | None, option], default=text)
@@ -105,7 +106,9 @@ class _Option:
 
     def _text(self, value: Any) -> str:
         """A value as the command line takes it."""
-        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        if isinstance(value, tuple):
+            return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
+        return str(value)
 
     def _bounds(self) -> dict[str, Any]:
         """Those of a seed are the parser's own; others are checked with the settings."""

@@ -14,7 +14,7 @@ from antiphase.data.prepare import prepare as prepare_data
 from antiphase.errors import InputError
 from antiphase.evals.loading import LoadedModel
 from antiphase.evaluations.journal import text_content
-from antiphase.evaluations.settings import TextSettings
+from antiphase.evaluations.settings import HeldOutSettings, TextSettings
 from antiphase.training.run_folder import is_same_content
 
 FOREIGN_LENGTH = 512
@@ -26,7 +26,7 @@ def tokens_of(output: Path) -> Path:
     return output.parent / f"{output.name}-tokens"
 
 
-def contents(settings: TextSettings) -> dict[str, Any]:
+def contents(settings: HeldOutSettings) -> dict[str, Any]:
     """Digests of the text."""
     return dict(text_content(settings.name, settings.paths, settings.text_field))
 
@@ -45,16 +45,12 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
     return data_for(loaded, settings, output, say)
 
 
-def data_for(loaded: LoadedModel, asked: TextSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
+def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
     """Held-out data: the given text, or what the model's own run held out."""
     longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
-    settings = loaded.settings.data if loaded.settings else unknown
-    sizes = asked.task_sizes()
-    settings = replace(
-        settings, sequence_length=asked.length or settings.sequence_length,
-        needles=sizes.get("needles", settings.needles), queries=sizes.get("queries", settings.queries),
-    )  # fmt: skip
+    sizes: dict[str, Any] = dict(asked.data_sizes())
+    settings = replace(loaded.settings.data if loaded.settings else unknown, **sizes)
     if asked.paths and loaded.settings is not None and settings.source == "synthetic":
         raise InputError(f"--data has no use here: {loaded.name} knows the words of the synthetic task only")
     if not asked.paths and loaded.settings is None:

@@ -28,9 +28,6 @@ from antiphase.training.run_folder import SETTINGS, check_empty, only_one, undon
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
 """Key of the journal's line that says what the work is made from."""
-WORDS = {"measurement": "the measurement", "name": "MODEL", "names": "MODEL or --against", "paths": "--data",
-         "lengths": "--length", "tasks": "--task"}  # fmt: skip
-"""Fields of requests that the command line calls otherwise."""
 MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".yaml"}
 """Weights, configuration, tokenizer, and the settings of a run."""
 
@@ -114,16 +111,12 @@ class Journal:
         append_line(self.path, {"key": key, "rows": self.known[key]})
 
 
-def inputs_of(request: Any, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request, a dataclass, by what the command line calls them, and digests of contents.
+def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their flags, and digests of contents.
 
     What has been measured stays true on another device.
     """
-    if isinstance(request, Settings):
-        settings = request.by_flag()
-    else:
-        settings = {WORDS.get(name, f"--{name.replace('_', '-')}"): value for name, value in vars(request).items()}
-    return {word: value for word, value in settings.items() if word != "--device"} | dict(contents)
+    return {word: value for word, value in settings.by_flag().items() if word != "--device"} | dict(contents)
 
 
 def model_content(name: str) -> str:
@@ -184,6 +177,21 @@ def _digest(paths: Iterable[Path]) -> str:
         with path.open("rb") as file:
             found.append([path.name, hashlib.file_digest(file, "sha256").hexdigest()])
     return hash_of(found)
+
+
+@contextmanager
+def work_in(output: Path, name: str, *, resume: bool) -> Iterator[None]:
+    """Hold the folder of work whose parts are kept in lines of the file ``name``, each by what it was made from.
+
+    Raises:
+        InputError: it holds something else, or is in use.
+    """
+    if not (output / name).is_file():
+        check_empty(output)
+    elif not resume:
+        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
+    with only_one(output):
+        yield
 
 
 @contextmanager

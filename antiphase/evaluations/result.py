@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
+from antiphase.evaluations.settings import DrawnSettings, ModelSettings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, measurements
 from antiphase.typed import build
@@ -34,6 +36,21 @@ class Result:
     def record(self) -> Record:
         """A record of the result alone, without settings."""
         return Record(kind=self.measurement().kind, values=finite(self))
+
+    def save(self, output: Path, settings: DrawnSettings, *, seconds: float, **config: Any) -> Record:
+        """Write ``record.json`` with the settings, and further ``config``.
+
+        Raises:
+            InputError: a result that its own type could not read again.
+        """
+        model = {"model": settings.name} if isinstance(settings, ModelSettings) else {}
+        record = Record(
+            kind=self.measurement().kind, values={**model, **finite(self)},
+            config=finite({**config, **vars(settings)}), seeds=[settings.seed], seconds=seconds,
+        )  # fmt: skip
+        self.read(record)
+        record.save(output)
+        return record
 
     def _repr_html_(self) -> str:
         from antiphase.report.html import fragment

@@ -1,8 +1,7 @@
-"""A measurement of one model in a folder: from settings to record.
+"""A measurement in a folder, from settings to record.
 
-The measurement's ``measure`` module has ``contents`` (digests of what the result depends on beside model and settings),
-``prepare`` (whatever it measures on) and ``measure`` itself; or, where it measures several models part by part, an
-``evaluate`` of its own.
+The ``measure`` module of one model has ``contents`` (digests of what the result depends on beside model and settings),
+``prepare`` (whatever it measures on) and ``measure`` itself; one that works part by part has its own ``evaluate``.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from antiphase.errors import naming
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.journal import inputs_of, journal_in, model_content
-from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.registry import Measurement, measurements
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import undone_if_refused
@@ -35,14 +33,14 @@ def settings_of(measurement: str, **values: Any) -> Any:
 
 
 def evaluate(
-    settings: Settings,
+    settings: Any,
     output: Path,
     *,
     resume: bool = False,
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Measure a model by what its settings belong to.
+    """Measure models by what the settings belong to.
 
     Writes ``record.json`` in ``output``; with ``resume``, one that is there already is returned.
 
@@ -56,9 +54,9 @@ def evaluate(
     started = time.perf_counter()
     measurement = measurement_with(settings)
     module = measurement.measure
-    if not isinstance(settings, ModelSettings):
-        record: Record = module.evaluate(settings, output, resume=resume, say=say, report=report)
-        return record
+    if hasattr(module, "evaluate"):
+        found: Record = module.evaluate(settings, output, resume=resume, say=say, report=report)
+        return found
 
     def inputs() -> dict[str, Any]:
         contents = {"the measurement": measurement.name, "the files of MODEL": model_content(settings.name)}
@@ -74,16 +72,8 @@ def evaluate(
         with refused_by_model(settings.name):
             result = module.measure(loaded, data, settings, report)
         read = {"data": data.settings} if isinstance(data, PreparedData) else {}
-        record = Record(
-            kind=measurement.kind,
-            values=finite({"model": settings.name, **finite(result)}),
-            config=finite({**read, **vars(settings)}),
-            seeds=[settings.seed],
-            seconds=time.perf_counter() - started,
-        )
-        measurement.result.read(record)  # refuses a result that its own type could not read again
-        record.save(output)
-    return record
+        written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
+        return written
 
 
 def measurement_with(settings: Settings) -> Measurement:

@@ -4,31 +4,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from antiphase.errors import InputError
 from antiphase.flags import Settings, argument, flag
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of the asked needle, 0 at the start of a context, 1 at its end."""
+
+
+def seed_flag(default: int = 0) -> Any:
+    """The field of a seed."""
+    return flag("Seed of what is drawn at random.", default=default, least=0, most=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(Settings):
-    """Of a measurement of one causal language model."""
+class DrawnSettings(Settings):
+    """Of any measurement."""
 
-    name: str = argument("MODEL", "Local folder or Hub name of a causal language model.")
-    seed: int = flag("Seed of what is drawn at random.", default=0, least=0, most=2**63 - 1)
+    seed: int = seed_flag()
     device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings(ModelSettings):
+class ModelSettings(DrawnSettings):
+    """Of a measurement of a causal language model."""
+
+    name: str = argument("MODEL", "Local folder or Hub name of a causal language model.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSettings(ModelSettings):
     """Of a measurement on held-out text; a model trained here has its own."""
 
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data", default=())
     text_field: str | None = flag("Column that holds the text.", default=None)
+
+    def data_sizes(self) -> Mapping[str, int]:
+        """Sizes of the data that the settings name, by the field of ``config.DataSettings``."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(HeldOutSettings):
+    """Of a measurement on windows of the text."""
+
     length: int | None = flag("Tokens in a sequence.", default=None, least=2)
     samples: int = flag("Sequences.", default=200, least=1)
 
-    def task_sizes(self) -> Mapping[str, int]:
-        """Numbers of needles and queries of the retrieval task, where the settings name some."""
-        return {}
+    def data_sizes(self) -> Mapping[str, int]:
+        return _given(sequence_length=self.length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,5 +64,47 @@ class RetrievalTextSettings(TextSettings):
     queries: int | None = flag("Facts asked for in a sequence.", default=None, least=1)
 
     def task_sizes(self) -> Mapping[str, int]:
-        sizes = {"needles": self.needles, "queries": self.queries}
-        return {name: size for name, size in sizes.items() if size is not None}
+        """Numbers of needles and queries of the retrieval task, where the settings name some."""
+        return _given(needles=self.needles, queries=self.queries)
+
+    def data_sizes(self) -> Mapping[str, int]:
+        return {**super().data_sizes(), **self.task_sizes()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings(HeldOutSettings):
+    """Of a measurement of several models on the same contexts.
+
+    Sizes that are not given are those of the first model's training, or defaults.
+    """
+
+    against: Sequence[str] = flag("A further model on the same contexts, compared with MODEL. Repeatable.", default=())
+    lengths: Sequence[int] = flag(
+        "Tokens of a context and its output, e.g. 4096,8192.", name="--length", default=(), least=2, separated=True
+    )
+    """By the first model's tokenizer."""
+    needles: Sequence[int] = flag("Numbers of needles, e.g. 2,4,8.", default=(), least=1, separated=True)
+    queries: Sequence[int] = flag("Numbers of facts asked for, e.g. 1,2.", default=(), least=1, separated=True)
+    depths: Sequence[float] = flag(
+        "Depths of the asked needle, 0 to 1.", default=DEPTHS, least=0, most=1, separated=True
+    )
+    samples: int = flag("Contexts in each cell.", default=50, least=1)
+
+    @property
+    def names(self) -> list[str]:
+        """All models; the first is what others are compared with."""
+        return [self.name, *self.against]
+
+    def data_sizes(self) -> Mapping[str, int]:
+        """The first of each."""
+        listed = {"sequence_length": self.lengths, "needles": self.needles, "queries": self.queries}
+        return {field: sizes[0] for field, sizes in listed.items() if sizes}
+
+    def check(self) -> None:
+        super().check()
+        if len(set(self.names)) < len(self.names):
+            raise InputError(f"--against must not name a value twice, got {', '.join(self.names)}")
+
+
+def _given(**sizes: int | None) -> dict[str, int]:
+    return {name: size for name, size in sizes.items() if size is not None}

@@ -20,9 +20,7 @@ from antiphase.report import (
     benchmarks,
     compared,
     figures,
-    hallucination_plots,
     plots,
-    retrieval,
     summary,
     tables,
     tuning_plots,
@@ -138,7 +136,7 @@ BEHIND: dict[str, TableMaker] = {
     "allocation": lambda record: [
         tables.allocation(record),
         tables.allocation(record, by_layer=True),
-        retrieval.knockouts(record),
+        tables.knockouts(record),
     ],
     "lambda": lambda record: [_lambda_table(record)],
 }
@@ -152,7 +150,7 @@ DETAILS: tuple[Callable[[Record], Table | None], ...] = (
     tables.perplexity,
     tables.allocation,
     lambda record: tables.allocation(record, by_layer=True),
-    retrieval.knockouts,
+    tables.knockouts,
     _lambda_table,
     _gradient_table,
     benchmarks.timing,
@@ -247,22 +245,14 @@ def _paragraphs(record: Record) -> list[str]:
         "budget": "What a training run takes, from its settings alone; the model was built on the meta device.",
         "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
         "model answered right.",
-        "evaluate-needles": "Share of hidden facts that the model found, by their depth in the context. The "
-        "guess rate is what naming any value of the context would reach.",
         "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
         "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
         "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
-        "evaluate-allocation": "Where the last prompt position looks, as share of Σ|A| and as signed sum; what that "
-        "adds to the layers' outputs; and what the answer's log-probability loses without it. The signed sum alone "
-        "flatters maps that subtract: read them together, and the untrained model beside them.",
         "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
         "fitted to all runs of an arm.",
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
         "data in the same order. Parameters stand beside each row; the width of the MLP makes up for what rivals add.",
         "tune": "Every arm trained at every learning rate of one grid, so that no arm is favoured by its tuning.",
-        "evaluate-hallucination": "A judge said of every output whether the text that it was made from bears it out. "
-        "Read the verdicts beside the judge's own error, and beside what an output covers and copies: who copies the "
-        "first three sentences says nothing wrong.",
         "calibrate-search": "Every head was calibrated alone on one part of the samples and kept if the score rose; "
         "the kept ones were then judged together on the other part. Chance alone lets many heads “improve”: read the "
         "held-out gain and its interval.",
@@ -414,11 +404,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "learning-curves": _curve_words,
     "needles": _needle_words,
     "allocation": _allocation_words,
-    "allocation-by-depth": lambda record: (
-        "Where attention went, by depth of the answer",
-        "Share of Σ|A|, mean over layers and heads; dashed: the same models untrained.",
-        "Line charts of attention on the answer and on the noise over the depth of the answer.",
-    ),
     "attention-map": _map_words,
     "lambda": _lambda_words,
     "sink-map": _sink_map_words,
@@ -457,6 +442,5 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     ),
     **ablation_plots.WORDS,
     **tuning_plots.WORDS,
-    **hallucination_plots.WORDS,
 }
 """Title, caption and text alternative of each figure."""

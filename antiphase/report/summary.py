@@ -11,9 +11,7 @@ from antiphase.report import (
     benchmarks,
     calibration,
     compared,
-    hallucination,
     reproduction,
-    retrieval,
     scaling,
     tables,
     tuning,
@@ -29,17 +27,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
     "budget": lambda record: [reproduction.budgets(record)],
     "compare": lambda record: [compared.headline(record)],
     "train": lambda record: [compared.headline(record)],
-    "evaluate-needles": lambda record: [
-        retrieval.accuracies(record),
-        retrieval.differences(record),
-        retrieval.evenness(record),
-        retrieval.paper_needles(record),
-    ],
-    "evaluate-allocation": lambda record: [
-        retrieval.by_depth(record),
-        tables.allocation(record),
-        retrieval.knockouts(record),
-    ],
     "scaling": lambda record: [scaling.equal_loss(record), scaling.laws(record), scaling.losses(record)],
     "ablations": lambda record: [
         ablations.losses(record),
@@ -48,12 +35,6 @@ TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
         ablations.left_out(record),
     ],
     "tune": lambda record: [tuning.rates(record)],
-    "evaluate-hallucination": lambda record: [
-        hallucination.faithful(record),
-        hallucination.paper(record),
-        hallucination.beside(record),
-        hallucination.judge_errors(record),
-    ],
     "benchmark-attention": lambda record: [
         benchmarks.ratios(record),
         benchmarks.conditions(record),

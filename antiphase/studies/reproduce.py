@@ -23,6 +23,8 @@ from antiphase.data.haystacks import output_tokens
 from antiphase.data.label_mapping import task_rows
 from antiphase.data.prepare import prepare, wording
 from antiphase.errors import InputError, naming, nearest
+from antiphase.evaluations.hallucination import HallucinationSettings
+from antiphase.evaluations.hallucination.measure import OUTPUTS, check_judged
 from antiphase.evaluations.harness import HarnessSettings
 from antiphase.evaluations.harness.measure import CELLS, check_tasks
 from antiphase.evaluations.journal import hash_of, model_content
@@ -32,12 +34,10 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.compare import compare
-from antiphase.studies.hallucination import OUTPUTS, HallucinationRequest, check_judged, evaluate_hallucination
 from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
 from antiphase.studies.readings import ARM, BASELINE
 from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
-from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.training.loop import choose_device
@@ -146,9 +146,9 @@ class ReproduceRequest:
             **more,
         )  # fmt: skip
 
-    def hallucination(self, name: str = "MODEL", **more: Any) -> HallucinationRequest:
+    def hallucination(self, name: str = "MODEL", **more: Any) -> HallucinationSettings:
         assert self.judge is not None
-        return HallucinationRequest(name=name, data=list(self.judge_data), judge=self.judge, **more)
+        return HallucinationSettings(name=name, data=list(self.judge_data), judge=self.judge, **more)
 
 
 def scale_preset(request: ReproduceRequest) -> Preset:
@@ -466,11 +466,11 @@ class _Work:
     def _retrieval(self, part: str, seed: int) -> Callable[[Path], Record]:
         def measure(folder: Path) -> Record:
             counts = self.scale.needles if part == "needles" else self.scale.needles[-1:]
-            request = RetrievalRequest(
-                measurement=part, names=[self._model(arm, seed) for arm in (BASELINE, ARM)], needles=list(counts),
+            settings = settings_of(
+                part, name=self._model(BASELINE, seed), against=[self._model(ARM, seed)], needles=list(counts),
                 lengths=[self._length_asked()], samples=self.scale.cell_samples, seed=seed, device=self.device,
             )  # fmt: skip
-            return evaluate_retrieval(request, folder)
+            return evaluate(settings, folder)
 
         return measure
 
@@ -500,7 +500,7 @@ class _Work:
         request = self.request.hallucination(
             self._model(arm, seed), judge_answers=answers, samples=self.scale.samples, device=self.device
         )
-        return evaluate_hallucination(request, folder, resume=(folder / OUTPUTS).is_file(), say=self.say)
+        return evaluate(request, folder, resume=(folder / OUTPUTS).is_file(), say=self.say)
 
     def _throughput(self, folder: Path) -> Record:
         record = benchmark_model(quick=True, device=str(choose_device(self.device)), say=self.say)

@@ -22,7 +22,6 @@ from antiphase.errors import InputError
 from antiphase.evaluations.long_context import LongContext, Point
 from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
 from antiphase.registry import measurement_of, measurements
@@ -50,7 +49,7 @@ def test_a_folder_is_whole(measurement: Any) -> None:
     assert issubclass(measurement.result, Result)
     assert measurement.result.measurement() == measurement == measurement_of(measurement.kind)
     module = measurement.measure
-    if issubclass(own, ModelSettings):
+    if not hasattr(module, "evaluate"):
         assert typing.get_type_hints(module.measure)["return"] is measurement.result
         assert module.contents
         assert module.prepare
@@ -66,7 +65,6 @@ def test_other_records_have_nothing_of_it(measurement: Any) -> None:
 
 
 def test_records_without_a_folder_are_found_to_have_none() -> None:
-    assert measurement_of("evaluate-needles") is None
     assert measurement_of("compare") is None
 
 
@@ -86,7 +84,7 @@ def test_the_committed_records_are_what_their_types_say() -> None:
         assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
-    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot"}
+    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation"}
 
 
 def assert_holds(found: Any, values: Any, where: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.records import Record
-from antiphase.report import benchmarks, compared, html, plots, retrieval, summary, tables, terminal
+from antiphase.report import benchmarks, compared, html, plots, summary, tables, terminal
 
 
 def cells(record: Record, measure: str) -> list[str]:
@@ -119,7 +119,7 @@ def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
 
 
 def test_knock_outs_are_means_over_seeds_with_their_range(comparison: Record) -> None:
-    table = retrieval.knockouts(comparison)
+    table = tables.knockouts(comparison)
     assert table is not None
     rows = {tuple(row[:4]): row[4:] for row in table.rows}
     assert rows["softmax", "trained", "anywhere", "all"] == [
@@ -131,16 +131,16 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison: Record) ->
     for row in comparison.values["allocation"]:
         if row["seed"] == 1 and "knockout" in row:
             row["knockout"]["filler"] = None
-    table = retrieval.knockouts(comparison)
+    table = tables.knockouts(comparison)
     assert table is not None
     assert all(row[-1] is None for row in table.rows)
     comparison.values["allocation"] = [row for row in comparison.values["allocation"] if row["seed"] == 0]
-    table = retrieval.knockouts(comparison)
+    table = tables.knockouts(comparison)
     assert table is not None
     assert table.rows[0][-2:] == ["-1.500 [-2.000 to -1.000]", "+0.010 [-0.020 to +0.040]"]
     for row in comparison.values["allocation"]:
         row.pop("knockout", None)
-    assert retrieval.knockouts(comparison) is None
+    assert tables.knockouts(comparison) is None
 
 
 def test_long_curves_are_shortened_and_say_so(comparison: Record) -> None:
@@ -161,6 +161,9 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
         assert all(sentence in text for sentence in compared.sentences(record))
 
 
+SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needles", "filler")}
+
+
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
@@ -168,7 +171,7 @@ def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) ->
         ("train", {}),
         ("evaluate-needles", {"cells": [], "summary": [], "guess_rate": 0.5}),
         ("evaluate-perplexity", {"rows": [{"perplexity": 12.5, "tokens": 100, "name": "corpus"}]}),
-        ("evaluate-allocation", {"rows": [{"map": "softmax", "spans": {"answer": {"share": 0.5}}}]}),
+        ("evaluate-allocation", {"rows": [{"map": "softmax", "spans": SPANS}]}),
         ("probe", {"a": {"b": 1.5}, "c": [1, 2], "d": None}),
         ("probe", {}),
     ],

@@ -21,7 +21,6 @@ from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, se
 from antiphase.studies.calibration_effects import StudyRequest, study
 from antiphase.studies.compare import compare
 from antiphase.studies.probe import ProbeRequest, probe
-from antiphase.studies.retrieval import RetrievalRequest, evaluate_retrieval
 from antiphase.studies.scaling import scaling
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune import tune
@@ -79,9 +78,7 @@ COMMANDS = {
     "scaling": lambda output, preset: scaling(preset, output, widths=[16], steps=[]),
     "ablations": lambda output, preset: ablations(ablation_preset(preset, ["no-norm"])[0], output),
     "evaluate": lambda output, preset: evaluate(settings_of("perplexity", name="none"), output),
-    "retrieval": lambda output, preset: evaluate_retrieval(
-        RetrievalRequest(measurement="needles", names=["none"]), output
-    ),
+    "retrieval": lambda output, preset: evaluate(settings_of("needles", name="none"), output),
     "many-shot": lambda output, preset: evaluate(settings_of("many-shot", name="none", tasks=["none"]), output),
     "probe": lambda output, preset: probe(ProbeRequest(name="none", paths=["none"]), output),
     "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
@@ -105,11 +102,12 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
 
     for module in ("training_run", "compare", "tune", "scaling", "ablations"):
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
-    monkeypatch.setattr("antiphase.evaluations.running.load_model", prepare)
-    for module in ("probe", "look", "retrieval", "calibration", "calibration_effects"):
-        monkeypatch.setattr(f"antiphase.studies.{module}.load_model", prepare)
+    for module in ("running", "retrieval"):
+        monkeypatch.setattr(f"antiphase.evaluations.{module}.load_model", prepare)
+    for module in ("studies.probe", "viewer.look.measure", "studies.calibration", "studies.calibration_effects"):
+        monkeypatch.setattr(f"antiphase.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
-        monkeypatch.setattr(f"antiphase.studies.{module}.train_words", prepare)
+        monkeypatch.setattr(f"antiphase.baselines.studies.{module}.measure.train_words", prepare)
     with pytest.raises(InputError, match=f"--output {held.path} is in use by another process"):
         COMMANDS[command](held.path, preset)
     held.write()

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.flags import Settings, argument, flag
+from antiphase.evaluations.settings import DrawnSettings, seed_flag
+from antiphase.flags import argument, flag
 
 PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """The paper's seven (2410.05258, table 1), by their names in lm-eval."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HarnessSettings(Settings):
+class HarnessSettings(DrawnSettings):
     """Downstream tasks through EleutherAI's lm-eval, zero- and five-shot; needs pip install 'antiphase\\[harness]'.
 
     Example: [bold]antiphase evaluate harness MODEL OTHER --tasks piqa,arc_easy --limit 200 --output runs/tasks[/]
@@ -33,8 +34,7 @@ class HarnessSettings(Settings):
     batch_size: str = flag("Requests at once, or auto.", default="8", alias="--batch_size")
     include_path: str | None = flag("Folder with tasks of your own.", default=None, alias="--include_path")
     trust_task_code: bool = flag("Run the Python that tasks bring: functions, metrics, open templates.", default=False)
-    seed: int = flag("Seed of what is drawn at random.", default=1234, least=0, most=2**63 - 1)
-    device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+    seed: int = seed_flag(1234)
 
     def check(self) -> None:
         for name, listed in (("MODEL", self.names), ("--tasks", self.tasks), ("--num-fewshot", self.num_fewshot)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,9 @@ from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
 from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
-from antiphase.evaluations.journal import append_line, hash_of, read_lines
+from antiphase.evaluations.journal import append_line, hash_of, read_lines, work_in
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_empty, only_one
 
 if TYPE_CHECKING:
     from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
@@ -40,12 +38,8 @@ def evaluate(
         InputError: a model, task or value that cannot be used, data out of reach, a folder with other contents.
     """
     request.check()
-    if not (output / CELLS).is_file():
-        check_empty(output)
-    elif not resume:
-        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
     started = time.perf_counter()
-    with only_one(output):
+    with work_in(output, CELLS, resume=resume):
         from antiphase.evaluations.harness import lm_eval_adapter
 
         library = _library(request)
@@ -54,15 +48,7 @@ def evaluate(
         }  # before a model is read
         rows = list(_rows(request, library, versions, output / CELLS, say, report))
         found = Harness(list(request.names), lm_eval_adapter.VERSION, _compared(rows))
-        record = Record(
-            kind=found.measurement().kind,
-            values=finite(found),
-            config=finite(asdict(request)),
-            seeds=[request.seed],
-            seconds=time.perf_counter() - started,
-        )
-        record.save(output)
-    return record
+        return found.save(output, request, seconds=time.perf_counter() - started)
 
 
 def check_tasks(request: HarnessSettings) -> None:

@@ -12,7 +12,7 @@ from antiphase.evaluations.many_shot import ManyShot, TaskShots
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, percents_text
 
 
 def shots(record: Record) -> Table | None:
@@ -27,7 +27,7 @@ def shots(record: Record) -> Table | None:
     rows = [
         [
             name, row.shots, row.tokens, row.accuracy,
-            f"{100 * row.interval[0]:.1f} to {100 * row.interval[1]:.1f} %", found.guess_rate,
+            percents_text(row.interval), found.guess_rate,
             found.majority_rate,
         ]
         for name, found in tasks.items()

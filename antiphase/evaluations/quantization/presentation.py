@@ -9,7 +9,7 @@ from antiphase.evaluations.quantization import Bits, Quantization
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, percents_text
 
 
 def few_bits(record: Record) -> Table | None:
@@ -20,7 +20,7 @@ def few_bits(record: Record) -> Table | None:
     columns = [Column("Bits"), Column("Loss, nats per token", "loss"), Column("Retrieval", "percent"),
                Column("95 %")]  # fmt: skip
     cells = [
-        ["all" if row.bits is None else str(row.bits), row.loss, row.retrieval, _shares(row.interval)]
+        ["all" if row.bits is None else str(row.bits), row.loss, row.retrieval, percents_text(row.interval)]
         for row in found.rows
     ]
     note = (
@@ -42,7 +42,7 @@ def few_bit_weights(record: Record) -> Table | None:
     cells = [
         [
             str(row.bits), row.share, ", ".join("a row" if group == 0 else str(group) for group in row.groups),
-            row.loss, row.loss - whole.loss, row.retrieval, _shares(row.interval),
+            row.loss, row.loss - whole.loss, row.retrieval, percents_text(row.interval),
         ]
         for row in found.weights
     ]  # fmt: skip
@@ -52,10 +52,6 @@ def few_bit_weights(record: Record) -> Table | None:
 
 def _whole(found: Quantization) -> Bits:
     return next(row for row in found.rows if row.bits is None)
-
-
-def _shares(interval: list[float]) -> str:
-    return f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
 
 
 @matplotlib.rc_context(STYLE)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from antiphase.errors import InputError
-from antiphase.evals.judges import FAILURES_IN_A_ROW, Answer, EndpointJudge, LocalJudge, verdict
 from antiphase.evals.loading import LoadedModel
+from antiphase.evaluations.hallucination.judges import FAILURES_IN_A_ROW, Answer, EndpointJudge, LocalJudge, verdict
 
 KEY = "sk-not-a-real-key"
 
@@ -244,7 +244,7 @@ def test_a_local_model_answers_each_question_as_it_would_alone(local):
 
 
 def test_a_local_model_gets_its_chat_template(local, monkeypatch):
-    from antiphase.evals import judges
+    from antiphase.evaluations.hallucination import judges
 
     seen = []
     monkeypatch.setattr(

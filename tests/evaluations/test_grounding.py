@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from antiphase.evals.grounding import (
+from antiphase.evaluations.hallucination.grounding import (
     content_words,
     copied_share,
     coverage,

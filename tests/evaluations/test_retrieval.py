@@ -21,12 +21,20 @@ from antiphase.data.haystacks import Context
 from antiphase.data.retrieval import SPANS
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals import scoring, text_needles
+from antiphase.evals import scoring
+from antiphase.evals.loading import load_model
+from antiphase.evaluations import retrieval
+from antiphase.evaluations.allocation import Allocation
+from antiphase.evaluations.allocation.measure import allocation_in_text
 from antiphase.evaluations.journal import JOURNAL
+from antiphase.evaluations.needles import Needles
+from antiphase.evaluations.needles.measure import needles_in_text
+from antiphase.evaluations.needles.text import Generating
+from antiphase.evaluations.retrieval import arm_names
+from antiphase.evaluations.running import evaluate, settings_of
+from antiphase.evaluations.settings import ContextSettings
 from antiphase.records import Record
-from antiphase.report import measurement_plots, plots, retrieval, summary
-from antiphase.studies import retrieval as study
-from antiphase.studies.retrieval import RetrievalRequest, arm_names, evaluate_retrieval
+from antiphase.report import figures, plots, summary
 from antiphase.studies.training_run import train_run
 from antiphase.training.run_folder import LOCK
 
@@ -65,24 +73,28 @@ def make(tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any) ->
     return write
 
 
-def request(measurement: str, names: list[str], book: str, **words: Any) -> RetrievalRequest:
+def request(measurement: str, names: list[str], book: str, **words: Any) -> ContextSettings:
     usual = {"needles": [3], "lengths": [LENGTH], "depths": [0.0, 1.0], "samples": 4, "paths": [book]}
-    return RetrievalRequest(measurement=measurement, names=names, device="cpu", **{**usual, **words})
+    return asked(measurement, names, **{**usual, **words})
+
+
+def asked(measurement: str, names: list[str], **words: Any) -> ContextSettings:
+    found: ContextSettings = settings_of(measurement, name=names[0], against=names[1:], device="cpu", **words)
+    return found
 
 
 def test_models_read_the_same_contexts_and_their_differences_are_paired(tmp_path, make, book, monkeypatch):
     """Answers that depend on the context and the model alone show which contexts each model read."""
     read: dict[str, list[Context]] = {}
 
-    def answer(system: text_needles.Generating, contexts: list[Context]) -> list[str]:
+    def answer(system: Generating, contexts: list[Context]) -> list[str]:
         read.setdefault(system.name, []).extend(contexts)
-        system.prompts(contexts)
         knows = system.model.config.model_type == "llama"
         return [context.answers[0] if knows else context.numbers[0] for context in contexts]
 
-    monkeypatch.setattr(text_needles.Generating, "__call__", answer)
+    monkeypatch.setattr(Generating, "__call__", answer)
     names = [make("ours"), make("llama", "llama")]
-    record = evaluate_retrieval(request("needles", names, book), tmp_path / "out")
+    record = evaluate(request("needles", names, book), tmp_path / "out")
     assert Record.load(tmp_path / "out").values == record.values
     ours, llama = read.values()
     assert ours == llama
@@ -105,7 +117,7 @@ def test_models_read_the_same_contexts_and_their_differences_are_paired(tmp_path
 def test_tables_and_the_heatmap_show_every_size(tmp_path, make, book):
     names = [make("ours"), make("llama", "llama")]
     words = {"needles": [1, 2], "queries": [1, 2], "lengths": [200, LENGTH]}
-    record = evaluate_retrieval(request("needles", names, book, samples=2, **words), tmp_path / "out")
+    record = evaluate(request("needles", names, book, samples=2, **words), tmp_path / "out")
     sizes = {(row["needles"], row["queries"], row["length"]) for row in record.values["summary"]}
     assert sizes == {(n, r, length) for n, r in ((1, 1), (2, 1), (2, 2)) for length in (200, LENGTH)}
     table, differences, evenness, paper = summary.main_tables(record)
@@ -123,7 +135,7 @@ def test_tables_and_the_heatmap_show_every_size(tmp_path, make, book):
 def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, text_tokenizer, generated_text):
     other = train_tokenizer([generated_text], 330)
     names = [make("ours"), make("llama", "llama", tokenizer=other, positions=400)]
-    record = evaluate_retrieval(request("allocation", names, book, samples=3), tmp_path / "out")
+    record = evaluate(request("allocation", names, book, samples=3), tmp_path / "out")
     rows = record.values["rows"]
     assert {row["depth"] for row in rows} == {0.0, 1.0, None}
     assert {(row["arm"], row["map"]) for row in rows} == {
@@ -133,7 +145,7 @@ def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, te
     for row in rows:
         assert sum(row["spans"][name]["share"] for name in SPANS) == pytest.approx(1.0, abs=1e-5)
         if row["map"] in ("first", "second"):
-            assert "knockout" not in row
+            assert row["knockout"] is row["spans"]["answer"]["contribution"] is None
             continue
         assert sum(row["spans"][name]["contribution"] for name in SPANS) == pytest.approx(1.0, abs=1e-3)
         assert all(row["knockout"][what]["change"] != 0 for what in ("answer", "filler"))
@@ -150,18 +162,19 @@ def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, te
     share = next(row for row in by_depth.rows if row[:4] == ["llama", "trained", "share", "answer"])[-1]
     assert share == f"{100 * anywhere['spans']['answer']['share']:.1f} %"
     assert next(row for row in overall.rows if row[:2] == ["llama", "trained"])[5] == share
-    left, right = measurement_plots.allocation_by_depth(record).axes
+    left, right = figures.figures_of(record)["allocation-by-depth"].axes
     assert len(left.lines) == len(right.lines) == 4
-    noise = retrieval.mass(anywhere, "noise", "share")
+    (found,) = [
+        row for row in Allocation.read(record).last() if (row.arm, row.trained, row.depth) == ("llama", True, None)
+    ]
+    noise = found.on("noise", "share")
     assert 0 < noise < 1 - anywhere["spans"]["answer"]["share"]
 
 
 @pytest.mark.slow
 def test_the_answers_span_moves_with_its_depth(tmp_path, make, book):
     """An untrained map of small weights is nearly uniform, so it gives a span what its length is."""
-    record = evaluate_retrieval(
-        request("allocation", [make("ours", "softmax")], book, samples=8, depths=[0.5]), tmp_path / "out"
-    )
+    record = evaluate(request("allocation", [make("ours", "softmax")], book, samples=8, depths=[0.5]), tmp_path / "out")
     row = next(
         row for row in record.values["rows"] if not row["trained"] and row["layer"] == "all" and row["depth"] == 0.5
     )
@@ -172,10 +185,7 @@ def test_the_answers_span_moves_with_its_depth(tmp_path, make, book):
 def test_a_run_on_text_is_measured_on_what_it_held_out(tmp_path, tiny_preset, book):
     changes = ["data.sequence_length=240", "data.needles=2", "data.queries=1", "training.steps=2"]
     train_run(load_preset(str(tiny_preset), changes, data=[book]).run, tmp_path / "run", resume=False)
-    record = evaluate_retrieval(
-        RetrievalRequest(measurement="needles", names=[str(tmp_path / "run")], depths=[0.5], samples=2, device="cpu"),
-        tmp_path / "out",
-    )
+    record = evaluate(asked("needles", [str(tmp_path / "run")], depths=[0.5], samples=2), tmp_path / "out")
     assert {(row["needles"], row["queries"], row["length"]) for row in record.values["cells"]} == {(2, 1, 240)}
     assert record.values["task"] == "text"
 
@@ -186,8 +196,8 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
         run = load_preset(str(tiny_preset), [f"model.attention_type={kind}", "training.steps=2"]).run
         train_run(run, tmp_path / kind, resume=False)
         names.append(str(tmp_path / kind))
-    ask = RetrievalRequest(measurement="needles", names=names, depths=[0.5], samples=3, device="cpu")
-    record = evaluate_retrieval(ask, tmp_path / "out")
+    ask = asked("needles", names, depths=[0.5], samples=3)
+    record = evaluate(ask, tmp_path / "out")
     assert {row["arm"] for row in record.values["paired"]} == {"differential"}
     assert record.values["task"] == "symbols"
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
@@ -214,10 +224,10 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, b
     ):
         chosen = {"names": [ours], **words}
         with pytest.raises(InputError, match=pattern):
-            evaluate_retrieval(request("needles", book=book, **chosen), tmp_path / "out")
+            evaluate(request("needles", book=book, **chosen), tmp_path / "out")
         assert not (tmp_path / "out").exists()
     with pytest.raises(InputError, match="--needles takes one number for allocation, got 1, 2"):
-        evaluate_retrieval(request("allocation", [ours], book, needles=[1, 2]), tmp_path / "out")
+        evaluate(request("allocation", [ours], book, needles=[1, 2]), tmp_path / "out")
 
 
 def test_models_that_carry_a_state_are_asked_and_not_looked_into(tmp_path, book, text_tokenizer, monkeypatch):
@@ -228,22 +238,37 @@ def test_models_that_carry_a_state_are_asked_and_not_looked_into(tmp_path, book,
     )
     text_tokenizer.save_pretrained(tmp_path / "mamba")
     names = [str(tmp_path / "mamba")]
-    record = evaluate_retrieval(request("needles", names, book, depths=[0.5], samples=2), tmp_path / "out")
+    record = evaluate(request("needles", names, book, depths=[0.5], samples=2), tmp_path / "out")
     assert {row["samples"] for row in record.values["summary"]} == {2}
     with pytest.raises(InputError, match=r"MODEL .*mamba: MambaForCausalLM has no eager attention function"):
-        evaluate_retrieval(request("allocation", names, book, samples=1), tmp_path / "new")
+        evaluate(request("allocation", names, book, samples=1), tmp_path / "new")
 
 
 def test_a_haystack_too_short_is_refused(tmp_path, make):
     note = tmp_path / "note.txt"
     note.write_text("One short note. Nothing more.", encoding="utf-8")
     with pytest.raises(InputError, match=r"the text has \d+ tokens, fewer than the \d+ .* text with --data"):
-        evaluate_retrieval(request("needles", [make("ours")], str(note)), tmp_path / "out")
+        evaluate(request("needles", [make("ours")], str(note)), tmp_path / "out")
 
 
 def test_names_of_arms_tell_models_apart():
     assert arm_names(["runs/a/softmax", "runs/a/differential"]) == ["softmax", "differential"]
     assert arm_names(["one/model", "two/model"]) == ["one/model", "two/model"]
+
+
+def test_a_script_gets_what_the_command_writes(tmp_path, make, book, generated_text):
+    """The same numbers from a model at hand, as a result that shows itself."""
+    name, sizes = make("ours"), {"samples": 2, "depths": [0.5]}
+    loaded = load_model(name)
+    texts = [generated_text]
+    found = needles_in_text(loaded.model, loaded.tokenizer, texts, needles=[3], lengths=[LENGTH], **sizes)
+    record = evaluate(request("needles", [name], book, **sizes), tmp_path / "needles")
+    assert replace(found, models=[name]) == Needles.read(record)
+    assert "Accuracy by depth of the needle" in found._repr_html_()
+    seen = allocation_in_text(loaded.model, loaded.tokenizer, texts, needles=3, length=LENGTH, **sizes)
+    record = evaluate(request("allocation", [name], book, **sizes), tmp_path / "allocation")
+    assert replace(seen, models=[name]) == Allocation.read(record)
+    assert seen._repr_html_().count("<img") == 2
 
 
 # ---------------------------------------------------------------------------------- nothing is measured twice
@@ -257,14 +282,15 @@ class Counted:
         self.loaded: list[str] = []
         self.cells: list[tuple[Any, ...]] = []
         for name in ("_Texts", "_Symbols"):
-            monkeypatch.setattr(getattr(study, name), "rows", self._counting(getattr(study, name).rows))
-        load = study.load_model
+            kind = getattr(retrieval, name)
+            monkeypatch.setattr(kind, "rows", self._counting(kind.rows))
+        load = retrieval.load_model
 
         def loading(name: str, **words: Any) -> Any:
             self.loaded.append(name)
             return load(name, **words)
 
-        monkeypatch.setattr(study, "load_model", loading)
+        monkeypatch.setattr(retrieval, "load_model", loading)
 
     def _counting(self, measure: Callable[..., Any]) -> Callable[..., Any]:
         def rows(experiment: Any, loaded: Any, cell: Any) -> Any:
@@ -300,10 +326,8 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
         make, book = request.getfixturevalue("make"), request.getfixturevalue("book")
         ask = grid(measurement, [make("ours"), make("llama", "llama")], book)
     else:
-        ask = RetrievalRequest(
-            measurement=measurement, names=request.getfixturevalue("symbols"), depths=[0.5], samples=2, device="cpu"
-        )
-    whole = evaluate_retrieval(ask, tmp_path / "whole")
+        ask = asked(measurement, request.getfixturevalue("symbols"), depths=[0.5], samples=2)
+    whole = evaluate(ask, tmp_path / "whole")
     cells = list(counted.cells)
     assert len(cells) == len(set(cells)) == (6 if (measurement, task) == ("needles", "text") else 8)
     done: list[Any] = []
@@ -311,10 +335,10 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
         counted.clear()
         counted.stop = stop
         if stop is None:
-            record = evaluate_retrieval(ask, tmp_path / "out", resume=True)
+            record = evaluate(ask, tmp_path / "out", resume=True)
         else:
             with pytest.raises(KeyboardInterrupt):
-                evaluate_retrieval(ask, tmp_path / "out", resume=stop > 0)
+                evaluate(ask, tmp_path / "out", resume=stop > 0)
             with (tmp_path / "out" / JOURNAL).open("ab") as file:
                 file.write(b'{"key": "cut off by a ki')
         done += counted.cells
@@ -322,25 +346,25 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
     assert (record.values, record.config, record.seeds) == (whole.values, whole.config, whole.seeds)
     (tmp_path / "out" / "record.json").unlink()  # stopped before it was written
     counted.clear()
-    assert evaluate_retrieval(ask, tmp_path / "out", resume=True).values == whole.values
+    assert evaluate(ask, tmp_path / "out", resume=True).values == whole.values
     assert (counted.cells, counted.loaded) == ([], ask.names[:1])
 
 
-def grid(measurement: str, names: list[str], book: str) -> RetrievalRequest:
+def grid(measurement: str, names: list[str], book: str) -> ContextSettings:
     return request(measurement, names, book, depths=[0.5], samples=2)
 
 
 def test_a_finished_grid_is_returned_without_its_models(tmp_path, make, book, counted):
     ask = grid("needles", [make("ours"), make("llama", "llama")], book)
-    record = evaluate_retrieval(ask, tmp_path / "out")
+    record = evaluate(ask, tmp_path / "out")
     before = (tmp_path / "out" / "record.json").read_bytes()
     counted.clear()
-    again = evaluate_retrieval(replace(ask, device="auto"), tmp_path / "out", resume=True)
+    again = evaluate(replace(ask, device="auto"), tmp_path / "out", resume=True)
     assert again.values == record.values
     assert (counted.cells, counted.loaded) == ([], [])
     assert (tmp_path / "out" / "record.json").read_bytes() == before
     with pytest.raises(InputError, match="out exists and is not empty; add --resume to go on with what it holds"):
-        evaluate_retrieval(ask, tmp_path / "out")
+        evaluate(ask, tmp_path / "out")
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -349,17 +373,17 @@ def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, boo
     ask = grid("needles", [ours, llama], book)
     counted.stop = None if finished else 2
     if finished:
-        evaluate_retrieval(ask, tmp_path / "out")
+        evaluate(ask, tmp_path / "out")
     else:
         with pytest.raises(KeyboardInterrupt):
-            evaluate_retrieval(ask, tmp_path / "out")
+            evaluate(ask, tmp_path / "out")
     counted.clear()
     kept = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     shutil.copytree(llama, tmp_path / "copy")
 
-    def refused(words: str, **changes: Any) -> None:
+    def refused(words: str, other: ContextSettings | None = None, **changes: Any) -> None:
         with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
-            evaluate_retrieval(replace(ask, **changes), tmp_path / "out", resume=True)
+            evaluate(replace(other or ask, **changes), tmp_path / "out", resume=True)
 
     refused("--samples", samples=3)
     refused("--depths", depths=[0.25])
@@ -367,9 +391,9 @@ def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, boo
     refused("--queries", queries=[2])
     refused("--length", lengths=[250])
     refused("--seed", seed=1)
-    refused("the measurement", measurement="allocation")
-    refused("MODEL or --against", names=[ours, str(tmp_path / "copy")])
-    refused("MODEL or --against, the files of --against", names=[ours])
+    refused("the measurement", grid("allocation", [ours, llama], book))
+    refused("--against", against=[str(tmp_path / "copy")])
+    refused("--against, the files of --against", against=[])
     for path, words in (
         (Path(ours) / "model.safetensors", "the files of MODEL"),
         (Path(ours) / "tokenizer.json", "the files of MODEL"),
@@ -382,19 +406,19 @@ def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, boo
         path.write_bytes(content)
     assert (counted.cells, counted.loaded) == ([], [])
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == kept
-    evaluate_retrieval(ask, tmp_path / "out", resume=True)
+    evaluate(ask, tmp_path / "out", resume=True)
 
 
 KILLED = """
 import os, signal, sys
-from antiphase.studies import retrieval
-measure, done = retrieval.text_needles, []
+from antiphase.evaluations.needles import measure as module
+measure, done = module.text_needles, []
 def killing(*words):
     if len(done) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     done.append(1)
     return measure(*words)
-retrieval.text_needles = killing
+module.text_needles = killing
 from antiphase import cli
 sys.argv = ["antiphase", "evaluate", "needles", *sys.argv[1:]]
 cli.main()

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from antiphase.errors import InputError
-from antiphase.evals.judges import Answer
+from antiphase.evals.loading import load_model
+from antiphase.evaluations.hallucination import Hallucination, HallucinationSettings
+from antiphase.evaluations.hallucination import measure as module
+from antiphase.evaluations.hallucination.judges import Answer
+from antiphase.evaluations.hallucination.measure import evaluate, hallucination
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
-from antiphase.studies import hallucination as module
-from antiphase.studies.hallucination import HallucinationRequest, evaluate_hallucination
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick"]
 
@@ -58,7 +60,7 @@ class Reader:
 
 def request(**fields):
     known = {"name": "model", "data": ["towns.jsonl", "where.jsonl"], "judge": "reader", "samples": 12}
-    return HallucinationRequest(**{**known, "max_new_tokens": 6, **fields})
+    return HallucinationSettings(**{**known, "max_new_tokens": 6, **fields})
 
 
 def rows(record, data="towns"):
@@ -66,7 +68,7 @@ def rows(record, data="towns"):
 
 
 def test_controls_get_the_score_that_they_must_and_the_judge_has_no_error(folder):
-    record = evaluate_hallucination(request(), folder / "out", judge=Reader())
+    record = evaluate(request(), folder / "out", judge=Reader())
     assert Record.load(folder / "out").values == record.values
     found = rows(record)
     assert list(found) == ["model", "lead", "gold", "wrong"]
@@ -93,12 +95,24 @@ def test_controls_get_the_score_that_they_must_and_the_judge_has_no_error(folder
     assert [line[5] for line in errors.text()] == ["0.0 %"] * 5
 
 
+def test_a_script_gets_what_the_command_writes(folder):
+    loaded = load_model("model")
+    data = {name: module.load_items(f"{name}.jsonl") for name in ("towns", "where")}
+    found = hallucination(loaded.model, loaded.tokenizer, data, Reader(), samples=12, max_new_tokens=6)
+    written = Hallucination.read(evaluate(request(), folder / "out", judge=Reader()))
+    assert (found.model, found.judge.model) == ("model", "reader")
+    assert found == written
+    page = found._repr_html_()
+    assert "Contextual hallucination" in page
+    assert page.count("<img") == 1
+
+
 def test_the_judges_own_error_is_measured(folder):
-    found = rows(evaluate_hallucination(request(), folder / "no", judge=Reader(lambda i, a: Answer("no"))))
+    found = rows(evaluate(request(), folder / "no", judge=Reader(lambda i, a: Answer("no"))))
     assert [found[name]["judge_error"] for name in ("lead", "gold", "wrong")] == [1, 1, 0]
-    found = rows(evaluate_hallucination(request(), folder / "yes", judge=Reader(lambda i, a: Answer("yes"))))
+    found = rows(evaluate(request(), folder / "yes", judge=Reader(lambda i, a: Answer("yes"))))
     assert [found[name]["judge_error"] for name in ("lead", "gold", "wrong")] == [0, 0, 1]
-    found = rows(evaluate_hallucination(request(), folder / "x", judge=Reader(lambda i, a: Answer("perhaps"))))
+    found = rows(evaluate(request(), folder / "x", judge=Reader(lambda i, a: Answer("perhaps"))))
     assert [found[name]["judge_error"] for name in ("lead", "gold", "wrong")] == [None] * 3
 
 
@@ -107,7 +121,7 @@ def test_nonsense_and_failures_are_unjudged_and_never_right(folder):
         return (Answer("as you like"), Answer(None, "no connection"), answer)[number % 3]
 
     judge = Reader(says)
-    record = evaluate_hallucination(request(), folder / "out", judge=judge)
+    record = evaluate(request(), folder / "out", judge=judge)
     for data in ("towns", "where"):
         for row in rows(record, data).values():
             assert row["right"] + row["wrong"] + row["unjudged"] == row["samples"]
@@ -117,12 +131,12 @@ def test_nonsense_and_failures_are_unjudged_and_never_right(folder):
     assert set(record.values["without_answer"]) == {"neither yes nor no", "no connection"}
     # a second run asks again where there was no answer, and pays for nothing else
     again = Reader()
-    second = evaluate_hallucination(request(), folder / "out", judge=again, resume=True)
+    second = evaluate(request(), folder / "out", judge=again, resume=True)
     unanswered = [question for i, question in enumerate(judge.questions) if i % 3 == 1]
     assert again.questions == unanswered
     assert set(second.values["without_answer"]) == {"neither yes nor no"}
     third = Reader()
-    assert evaluate_hallucination(request(), folder / "out", judge=third, resume=True).values == second.values
+    assert evaluate(request(), folder / "out", judge=third, resume=True).values == second.values
     assert not third.questions
 
 
@@ -138,21 +152,21 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
     monkeypatch.setattr(module, "write", stopped)
     monkeypatch.setattr(module, "AT_ONCE", 5)
     with pytest.raises(KeyboardInterrupt):
-        evaluate_hallucination(request(), folder / "out", judge=Reader())
+        evaluate(request(), folder / "out", judge=Reader())
     monkeypatch.setattr(
         module, "write", lambda loaded, some, *, longest: prompts.extend(some) or real(loaded, some, longest=longest)
     )
     with pytest.raises(InputError, match="holds this work already; add --resume"):
-        evaluate_hallucination(request(), folder / "out", judge=Reader())
-    first = evaluate_hallucination(request(), folder / "out", judge=Reader(), resume=True)
+        evaluate(request(), folder / "out", judge=Reader())
+    first = evaluate(request(), folder / "out", judge=Reader(), resume=True)
     assert len(prompts) == 24
-    assert first.values == evaluate_hallucination(request(), folder / "new", judge=Reader()).values
+    assert first.values == evaluate(request(), folder / "new", judge=Reader()).values
 
 
 def test_an_empty_output_is_wrong_and_nobody_is_asked(folder, monkeypatch):
     monkeypatch.setattr(module, "write", lambda loaded, some, *, longest: [""] * len(some))
     judge = Reader()
-    record = evaluate_hallucination(request(data=["towns.jsonl"]), folder / "out", judge=judge)
+    record = evaluate(request(data=["towns.jsonl"]), folder / "out", judge=judge)
     row = rows(record)["model"]
     assert (row["accuracy"], row["wrong"], row["empty"], row["unjudged"]) == (0, 12, 12, 0)
     assert not any("Summary: \n" in question for question in judge.questions)
@@ -161,14 +175,14 @@ def test_an_empty_output_is_wrong_and_nobody_is_asked(folder, monkeypatch):
 def test_a_model_that_copies_is_seen_in_what_it_copies(folder, monkeypatch):
     copied = "It rained. Nobody was out."
     monkeypatch.setattr(module, "write", lambda loaded, some, *, longest: [copied] * len(some))
-    row = rows(evaluate_hallucination(request(data=["towns.jsonl"]), folder / "out", judge=Reader()))["model"]
+    row = rows(evaluate(request(data=["towns.jsonl"]), folder / "out", judge=Reader()))["model"]
     assert (row["accuracy"], row["copied"], row["coverage"]) == (1, 1, 0)
 
 
 def test_the_price_is_told_before_anything_is_written_and_kept_under_the_budget(folder, monkeypatch):
     said = []
     fields = {"judge_url": "http://localhost:9/v1", "judge_price": (2.0, 10.0)}
-    evaluate_hallucination(request(**fields), folder / "out", judge=Reader(), say=said.append)
+    evaluate(request(**fields), folder / "out", judge=Reader(), say=said.append)
     price, writing = said[:2]
     assert "writes about" in writing
     count, read, written, cost = re.search(
@@ -180,27 +194,27 @@ def test_the_price_is_told_before_anything_is_written_and_kept_under_the_budget(
     assert float(cost) == pytest.approx(paid, abs=0.006)
     monkeypatch.setattr(module, "write", None)
     with pytest.raises(InputError, match=r"--judge-budget 0.0001: .*raise it or lower --samples"):
-        evaluate_hallucination(request(**fields, judge_budget=0.0001), folder / "dear", judge=Reader())
+        evaluate(request(**fields, judge_budget=0.0001), folder / "dear", judge=Reader())
     assert not (folder / "dear").exists()
 
 
 def test_answers_in_a_file_of_ones_own_serve_other_models(folder):
     first, second = Reader(), Reader()
-    evaluate_hallucination(request(judge_answers="kept/answers.jsonl"), folder / "one", judge=first)
-    evaluate_hallucination(request(judge_answers="kept/answers.jsonl"), folder / "two", judge=second)
+    evaluate(request(judge_answers="kept/answers.jsonl"), folder / "one", judge=first)
+    evaluate(request(judge_answers="kept/answers.jsonl"), folder / "two", judge=second)
     assert len(first.questions) > 12
     assert not second.questions
     other = Reader()
     other.identity = "another reader"
-    evaluate_hallucination(request(judge_answers="kept/answers.jsonl"), folder / "other", judge=other)
+    evaluate(request(judge_answers="kept/answers.jsonl"), folder / "other", judge=other)
     assert other.questions == first.questions
     Path("kept/answers.jsonl").write_text("[]\n")
     with pytest.raises(InputError, match=r"--judge-answers kept/answers.jsonl holds no answers"):
-        evaluate_hallucination(request(judge_answers="kept/answers.jsonl"), folder / "three", judge=Reader())
+        evaluate(request(judge_answers="kept/answers.jsonl"), folder / "three", judge=Reader())
 
 
 def test_a_local_model_judges(folder):
-    record = evaluate_hallucination(request(judge="model", data=["towns.jsonl"]), folder / "out")
+    record = evaluate(request(judge="model", data=["towns.jsonl"]), folder / "out")
     gold = rows(record)["gold"]
     assert gold["samples"] == 12
     assert gold["unjudged"] == 12  # random weights write nonsense
@@ -214,7 +228,7 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     local = {"judge_url": "http://127.0.0.1:9/v1"}
     assert request(judge_key_file="key.txt", **local).key() == "sk-hidden"
     assert request(judge_key_variable="SOME_KEY", **local).key() == "sk-hidden"
-    evaluate_hallucination(request(judge_key_file="key.txt", **local), folder / "out", judge=Reader())
+    evaluate(request(judge_key_file="key.txt", **local), folder / "out", judge=Reader())
     assert not [path for path in (folder / "out").rglob("*") if path.is_file() and b"sk-hidden" in path.read_bytes()]
 
 
@@ -243,7 +257,7 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
 )
 def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
-        evaluate_hallucination(request(**{"judge": "model", **fields}), folder / "out")
+        evaluate(request(**{"judge": "model", **fields}), folder / "out")
     assert not (folder / "out").exists()
 
 
@@ -258,7 +272,7 @@ def test_a_model_without_numbers_is_named(folder, monkeypatch):
 
     monkeypatch.setattr(module, "load_model", broken)
     with pytest.raises(InputError, match=r"MODEL model: .* not numbers"):
-        evaluate_hallucination(request(), folder / "out", judge=Reader())
+        evaluate(request(), folder / "out", judge=Reader())
 
 
 def test_the_summaries_of_real_news(folder, shared):

@@ -16,7 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.labelled import Row, labelled_rows
 from antiphase.errors import InputError
-from antiphase.evals.grounding import (
+from antiphase.evals.loading import LoadedModel
+from antiphase.evals.scoring import generated_tokens
+from antiphase.evals.statistics import wilson_interval
+from antiphase.evals.task_scores import f1, normalized
+from antiphase.evaluations.hallucination.grounding import (
     copied_share,
     coverage,
     entities,
@@ -26,10 +30,6 @@ from antiphase.evals.grounding import (
     with_wrong_entity,
     words,
 )
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import generated_tokens
-from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.task_scores import f1, normalized
 from antiphase.randomness import keyed_generator
 
 Kind = Literal["summarization", "question answering"]

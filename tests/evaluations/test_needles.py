@@ -13,7 +13,8 @@ from antiphase.data.haystacks import Cell, Context, Haystack, encode, output_tok
 from antiphase.errors import InputError
 from antiphase.evals import scoring
 from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.text_needles import Generating, is_right, numbers_of, paired, text_needles, trends
+from antiphase.evaluations.needles.measure import paired, trends
+from antiphase.evaluations.needles.text import Generating, is_right, numbers_of, text_needles
 
 
 @pytest.fixture(scope="module")

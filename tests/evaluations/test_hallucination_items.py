@@ -8,7 +8,7 @@ import random
 import pytest
 
 from antiphase.errors import InputError
-from antiphase.evals.hallucination import Item, draw, lead, load_items, measures, score, wrong_references
+from antiphase.evaluations.hallucination.items import Item, draw, lead, load_items, measures, score, wrong_references
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick", "Mallaig", "Portree"]
 COLOURS = ["red", "blue", "green", "grey"]

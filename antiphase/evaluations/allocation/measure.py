@@ -1,0 +1,79 @@
+"""Attention by span of the context, its part in the layers' outputs, and the answer's likelihood without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.data.haystacks import Cell, Context, prompt_batch
+from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
+from antiphase.evals.allocation import allocation_over, batches_of
+from antiphase.evals.effects import with_effects
+from antiphase.evals.loading import LoadedModel
+from antiphase.evaluations.allocation import Allocation, AllocationSettings
+from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.settings import DEPTHS, ContextSettings
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.typed import build
+
+
+def evaluate(settings: AllocationSettings, output: Path, **options: Any) -> Record:
+    """From settings to record: ``retrieval.evaluate_on_contexts``."""
+    return evaluate_on_contexts(MEASURING, settings, output, **options)
+
+
+def allocation_in_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    *,
+    needles: int = 8,
+    queries: int = 1,
+    length: int = 512,
+    depths: Sequence[float] = DEPTHS,
+    samples: int = 50,
+    seed: int = 0,
+) -> Allocation:
+    """Where the last token of the question looks, by depth of the answer, in the model and untrained.
+
+    Args:
+        texts: documents that contexts are cut from.
+        length: tokens of a context and its output.
+        samples: contexts at each depth.
+
+    Raises:
+        InputError: sizes that do not fit together, the model, or the texts.
+        ValueError: a model whose attention cannot be read.
+    """
+    cells = cells_of([needles], [queries], [length], depths)
+    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    assert isinstance(found, Allocation)
+    return found
+
+
+def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context]) -> list[Row]:
+    return _rows(loaded, cell, [prompt_batch(loaded.tokenizer, context) for context in contexts])
+
+
+def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: ContextSettings) -> list[Row]:
+    depth = cell.depth
+    key = (settings.seed, "allocation", *(() if depth is None else (depth,)))
+    batch = task.sample(settings.samples, keyed_generator(*key), depth=depth)
+    return _rows(loaded, cell, list(batches_of(batch)))
+
+
+def _rows(loaded: LoadedModel, cell: Cell, batches: Sequence[RetrievalBatch]) -> list[Row]:
+    found = with_effects(allocation_over(loaded.model, batches), loaded.model, batches)
+    samples = sum(len(batch.input_ids) for batch in batches)
+    return [{**vars(cell), "samples": samples, **row} for row in found]
+
+
+def _result(found: Found) -> Allocation:
+    return build(Allocation, finite({**found.shared, "rows": found.marked()}))
+
+
+MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=True)

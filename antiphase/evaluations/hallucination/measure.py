@@ -1,0 +1,396 @@
+"""What a model and its controls write about texts, judged; kept line by line where it goes into a folder.
+
+``verdicts.jsonl`` holds every output with its verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.errors import InputError, naming
+from antiphase.evals.loading import LoadedModel, digest, load_model, refused_by_model
+from antiphase.evals.statistics import wilson_interval
+from antiphase.evaluations.hallucination import (
+    GOLD,
+    LEAD,
+    MODEL,
+    WRONG,
+    DataVerdicts,
+    Hallucination,
+    HallucinationSettings,
+    JudgeName,
+    SystemScore,
+)
+from antiphase.evaluations.hallucination.items import (
+    Item,
+    Prompted,
+    draw,
+    lead,
+    load_items,
+    score,
+    write,
+    wrong_references,
+)
+from antiphase.evaluations.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
+from antiphase.evaluations.journal import append_line, hash_of, read_lines, work_in
+from antiphase.records import Record, write_atomically
+from antiphase.training.loop import choose_device
+
+OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
+AT_ONCE = 16
+"""Prompts between two lines of ``OUTPUTS``."""
+CHARACTERS_A_TOKEN = 4
+"""Of a judge whose tokenizer is not at hand."""
+NONSENSE = "neither yes nor no"
+
+Report = Callable[[float, int], None]
+"""Called with texts done and their number."""
+
+
+def silent(done: float, count: int) -> None:
+    """A report to nobody."""
+
+
+def evaluate(
+    settings: HallucinationSettings,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    report: Report = silent,
+    judge: Judge | None = None,
+) -> Record:
+    """How often a model, and a control, write what the context does not say. Writes ``record.json`` in ``output``.
+
+    What the model wrote and what the judge answered is kept, line by line, so that nothing is written or paid twice;
+    with ``resume`` only what has no answer is asked again.
+
+    Args:
+        judge: instead of the one that the settings name.
+
+    Raises:
+        InputError: a model, judge, key or data that cannot be used, too small a budget, a folder with other contents.
+    """
+    settings.check()
+    started = time.perf_counter()
+    with work_in(output, OUTPUTS, resume=resume):
+        data = {Path(path).stem: load_items(path) for path in settings.data}
+        judge = judge or _judge(settings)
+        loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+        drawn = _drawn(loaded, data, settings.samples, settings.max_new_tokens, settings.seed)
+        controls = {name: _controls(prompted.items, settings.seed) for name, prompted in drawn.items()}
+        answers = _Answers(_kept_answers(Path(settings.judge_answers or output / ANSWERS)), judge)
+        _estimate(settings, drawn, controls, answers, say)
+        kept = Kept(output / OUTPUTS, "text")
+        with refused_by_model(settings.name):
+            written = _written(loaded, drawn, kept, settings.max_new_tokens, say, report)
+        systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
+        with refused_by_model(settings.judge, flag="--judge"):
+            judged = _judged(systems, answers, say, report)
+        write_atomically(output / VERDICTS, "".join(_json_line(line) for line in judged.lines).encode())
+        if judged.reasons:
+            listed = "; ".join(f"{count} × {reason}" for reason, count in judged.reasons.items())
+            again = " (--resume asks again where there was no answer)" if set(judged.reasons) - {NONSENSE} else ""
+            say(f"{sum(judged.reasons.values())} outputs have no verdict: {listed}{again}")
+        found = _result(settings.name, JudgeName(settings.judge, settings.judge_url), drawn, systems, judged)
+        return found.save(output, settings, seconds=time.perf_counter() - started)
+
+
+def hallucination(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data: Mapping[str, Sequence[Item]],
+    judge: Judge,
+    *,
+    samples: int = 100,
+    max_new_tokens: int = 64,
+    seed: int = 0,
+) -> Hallucination:
+    """What a judge says of a model's summaries and answers, and of the controls.
+
+    Args:
+        data: items by the name of the data, for instance of ``items.load_items``.
+        judge: for instance ``judges.LocalJudge``.
+        samples: items of each data set, drawn at random.
+        max_new_tokens: that the model may write.
+
+    Raises:
+        InputError: too few items that the model can read; what the judge raises.
+        ValueError: logits that are not numbers.
+    """
+    loaded = LoadedModel(getattr(model.config, "name_or_path", "") or MODEL, model, tokenizer, None)
+    drawn = _drawn(loaded, data, samples, max_new_tokens, seed)
+    written = _written(loaded, drawn, Kept(), max_new_tokens)
+    systems = {
+        name: [System(MODEL, prompted.items, written[name]), *_controls(prompted.items, seed)]
+        for name, prompted in drawn.items()
+    }
+    judged = _judged(systems, _Answers(Kept(), judge))
+    return _result(loaded.name, JudgeName(judge.identity), drawn, systems, judged)
+
+
+def check_judged(settings: HallucinationSettings) -> None:
+    """Whether the judge and what is judged are there, before anything else takes its time.
+
+    Raises:
+        InputError: as ``evaluate`` for a judge, file or value that cannot be used.
+    """
+    settings.check()
+    for path in settings.data:
+        load_items(path)
+    _judge(settings)
+
+
+@dataclass(frozen=True)
+class System:
+    """What one system wrote about the items of one data set."""
+
+    role: str
+    items: list[Item]
+    outputs: list[str]
+
+
+class Kept:
+    """Texts by a digest of what they answer; where a file is named, in its lines too."""
+
+    def __init__(self, path: Path | None = None, name: str = "text") -> None:
+        """
+        Args:
+            name: of a text in a line.
+
+        Raises:
+            InputError, OSError: the file holds something else.
+        """
+        lines = [] if path is None else read_lines(path, "key", name)
+        self.path, self.name = path, name
+        self.known: dict[str, str] = {line["key"]: line[name] for line in lines}
+
+    def add(self, key: str, text: str) -> None:
+        self.known[key] = text
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(self.path, {"key": key, self.name: text})
+
+
+def _kept_answers(path: Path) -> Kept:
+    try:
+        return Kept(path, "answer")
+    except (InputError, OSError) as error:
+        raise InputError(f"--judge-answers {path} holds no answers of a judge ({error})") from None
+
+
+class _Answers:
+    """A judge's answers, each by judge and question; failures are not kept."""
+
+    def __init__(self, kept: Kept, judge: Judge) -> None:
+        self.kept, self.judge = kept, judge
+
+    def missing(self, questions: Sequence[str]) -> list[str]:
+        """Different questions without an answer, in order."""
+        return [question for question in dict.fromkeys(questions) if self._key(question) not in self.kept.known]
+
+    def ask(self, questions: Sequence[str], report: Report) -> dict[str, Answer]:
+        """An answer, or why there is none, to every question."""
+        missing = self.missing(questions)
+        failed: dict[str, Answer] = {}
+        for done, (question, answer) in enumerate(zip(missing, self.judge.answers(missing), strict=True), start=1):
+            if answer.text is None:
+                failed[question] = answer
+            else:
+                self.kept.add(self._key(question), answer.text)
+            report(done, len(missing))
+        return {
+            question: failed.get(question) or Answer(self.kept.known[self._key(question)]) for question in questions
+        }
+
+    def _key(self, question: str) -> str:
+        return hash_of([self.judge.identity, question])
+
+
+def _judge(settings: HallucinationSettings) -> Judge:
+    if settings.judge_url is not None:
+        return EndpointJudge(
+            settings.judge_url, settings.judge, key=settings.key(), longest=settings.judge_tokens,
+            timeout=settings.judge_timeout,
+        )  # fmt: skip
+    with naming({"MODEL": "--judge"}):
+        loaded = load_model(settings.judge, device=str(choose_device(settings.device)))
+    return LocalJudge(loaded, fingerprint=digest(loaded), longest=settings.judge_tokens)
+
+
+def _drawn(
+    loaded: LoadedModel, data: Mapping[str, Sequence[Item]], samples: int, longest: int, seed: int
+) -> dict[str, Prompted]:
+    reads = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    room = None if reads is None else reads - longest
+    return {
+        name: draw(items, loaded.tokenizer, name=name, samples=samples, seed=seed, room=room)
+        for name, items in data.items()
+    }
+
+
+def _controls(items: list[Item], seed: int) -> list[System]:
+    wrong = [(item, text) for item, text in zip(items, wrong_references(items, seed), strict=True) if text is not None]
+    summarized = [item for item in items if item.kind == "summarization"]
+    return [
+        *([System(LEAD, summarized, lead(summarized))] if summarized else []),
+        System(GOLD, items, [item.references[0] for item in items]),
+        System(WRONG, [item for item, _ in wrong], [text for _, text in wrong]),
+    ]
+
+
+def _estimate(
+    settings: HallucinationSettings,
+    drawn: Mapping[str, Prompted],
+    controls: Mapping[str, Sequence[System]],
+    answers: _Answers,
+    say: Callable[[str], None],
+) -> None:
+    """Say what the judge will be asked at most, and what it costs; stop where that is more than the budget."""
+    known = [
+        question
+        for systems in controls.values()
+        for system in systems
+        for question in _questions(system)
+        if question is not None
+    ]
+    longest = "x" * (settings.max_new_tokens * CHARACTERS_A_TOKEN)
+    questions = [
+        *answers.missing(known),
+        *(item.asked(longest) for prompted in drawn.values() for item in prompted.items),
+    ]
+    read = sum(map(len, questions)) // CHARACTERS_A_TOKEN
+    write_ = len(questions) * settings.judge_tokens
+    words = f"the judge is asked up to {len(questions):,} questions: about {read:,} tokens to read, {write_:,} to write"
+    if settings.judge_price:
+        cost = (read * settings.judge_price[0] + write_ * settings.judge_price[1]) / 1e6
+        words += f", ${cost:,.2f}"
+        if settings.judge_budget is not None and cost > settings.judge_budget:
+            raise InputError(f"--judge-budget {settings.judge_budget:g}: {words}; raise it or lower --samples")
+    say(words)
+
+
+def _written(
+    loaded: LoadedModel,
+    drawn: Mapping[str, Prompted],
+    kept: Kept,
+    longest: int,
+    say: Callable[[str], None] = lambda message: None,
+    report: Report = silent,
+) -> dict[str, list[str]]:
+    """What the model writes about each item; what a kill leaves behind is taken up."""
+    own = digest(loaded)
+    keys = {name: [hash_of([own, ids, longest]) for ids in prompted.prompts] for name, prompted in drawn.items()}
+    missing = {
+        key: ids
+        for name, prompted in drawn.items()
+        for key, ids in zip(keys[name], prompted.prompts, strict=True)
+        if key not in kept.known
+    }
+    if missing:
+        say(f"{loaded.name} writes about {len(missing)} texts")
+    left = sorted(missing, key=lambda key: len(missing[key]))
+    for start in range(0, len(left), AT_ONCE):
+        some = left[start : start + AT_ONCE]
+        texts = write(loaded, [missing[key] for key in some], longest=longest)
+        for key, text in zip(some, texts, strict=True):
+            kept.add(key, text)
+        report(min(start + AT_ONCE, len(left)), len(left))
+    return {name: [kept.known[key] for key in keys[name]] for name in drawn}
+
+
+def _questions(system: System) -> list[str | None]:
+    """What the judge is asked about each output; nothing about an empty one."""
+    return [item.asked(text) if text.strip() else None for item, text in zip(system.items, system.outputs, strict=True)]
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A verdict on every output of every system of each data set, why some have none, and all of it in lines."""
+
+    verdicts: dict[str, list[list[bool | None]]]
+    reasons: dict[str, int]
+    lines: list[dict[str, Any]]
+
+
+def _judged(
+    systems: Mapping[str, Sequence[System]],
+    answers: _Answers,
+    say: Callable[[str], None] = lambda message: None,
+    report: Report = silent,
+) -> _Judged:
+    asked = {name: [_questions(system) for system in of_data] for name, of_data in systems.items()}
+    questions = [
+        question for of_data in asked.values() for each in of_data for question in each if question is not None
+    ]
+    say(f"the judge is asked {len(answers.missing(questions)):,} questions")
+    known = answers.ask(questions, report)
+    reasons: Counter[str] = Counter()
+    verdicts: dict[str, list[list[bool | None]]] = {}
+    lines = []
+    for name, of_data in systems.items():
+        verdicts[name] = []
+        for system, each in zip(of_data, asked[name], strict=True):
+            found = []
+            for item, text, question in zip(system.items, system.outputs, each, strict=True):
+                answer = Answer("", "") if question is None else known[question]
+                decided = False if question is None else verdict(answer.text)
+                if decided is None:
+                    reasons[answer.reason or NONSENSE] += 1
+                found.append(decided)
+                lines.append(
+                    {"data": name, "system": system.role, "place": item.place, "output": text, "verdict": decided,
+                     "answer": answer.text, "reason": answer.reason}
+                )  # fmt: skip
+            verdicts[name].append(found)
+    return _Judged(verdicts, dict(reasons.most_common()), lines)
+
+
+def _json_line(values: dict[str, Any]) -> str:
+    return json.dumps(values, ensure_ascii=False) + "\n"
+
+
+def _result(
+    name: str,
+    judge: JudgeName,
+    drawn: Mapping[str, Prompted],
+    systems: Mapping[str, Sequence[System]],
+    judged: _Judged,
+) -> Hallucination:
+    tasks = {
+        data: DataVerdicts(
+            prompted.items[0].kind,
+            prompted.left_out,
+            [
+                _score(system, found)
+                for system, found in zip(systems[data], judged.verdicts[data], strict=True)
+                if system.items
+            ],
+        )
+        for data, prompted in drawn.items()
+    }
+    return Hallucination(name, judge, tasks, judged.reasons)
+
+
+def _score(system: System, verdicts: Sequence[bool | None]) -> SystemScore:
+    row = score(system.items, system.outputs, verdicts)
+    known = {} if system.role == MODEL else _judge_error(row, faithful=system.role != WRONG)
+    return SystemScore(system=system.role, **row, **known)
+
+
+def _judge_error(row: Mapping[str, Any], *, faithful: bool) -> dict[str, Any]:
+    """Share of wrong verdicts among those given, on texts whose truth is known."""
+    given = row["right"] + row["wrong"] - row["empty"]
+    errors = row["wrong"] - row["empty"] if faithful else row["right"]
+    return {
+        "judge_error": errors / given if given else None,
+        "judge_interval": list(wilson_interval(errors, given)) if given else None,
+    }

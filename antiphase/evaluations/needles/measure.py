@@ -1,0 +1,156 @@
+"""Whether models find what is asked for: in text by greedy decoding, in the embedded task by their choices; trends and
+paired differences.
+
+All models read the same contexts, so their differences are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.data.haystacks import Cell, Context
+from antiphase.data.retrieval import RetrievalTask
+from antiphase.evals.loading import LoadedModel
+from antiphase.evals.needles import needle_cell, predictor, summarize
+from antiphase.evals.statistics import paired_interval, slope_interval
+from antiphase.evaluations.needles import Needles, NeedlesSettings
+from antiphase.evaluations.needles.text import Generating, text_needles
+from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.settings import DEPTHS, ContextSettings
+from antiphase.records import Record, finite
+from antiphase.typed import build
+
+SIZES = ("needles", "queries", "length")
+
+
+def evaluate(settings: NeedlesSettings, output: Path, **options: Any) -> Record:
+    """From settings to record: ``retrieval.evaluate_on_contexts``."""
+    return evaluate_on_contexts(MEASURING, settings, output, **options)
+
+
+def needles_in_text(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    *,
+    needles: Sequence[int] = (8,),
+    queries: Sequence[int] = (1,),
+    lengths: Sequence[int] = (512,),
+    depths: Sequence[float] = DEPTHS,
+    samples: int = 50,
+    seed: int = 0,
+) -> Needles:
+    """How often a model writes the numbers that it is asked for, in every cell; untrained, with the needle anywhere.
+
+    Args:
+        texts: documents that contexts are cut from.
+        lengths: tokens of a context and its output.
+        samples: contexts in each cell.
+
+    Raises:
+        InputError: sizes that do not fit together, the model, or the texts.
+    """
+    cells = cells_of(needles, queries, lengths, depths)
+    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    assert isinstance(found, Needles)
+    return found
+
+
+def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context]) -> list[Row]:
+    return text_needles(Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}"), {cell: contexts})
+
+
+def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: ContextSettings) -> list[Row]:
+    predict = predictor(loaded.model)
+    return [needle_cell(predict, task, depth=cell.depth, samples=settings.samples, seed=settings.seed)]
+
+
+def _result(found: Found) -> Needles:
+    arms = list(dict.fromkeys(arm for arm, _ in found.rows))
+    baseline = found.rows[arms[0], True]
+    tree = {
+        **found.shared,
+        "cells": [{**row, "right": "".join(map(str, row["right"]))} for row in found.marked()],
+        "summary": found.marked(summarize),
+        "trends": [{"arm": arm, **row} for arm in arms for row in trends(found.rows[arm, True])],
+        "paired": [
+            {"arm": arm, "baseline": arms[0], **row}
+            for arm in arms[1:]
+            for row in paired(found.rows[arm, True], baseline)
+        ],
+    }
+    return build(Needles, finite(tree))
+
+
+MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=False)
+
+
+def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """How even one system's score is over depths, and how it changes with length: a row for each N and R.
+
+    Returns:
+        Rows with ``needles``, ``queries``; ``lengths``: for each length the mean ``accuracy`` over fixed depths and
+        the ``spread`` over them, largest minus smallest; ``slope``: points per doubling of the length, least squares
+        over all contexts at fixed depths, with its 95 % ``slope_interval``; None for a single length.
+    """
+    fixed = [row for row in rows if row["depth"] is not None]
+    found = []
+    for (needles, queries), members in _grouped(fixed, "needles", "queries"):
+        lengths = []
+        for (length,), cells in _grouped(members, "length"):
+            shares = [cell["correct"] / cell["samples"] for cell in cells]
+            lengths.append({"length": length, "accuracy": fmean(shares), "spread": max(shares) - min(shares)})
+        points = [(row["length"], value) for row in members for value in row["right"]]
+        fitted = slope_interval(points) if len(lengths) > 1 else None
+        found.append(
+            {
+                "needles": needles, "queries": queries, "lengths": lengths,
+                "median_spread": median(row["spread"] for row in lengths),
+                "slope": fitted[0] if fitted else None, "slope_interval": list(fitted[1]) if fitted else None,
+            }
+        )  # fmt: skip
+    return found
+
+
+def paired(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Difference of two systems on the same contexts: a row for each cell, and one over the fixed depths together.
+
+    Returns:
+        Rows with ``needles``, ``queries``, ``length``, ``depth`` ("fixed": all depths but None), ``samples``,
+        ``better`` and ``worse`` (contexts that only the one or only the other got right), ``difference`` and its
+        95 % ``interval``.
+    """
+    found = []
+    for (needles, queries, length), members in _grouped(list(zip(rows, baseline, strict=True)), *SIZES):
+        place = {"needles": needles, "queries": queries, "length": length}
+        fixed = [pair for pair in members if pair[0]["depth"] is not None]
+        for depth, pairs in [*((pair[0]["depth"], [pair]) for pair in members), ("fixed", fixed)]:
+            both = [values for one, other in pairs for values in zip(one["right"], other["right"], strict=True)]
+            if not both:
+                continue
+            better = sum(one > other for one, other in both)
+            worse = sum(one < other for one, other in both)
+            difference, interval = paired_interval(better, worse, len(both))
+            found.append(
+                {
+                    **place, "depth": depth, "samples": len(both), "better": better, "worse": worse,
+                    "difference": difference, "interval": list(interval),
+                }
+            )  # fmt: skip
+    return found
+
+
+def _grouped(rows: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
+    """Rows, or pairs of rows, by the values of some of their keys, in rising order."""
+
+    def key(row: Any) -> tuple[Any, ...]:
+        first = row[0] if isinstance(row, tuple) else row
+        return tuple(first[name] for name in names)
+
+    return [(values, list(members)) for values, members in groupby(sorted(rows, key=key), key)]

@@ -1,0 +1,336 @@
+"""Several models on the same contexts, cell by cell: what the measurements of needles and of allocation share.
+
+A model of the embedded task reads its own sequences; every other one reads cities' numbers in plain text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.data.corpora import documents
+from antiphase.data.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
+from antiphase.data.prepare import check_task
+from antiphase.data.retrieval import RetrievalTask
+from antiphase.errors import InputError, naming
+from antiphase.evals.loading import LoadedModel, load_model, refused_by_model, untrained
+from antiphase.evals.needles import tasks_of
+from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
+from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
+from antiphase.evaluations.result import Result
+from antiphase.evaluations.running import FLAGS, measurement_with
+from antiphase.evaluations.settings import ContextSettings
+from antiphase.records import Record
+from antiphase.training.loop import choose_device
+from antiphase.training.run_folder import undone_if_refused
+
+NEEDLES = 8
+"""Needles of a model that was not trained here, unless ``--needles`` says otherwise."""
+MOST_HELD_OUT = 1 << 22
+"""Tokens of a run's held-out text that haystacks are cut from."""
+
+Row = dict[str, Any]
+Say = Callable[[str], None]
+Report = Callable[[float, int], None]
+"""Called with cells done and their number."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of all cells, in order."""
+
+    models: Sequence[str]
+    """The first is what others are compared with."""
+    task: str
+    """``text`` or ``symbols``."""
+    guess_rate: float
+    """In the first cell."""
+    rows: dict[tuple[str, bool], list[Row]]
+    """By arm, and whether it is trained."""
+
+    def marked(self, rows: Callable[[list[Row]], Iterable[Row]] = lambda rows: rows) -> list[Row]:
+        """All rows, or what is made of those of one model, with its arm."""
+        return [
+            {"arm": arm, "trained": trained, **row} for (arm, trained), own in self.rows.items() for row in rows(own)
+        ]
+
+    @property
+    def shared(self) -> Row:
+        """What results of both measurements hold."""
+        return {"models": list(self.models), "task": self.task, "guess_rate": self.guess_rate}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """What is measured in a cell, and what all cells make together."""
+
+    of_texts: Callable[[LoadedModel, Cell, Sequence[Context]], list[Row]]
+    of_symbols: Callable[[LoadedModel, Cell, RetrievalTask, ContextSettings], list[Row]]
+    result: Callable[[Found], Result]
+    untrained_at_depths: bool
+    """Whether an untrained model reads texts with the needle at a fixed depth too, not only those with it anywhere."""
+
+    def reads(self, cell: Cell, *, trained: bool) -> bool:
+        """Whether a model reads these texts."""
+        return trained or self.untrained_at_depths or cell.depth is None
+
+
+def cells_of(
+    needles: Sequence[int], queries: Sequence[int], lengths: Sequence[int], depths: Sequence[float]
+) -> list[Cell]:
+    """The grid of all sizes, for each the depths and the needle anywhere; as many questions as needles at most.
+
+    Raises:
+        InputError: every number of questions is larger than every number of needles.
+    """
+    pairs = [(count, asked) for count, asked in product(needles, queries) if asked <= count]
+    if not pairs:
+        raise InputError(
+            f"--queries {min(queries)} is more than --needles {max(needles)}: at most all needles can be asked for"
+        )
+    return [
+        Cell(needles=count, queries=asked, length=length, depth=depth)
+        for count, asked in pairs
+        for length in lengths
+        for depth in (*depths, None)
+    ]
+
+
+def measure_in_text(
+    measuring: Measuring,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str],
+    cells: Sequence[Cell],
+    *,
+    samples: int,
+    seed: int,
+) -> Result:
+    """One model, and its architecture untrained, on contexts cut from documents.
+
+    Raises:
+        InputError: contexts that the model cannot read, or that the texts are too short for.
+        ValueError: a model whose attention cannot be read.
+    """
+    haystack = Haystack(texts, tokenizer)
+    contexts = {cell: haystack.contexts(cell, samples, seed=seed) for cell in cells}
+    name = getattr(model.config, "name_or_path", "") or "model"
+    rows = {}
+    for trained in (True, False):
+        loaded = LoadedModel(name, model if trained else untrained(model, seed), tokenizer, None)
+        read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
+        rows[arm_names([name])[0], trained] = [
+            row for cell in read for row in measuring.of_texts(loaded, cell, contexts[cell])
+        ]
+    return measuring.result(Found([name], "text", cells[0].guess_rate, rows))
+
+
+def evaluate_on_contexts(
+    measuring: Measuring,
+    settings: ContextSettings,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Say = lambda message: None,
+    report: Report = lambda done, count: None,
+) -> Record:
+    """Measure models on the same contexts, each beside its architecture untrained. Writes ``record.json``.
+
+    Each cell is kept in the folder's journal: with ``resume`` only those are measured that a stop has left.
+
+    Raises:
+        InputError: a model, text or size that cannot be used, or an output folder with other contents.
+    """
+    settings.check()
+    started = time.perf_counter()
+    inputs = partial(_inputs, settings)
+    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
+        if journal.record is not None:
+            return journal.record
+        first = _loaded(settings, 0)
+        embedded = first.settings is not None and first.settings.data.source == "synthetic"
+        experiment = (_Symbols if embedded else _Texts)(settings, measuring, first, output, say)
+        if not journal.known:  # before anything is measured
+            for index in range(1, len(settings.names)):
+                experiment.check(_loaded(settings, index))
+        journal.begin()
+        rows = _measured(settings, first, experiment, journal, say, report)
+        found = Found(settings.names, experiment.task, next(iter(experiment.cells)).guess_rate, rows)
+        data = first.settings.data if first.settings else None
+        return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, data=data)
+
+
+def _inputs(settings: ContextSettings) -> dict[str, Any]:
+    """All that the record depends on."""
+    contents: dict[str, Any] = {"the measurement": measurement_with(settings).name}
+    contents["the files of MODEL"] = model_content(settings.name)
+    with naming({"MODEL": "--against"}):
+        contents["the files of --against"] = [model_content(name) for name in settings.against]
+    return inputs_of(settings, {**contents, **text_content(settings.name, settings.paths, settings.text_field)})
+
+
+def _loaded(settings: ContextSettings, index: int) -> LoadedModel:
+    with naming({"MODEL": "--against"} if index else {}):
+        return load_model(settings.names[index], device=str(choose_device(settings.device)))
+
+
+def _measured(
+    settings: ContextSettings,
+    first: LoadedModel,
+    experiment: _Symbols | _Texts,
+    journal: Journal,
+    say: Say,
+    report: Report,
+) -> dict[tuple[str, bool], list[Row]]:
+    """The rows of every model, trained and untrained."""
+    arms = arm_names(settings.names)
+    rows: dict[tuple[str, bool], list[Row]] = {}
+    total, done = len(experiment.cells) * len(arms), 0
+    for index, arm in enumerate(arms):
+        say(f"measuring {measurement_with(settings).name} of {arm}")
+        loaded = first if index == 0 else None
+        for trained in (True, False):
+            rows[arm, trained] = []
+            model = None
+            for cell in experiment.asked(trained=trained):
+                key = journal.key(arm, trained, vars(cell))
+                if key not in journal.known:
+                    loaded = loaded or _loaded(settings, index)
+                    model = model or (loaded.model if trained else untrained(loaded.model, settings.seed))
+                    journal.add(key, experiment.rows(replace(loaded, model=model), cell))
+                rows[arm, trained] += journal.known[key]
+                done += trained
+                report(done, total)
+    return rows
+
+
+def arm_names(names: Sequence[str]) -> list[str]:
+    """Short names of models, all different: the last part of a path where that tells them apart."""
+    short = [Path(name).name or name for name in names]
+    return short if len(set(short)) == len(short) else list(names)
+
+
+class _Texts:
+    """Numbers of cities in plain text."""
+
+    task = "text"
+
+    def __init__(
+        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+    ) -> None:
+        self.settings, self.measuring, self.first = settings, measuring, first
+        own = first.settings.data if first.settings else None
+        usual = own.sequence_length if own else min(FOREIGN_LENGTH, _positions(first) or FOREIGN_LENGTH)
+        needles = settings.needles or [own.needles if own else NEEDLES]
+        cells = cells_of(needles, settings.queries or [1], settings.lengths or [usual], settings.depths)
+        _check_lengths(settings.lengths, first)
+        say("cutting contexts from the text")
+        haystack = Haystack(self._texts(output, say), first.tokenizer)
+        self.cells: dict[Cell, list[Context]] = {
+            cell: haystack.contexts(cell, settings.samples, seed=settings.seed) for cell in cells
+        }
+
+    def _texts(self, output: Path, say: Say) -> Iterable[str]:
+        """Documents of ``--data``, or what the first model's own run held out."""
+        settings, first = self.settings, self.first
+        if settings.paths:
+            return documents(settings.paths, text_field=settings.text_field)
+        # packed as for training: its sizes need not fit the contexts that are asked for
+        data = data_for(first, replace(settings, lengths=(), needles=(), queries=()), output, say)
+        assert data.validation_text is not None  # not the embedded task
+        end = first.tokenizer.eos_token or "\n"
+        return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Refuse a further model that cannot read these texts."""
+        if loaded.settings is not None and loaded.settings.data.source == "synthetic":
+            raise InputError(f"--against {loaded.name} knows the words of the synthetic task only, and this is text")
+        for contexts in self.cells.values():
+            prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}")
+
+    def asked(self, *, trained: bool) -> list[Cell]:
+        """The cells that a model reads."""
+        return [cell for cell in self.cells if self.measuring.reads(cell, trained=trained)]
+
+    def rows(self, loaded: LoadedModel, cell: Cell) -> list[Row]:
+        """The rows of one cell."""
+        with refused_by_model(loaded.name):
+            return self.measuring.of_texts(loaded, cell, self.cells[cell])
+
+
+class _Symbols:
+    """The embedded task, whose words are tokens; answers are read one by one behind the true earlier ones."""
+
+    task = "symbols"
+
+    def __init__(
+        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+    ) -> None:
+        self.settings, self.measuring, self.first = settings, measuring, first
+        data = data_for(first, settings, output, say)
+        tasks = tasks_of(data.task, needles=settings.needles, queries=settings.queries, lengths=settings.lengths)
+        _check_lengths([task.sequence_length for task in tasks], first)
+        for task in tasks:
+            check_task(task)
+        self.cells: dict[Cell, RetrievalTask] = {
+            Cell(needles=task.needles, queries=task.queries, length=task.sequence_length, depth=depth): task
+            for task in tasks
+            for depth in (*settings.depths, None)
+        }
+
+    def check(self, loaded: LoadedModel) -> None:
+        """Refuse a further model whose words mean something else."""
+        if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
+            raise InputError(f"--against {loaded.name} has other words than {self.first.name}, so it cannot read them")
+
+    def asked(self, *, trained: bool) -> list[Cell]:
+        """All cells, of an untrained model too."""
+        return list(self.cells)
+
+    def rows(self, loaded: LoadedModel, cell: Cell) -> list[Row]:
+        """The rows of one cell."""
+        with refused_by_model(loaded.name):
+            return self.measuring.of_symbols(loaded, cell, self.cells[cell], self.settings)
+
+
+def prompts_of(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context], name: str
+) -> list[list[int]]:
+    """Token ids of each context.
+
+    Args:
+        name: what messages call the model.
+
+    Raises:
+        InputError: one is longer, with its output, than the model reads.
+    """
+    prompts = [prompt_ids(tokenizer, context) for context in contexts]
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    needed = max(map(len, prompts)) + room_for(tokenizer, contexts)
+    if longest is not None and needed > longest:
+        raise InputError(f"{name} reads {longest} tokens, and a context with its output has {needed}; lower --length")
+    return prompts
+
+
+def room_for(tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context]) -> int:
+    """Tokens of the longest output."""
+    return max(output_tokens(tokenizer, len(context.answers)) for context in contexts)
+
+
+def _positions(loaded: LoadedModel) -> int | None:
+    """The longest sequence that a model reads; None: no bound."""
+    return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def _check_lengths(lengths: Iterable[int], first: LoadedModel) -> None:
+    longest = _positions(first)
+    for length in lengths:
+        if longest is not None and length > longest:
+            raise InputError(f"--length {length} is longer than the {longest} positions of {first.name}; shorten it")
