@@ -26,7 +26,9 @@ Levels = tuple[str, ...]
 
 
 def described(factor: str, level: str) -> str:
-    """A level as people say it."""
+    """A level in words."""
+    if (factor, level) == ("start", "authors"):
+        return "authors' start"
     if factor in ("attention", "arm"):
         return level
     return f"{level} {factor}" if level in ("with", "without") else f"{factor} {level}"
