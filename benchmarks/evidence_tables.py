@@ -1,6 +1,6 @@
-"""Tables of the studies in ``evidence.yaml``, from records of runs: what ``page_tables.py`` writes into pages.
+"""Tables of the studies in ``evidence.yaml``, from records of runs; ``page_tables.py`` writes them into pages.
 
-A study whose runs are not all there yet has the table of what is there, and says how many of its runs that are.
+The table of an unfinished study has the runs that are finished, and their number.
 """
 
 from __future__ import annotations
