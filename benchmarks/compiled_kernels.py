@@ -1,9 +1,9 @@
-"""Compile the Triton kernels for GPUs that need not be there, and print what each takes of a multiprocessor.
+"""Compile the Triton kernels, without a GPU, and print which resources of a multiprocessor each of them uses.
 
     python benchmarks/compiled_kernels.py --output runs/kernels
 
-Registers and spills are ptxas's, of a thread; shared memory is that of a block of threads. A kernel that spills sends
-numbers to memory and back. Writes a record; takes minutes.
+Registers and spilled bytes are per thread, as ptxas reports them; shared memory is per block of threads. Spilled
+registers go to memory and back. Writes a record; takes minutes.
 """
 
 from __future__ import annotations

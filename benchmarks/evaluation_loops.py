@@ -1,10 +1,11 @@
-"""What the evaluation loops cost: many-shot sweeps beside ``generate``, long prompts beside a prefill, and memory.
+"""Cost of the evaluation loops: many-shot sweeps against ``generate``, long prompts against a prefill, and memory.
 
     python benchmarks/evaluation_loops.py --output runs/loops
 
-Sweeps choose among labels behind shared examples in several orders (``choose_options``), against ``generate`` on one
-prompt after the other; the candidates take turns. Loss by position over long texts is weighed in processes of its own.
-Takes about six minutes on two cores; ``--quick`` a few seconds, with sizes that say nothing. Writes a record.
+Sweeps choose among labels after shared examples in several orders (``choose_options``), compared with ``generate`` on
+one prompt after the other; the candidates take turns. The memory of the loss by position over long texts is measured in
+separate processes. Takes about six minutes on two cores; ``--quick`` takes seconds, at sizes too small for conclusions.
+Writes a record.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from antiphase.training.run_folder import check_empty
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]
-"""Numbers of the labels chosen behind prompts."""
+"""Indices of the labels chosen after the prompts."""
 
 OURS, LLAMA = "differential", "Llama"
 GENERATE, CHOOSE, PREFILL = "generate, one at a time", "choose_options", "plain prefill"
@@ -47,7 +48,7 @@ FIRST, LINE_END, FIRST_CUE, FIRST_WORD = 1, 2, 30, 40
 QUESTION = (8, 16)
 """Tokens of a question, fewest and most, its cue included."""
 PLANTED = 4.0
-"""How strongly a token calls for the one planted behind it; chance makes logits of about 0.3."""
+"""Logit of the token planted after another one; random logits are about 0.3."""
 
 
 SIZES: dict[str, Any] = {
@@ -56,7 +57,7 @@ SIZES: dict[str, Any] = {
 DOCUMENT_SIZES: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-"""Of the model that reads whole documents."""
+"""Of the model that reads complete documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class Plan:
     """Tokens of the longest prompt of a sweep."""
     orders: int
     samples: int
-    """Asked behind each order."""
+    """Asked after each order."""
     long_lengths: tuple[int, ...]
     long_tokens: int
     """Of long prompts together."""
@@ -164,7 +165,7 @@ def build_models(plan: Plan, seed: int) -> dict[str, PreTrainedModel]:
 
 @torch.no_grad()
 def plant(model: PreTrainedModel) -> None:
-    """Each cue calls for its label, token by token, and a line's end behind it, whatever stands before the cue.
+    """Each cue is followed by its label, token by token, and a line end, whatever precedes the cue.
 
     So the answers are known, and greedy decoding writes them freely. All weights keep their part in every step.
     """

@@ -1,10 +1,10 @@
-"""Trains the runs that ``evidence.yaml`` names and that have no record yet, one after the other.
+"""Train the runs of ``evidence.yaml`` that have no record yet, one after the other.
 
     python benchmarks/evidence.py --data ../shared/data/books/train --validation ../shared/data/books/validation
 
 Every finished run leaves one small file in ``docs/records/evidence/STUDY/``, from which ``evidence_tables.py`` makes
-tables and figures. A run that was stopped goes on from its checkpoint in ``runs/evidence``. The public source of the
-text is Standard Ebooks.
+tables and ``evidence_figures.py`` figures. An interrupted run continues from its checkpoint in ``runs/evidence``. The
+text comes from Standard Ebooks.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _identity(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def execute(run: Run, settings: RunSettings) -> None:
-    """Train the run, or go on with it, and write its record."""
+    """Train the run, or resume it, and write its record."""
     kept = reusable(settings) or _trained(run, settings)
     kept = {**kept, "study": run.study, "levels": run.levels, "changes": run.changes}
     run.record.parent.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def main() -> None:
         try:
             execute(run, run.settings(given.data, given.validation))
         except Interrupted:
-            console.print("stopped; the same command goes on from the checkpoint")
+            console.print("stopped; the same command continues from the checkpoint")
             raise SystemExit(130) from None
         console.print(
             f"{place} of {len(left)}: {run.study}/{run.name}, {time.monotonic() - began:.0f} s", highlight=False

@@ -1,9 +1,9 @@
 """Effects of the factors of a study in ``evidence.yaml`` on the held-out loss, with intervals; survival of runs.
 
-Every seed is a block that has met every combination of levels once (randomized complete blocks): a contrast of
-combinations is estimated by its mean over the seeds, its spread over seeds from the residuals of all combinations
-together, and the spread that another held-out text would bring from the contrast's values block of text by block of
-text. Both variances add up; degrees of freedom by Satterthwaite.
+Every seed is a block that contains every combination of levels once (randomized complete blocks). A contrast of
+combinations is estimated by its mean over the seeds. Its variance is the sum of two parts: the variance over seeds,
+from the residuals of all combinations together, and the variance over held-out text, from the contrast's values for
+each block of text. Degrees of freedom are Satterthwaite's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ Levels = tuple[str, ...]
 
 
 def described(factor: str, level: str) -> str:
-    """A level as people say it."""
+    """A level in words."""
+    if (factor, level) == ("start", "authors"):
+        return "authors' start"
     if factor in ("attention", "arm"):
         return level
     return f"{level} {factor}" if level in ("with", "without") else f"{factor} {level}"

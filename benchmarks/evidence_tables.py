@@ -1,6 +1,6 @@
-"""Tables of the studies in ``evidence.yaml``, from records of runs: what ``page_tables.py`` writes into pages.
+"""Tables of the studies in ``evidence.yaml``, from records of runs; ``page_tables.py`` writes them into pages.
 
-A study whose runs are not all there yet has the table of what is there, and says how many of its runs that are.
+The table of an unfinished study has the runs that are finished, and their number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def losses(study: str) -> Rows:
     """Held-out loss of every combination: the first factors name the row, the last one the column. Mean and seeds."""
     known = found(study)
     *rest, last = known.factors
-    head = [", ".join(rest), *(f"{last} {level}" for level in known.factors[last])]
+    head = [", ".join(rest), *(described(last, level) for level in known.factors[last])]
     rows = [head]
     for levels in itertools.product(*(known.factors[name] for name in rest)):
         cells = []
@@ -50,7 +50,7 @@ def simple_effects(study: str, factor: str) -> Rows:
 
 def progress() -> Rows:
     """How many runs of each study have a record."""
-    rows = [["study", "question", "runs that are in"]]
+    rows = [["study", "question", "finished runs"]]
     for name, study in studies().items():
         wanted = list(wanted_runs(name, study))
         rows.append([name, study["question"].strip(), f"{len(runs_of(name))} of {len(wanted)}"])
@@ -70,7 +70,7 @@ def survival(study: str, factor: str) -> Rows:
 
 
 def _effects(effects: list[Effect]) -> Rows:
-    rows = [["effect on the held-out loss, nats a token", "estimate", "95 % interval"]]
+    rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval"]]
     return rows + [[e.name, f"{e.estimate:+.3f}", f"{e.low:+.3f} to {e.high:+.3f}"] for e in effects]
 
 

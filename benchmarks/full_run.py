@@ -1,7 +1,7 @@
-"""Everything that can be checked on one machine, and its record: ``make full``.
+"""Run everything that can be checked on one machine, and write a record: ``make full``.
 
-``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels and the examples. A step that fails
-does not stop the others; it is in the record, and the exit code is 1.
+``.ci/run`` runs a selection in minutes; this runs all tests, the kernels and the examples. A failing step does not stop
+the others; it is in the record, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
 
 
 def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A step that needs a compiler; one that cannot be made has failed, and says why."""
+    """A step that needs a compiler; without one it counts as failed, with the reason."""
     try:
         return step(name)
     except (build.BuildError, subprocess.CalledProcessError, OSError) as error:

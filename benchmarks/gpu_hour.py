@@ -1,12 +1,13 @@
-"""An hour on a GPU, in stages: kernels tested and timed, pairs of models trained and measured.
+"""An hour on a GPU, in stages: test and time the kernels, train and measure pairs of models.
 
-For a machine without network that is available for half an hour in calls of ten minutes, and bare each time: every
-stage has its own clock, leaves one small record, can be run alone, and goes on after a kill. Here, once:
+For a machine without network that is available for half an hour in calls of ten minutes, and empty each time: every
+stage has its own time limit, leaves one small record, can be run alone, and continues after a kill. First, on your own
+machine:
 
     python benchmarks/gpu_hour.py prepare --data ../shared/data/books/train --validation ../shared/data/books/validation
         --trec ../shared/data/classification/trec --clinc ../shared/data/icl/clinc150.json
 
-There, with the repository and ``runs/gpu-hour-data``, one line a call, ``OUT`` the folder that comes back:
+Then, on the GPU machine, with the repository and ``runs/gpu-hour-data``; ``OUT`` is the folder that is copied back:
 
     python benchmarks/gpu_hour.py kernels --records OUT --minutes 2.3
     python benchmarks/gpu_hour.py attention --records OUT --minutes 4
@@ -16,8 +17,8 @@ There, with the repository and ``runs/gpu-hour-data``, one line a call, ``OUT`` 
     python benchmarks/gpu_hour.py continue --records OUT --minutes 5
 
 Records of earlier calls are copied into OUT before a stage begins: ``train`` and ``continue`` read ``pilot.json``, and
-``train`` goes on behind the pairs that ``train.json`` holds. Exit code 1: something failed or was left out, which the
-record names. docs/performance.md has the whole commands, and what each stage should take.
+``train`` continues after the pairs in ``train.json``. Exit code 1: something failed or was left out, and the record
+names it. docs/performance.md has the complete commands and the duration of each stage.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ def main() -> int:
         sys.stderr.write(f"gpu_hour: {error}\n")
         return 2
     except NoTime:
-        sys.stderr.write("gpu_hour: the minutes were over; the same command goes on behind what is done\n")
+        sys.stderr.write("gpu_hour: the time is over; the same command continues after what is done\n")
         return 1
     except Interrupted as error:
-        sys.stderr.write(f"gpu_hour: stopped: {error}; the same command goes on\n")
+        sys.stderr.write(f"gpu_hour: stopped: {error}; the same command continues\n")
         return 130
 
 
@@ -63,11 +64,11 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("stage", choices=list(MINUTES))
     made.add_argument("--records", type=Path, default=Path("runs/gpu-hour"), help="folder of the stages' records")
     made.add_argument("--work", type=Path, default=Path("runs/gpu-hour-work"), help="folder for models and logs")
-    made.add_argument("--prepared", type=Path, default=Path("runs/gpu-hour-data"), help="what prepare makes")
-    made.add_argument("--minutes", type=float, help="begin no further piece near the end of so many")
-    made.add_argument("--calls", type=int, default=CALLS, help="pilot: calls of train that pairs are planned for")
+    made.add_argument("--prepared", type=Path, default=Path("runs/gpu-hour-data"), help="folder that prepare writes")
+    made.add_argument("--minutes", type=float, help="time limit in minutes; no further piece begins near its end")
+    made.add_argument("--calls", type=int, default=CALLS, help="pilot: number of train calls to plan pairs for")
     made.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
-    made.add_argument("--rehearsal", action="store_true", help="a hundredth of it, on a processor")
+    made.add_argument("--rehearsal", action="store_true", help="a hundredth of the size, on a CPU")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the models")
     made.add_argument("--data", action="append", default=[], help="prepare: text to train on; repeatable")
     made.add_argument("--validation", action="append", default=[], help="prepare: text that is held out; repeatable")

@@ -237,7 +237,7 @@ def _right(
 
 
 def time_models(stage: Stage) -> int:
-    """Stage ``model``: whole models in the benchmark's short form, with the blocks that ``attention`` chose."""
+    """Stage ``model``: the short benchmark of complete models, with the block sizes that ``attention`` chose."""
     kept = Kept(stage)
     chosen = {}
     if stage.record("attention").is_file():

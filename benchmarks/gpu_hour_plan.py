@@ -1,4 +1,4 @@
-"""How many pairs of models fit into the minutes, and how long each is trained: arithmetic alone."""
+"""How many pairs of models fit into the time, and how long each is trained; arithmetic only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pair_seconds(pace: Pace, tokens: int, arms: tuple[str, str]) -> tuple[float,
 def plan(
     pace: Pace, *, minutes: float, calls: int, steps: int, step_tokens: int, fewest: int, arms: tuple[str, str]
 ) -> Plan:
-    """As many whole pairs a call as fit; shorter runs only where not even ``fewest`` fit into all calls.
+    """As many complete pairs per call as fit; shorter runs only if not even ``fewest`` fit into all calls.
 
     Args:
         minutes: of a call, what it spares already taken off.

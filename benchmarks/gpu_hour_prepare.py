@@ -1,7 +1,7 @@
-"""Stage ``prepare`` of ``gpu_hour.py``: all that the other stages read, in one small folder to be brought along.
+"""Stage ``prepare`` of ``gpu_hour.py``: everything that the other stages read, in one small folder.
 
-The text is there twice: packed as tokens of 16 bits, which are trained on, and as compressed documents, by whose
-content the tokens are known again.
+The folder has the text twice: packed as 16-bit tokens for training, and as compressed documents, whose content
+identifies the tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The whole GPU hour on a processor at a hundredth of its size, every stage killed once and begun again.
+"""The complete GPU hour on a CPU at a hundredth of its size, every stage killed once and resumed.
 
     python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal --data ../shared/data/books/train
         --validation ../shared/data/books/validation --trec ../shared/data/classification/trec
         --clinc ../shared/data/icl/clinc150.json
 
-Writes docs/records/gpu-hour-rehearsal.json: what was there when a stage was killed, and what its second run made of it.
+Writes docs/records/gpu-hour-rehearsal.json: what existed when a stage was killed, and the result of its second run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLL = 0.1
 
 
 def main() -> int:
-    """Run every stage twice: until it has something to lose, and then to its end."""
+    """Run every stage twice: first until it has finished a piece, then to its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("data", "validation", "trec", "clinc"):
         parser.add_argument(f"--{name}", required=True, help="as for gpu_hour.py prepare")

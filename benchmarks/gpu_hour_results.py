@@ -1,4 +1,4 @@
-"""A plugin of pytest: every result becomes a line at once, so that nothing is lost when the minutes are over.
+"""A pytest plugin that writes every result at once, so that nothing is lost when the time is over.
 
 PYTHONPATH=benchmarks pytest -p gpu_hour_results --result-lines FILE tests/ops/triton
 """

@@ -1,4 +1,4 @@
-"""What the stages of ``gpu_hour.py`` share: their sizes, their clock, and a record that is whole after every piece."""
+"""What the stages of ``gpu_hour.py`` share: sizes, time limit, and a record that is complete after every piece."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Stage:
 
 
 class Kept:
-    """The pieces of a stage, kept in its record: after a kill the same stage goes on behind the last of them."""
+    """The pieces of a stage, kept in its record: after a kill the stage continues after the last of them."""
 
     def __init__(self, stage: Stage) -> None:
         """

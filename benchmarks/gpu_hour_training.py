@@ -61,7 +61,7 @@ def run_of(preset: Preset, arm: str, seed: int, *, steps: int | None = None) -> 
 
 
 def train_side_by_side(stage: Stage, folder: Path, runs: dict[str, RunSettings], processes: int) -> dict[str, Any]:
-    """Train runs by name, each in a process of its own that goes on where a kill has left it; their records' values.
+    """Train runs by name, each in its own process, which resumes after a kill; returns the values of their records.
 
     Raises:
         NoTime: the minutes are over; checkpoints are written.
@@ -234,7 +234,7 @@ def _show(stage: Stage, name: str, found: dict[str, Any]) -> None:
 
 
 def continue_one(stage: Stage, overrides: Sequence[str]) -> int:
-    """Stage ``continue``: a softmax model goes on as it is, as V2 and as its control, and all three are measured.
+    """Stage ``continue``: continue a softmax model as it is, as V2 and as its control, and measure all three.
 
     The model is that of seed 0; where this machine has not got it any more, it is trained first.
     """

@@ -21,12 +21,12 @@ RATIO_HEAD = "time ratio, below 1 is faster; quartiles in brackets"
 
 @cache
 def values() -> dict[str, Any]:
-    """What the benchmark's record holds."""
+    """The values of the benchmark's record."""
     return Record.load(ROOT / "docs/records/benchmark-attention.json").values
 
 
 def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
-    """One cell of the operator's benchmark, against the fastest way to the baseline; a dash where it was not timed."""
+    """One cell of the operator's benchmark, against the fastest form of the baseline; a dash where it was not timed."""
     wanted = (task, dtype, length, subject, width)
     keys = ("task", "dtype", "length", "subject", "width")
     rows = [row for row in values()["rows"] if kind_of(row["baseline"]) == baseline]
@@ -45,7 +45,7 @@ def operator(rows: Iterable[tuple[str, str, str, str, str, str]], *, targets: bo
 
 
 def whole() -> list[list[str]]:
-    """Everything at the usual width, with targets."""
+    """All rows at the usual width, with targets."""
     dtypes = tuple(SHORT)
     one_call = "V2 / one ordinary call and a subtraction"
     rows = [
@@ -64,7 +64,7 @@ def whole() -> list[list[str]]:
 
 
 def short() -> list[list[str]]:
-    """What the README shows."""
+    """The rows of the README."""
     return operator(
         [
             ("V1 / softmax", "forward", "float32", "V1", "softmax", ""),
@@ -115,11 +115,11 @@ def memory() -> list[list[str]]:
 
 
 def decoding() -> list[list[str]]:
-    """One query against a cache: beside PyTorch's call, the fastest way there is, and the same kernel."""
+    """One query against a cache: compared with PyTorch's call, the fastest alternative, and the same kernel."""
     found = [[RATIO_HEAD, *(f"{length:,} keys" for length in CACHE_LENGTHS), "target"]]
     for words, subject, baseline in (
         ("V1 / PyTorch's call", "V1", "softmax"),
-        ("V1 / the fastest of five ways", "V1", None),
+        ("V1 / the fastest of five alternatives", "V1", None),
         ("V1 / softmax on the same kernel", "V1", "native softmax"),
         ("V2 / one call of PyTorch and a subtraction", "V2", "one call for V2"),
     ):
@@ -135,14 +135,14 @@ def decoding() -> list[list[str]]:
 
 
 def one_ratio(task: str, dtype: str, length: int, subject: str, baseline: str) -> str:
-    """One cell against one way, by its whole name."""
+    """One cell against one baseline, by its full name."""
     wanted = {"task": task, "dtype": dtype, "length": length, "subject": subject, "baseline": baseline, "width": 64}
     (row,) = (row for row in values()["rows"] if wanted.items() <= row.items())
     return ratio_text(row)
 
 
 def roofline() -> list[list[str]]:
-    """Operations a byte by the formulas, and the share of a large product's rate that was reached, fp32."""
+    """Operations per byte by the formulas, and the share of a large matrix product's rate that was reached, fp32."""
     found = [["fp32", *(f"N = {length:,}" for length in LENGTHS)]]
     rows = values()["rows"]
     for task in ("forward", BOTH, "decode"):
@@ -158,9 +158,9 @@ def roofline() -> list[list[str]]:
             }
             (row,) = (row for row in rows if wanted.items() <= row.items())
             by_length.append(row)
-        found.append([f"operations a byte, {task}", *(f"{row['flops'] / row['bytes']:,.1f}" for row in by_length)])
+        found.append([f"operations per byte, {task}", *(f"{row['flops'] / row['bytes']:,.1f}" for row in by_length)])
         for name, key in (("V1", "share_of_product_rate"), ("softmax", "baseline_share_of_product_rate")):
             found.append(
-                [f"share of the product rate, {name}, {task}", *(f"{100 * row[key]:.0f} %" for row in by_length)]
+                [f"share of the matrix-product rate, {name}, {task}", *(f"{100 * row[key]:.0f} %" for row in by_length)]
             )
     return found

@@ -1,8 +1,8 @@
-"""Write the tables of README.md and of pages in docs anew from the records in docs/records.
+"""Rewrite the tables of README.md and of the pages in docs from the records in docs/records.
 
     python benchmarks/page_tables.py
 
-A table stands under a line ``<!-- table NAME -->`` and ends at the next empty line.
+A table follows a line ``<!-- table NAME -->`` and ends at the next empty line.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ PROFILED = {
     "matrix products": ("aten::bmm", "aten::baddbmm_"),
     "softmax and its derivative": ("aten::_softmax", "aten::_softmax_backward_data"),
     "copies": ("aten::copy_",),
-    "hiding what lies above the diagonal": ("aten::tril_", "aten::minimum"),
-    "Python between the calls": ("antiphase::blockwise_attention", "antiphase::blockwise_attention_backward"),
+    "causal masking": ("aten::tril_", "aten::minimum"),
+    "Python overhead": ("antiphase::blockwise_attention", "antiphase::blockwise_attention_backward"),
 }
 
 
@@ -81,9 +81,9 @@ def record(name: str) -> Record:
 
 
 def profile() -> list[list[str]]:
-    """Own time of PyTorch's operators before and now."""
+    """Self time of PyTorch's operators before and after the changes."""
     ways = [(task, dtype) for dtype in SHORT for task in ("forward", "backward")]
-    found = [["own time at N = 4,096, ms", *(f"{task}, {SHORT[dtype]}" for task, dtype in ways)]]
+    found = [["self time at N = 4,096, ms", *(f"{task}, {SHORT[dtype]}" for task, dtype in ways)]]
 
     def rows_of(dtype: str, task: str) -> list[list[dict[str, Any]]]:
         names = (f"profile-{dtype}-before", f"profile-{dtype}")
@@ -101,11 +101,11 @@ def profile() -> list[list[str]]:
         whole = [sum(row["milliseconds"] for row in rows) / sum(row["share"] for row in rows)
                  for rows in rows_of(dtype, task)]  # fmt: skip
         totals.append(f"{whole[0]:.0f} → {whole[1]:.0f}")
-    return [*found, ["all", *totals]]
+    return [*found, ["total", *totals]]
 
 
 def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
-    """Whole models; ``chosen`` rows by their words, or all."""
+    """Complete models; only the rows named in ``chosen``, or all."""
     rows = record("benchmark-model").values["rows"]
     lengths = sorted({row["length"] for row in rows})
     by_words: dict[str, list[str]] = {}
@@ -116,7 +116,7 @@ def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
 
 
 def short_models() -> list[list[str]]:
-    """What the README shows."""
+    """The rows of the README."""
     ours, sdpa = "antiphase differential", "antiphase softmax, SDPA"
     return models([
         f"training step: {ours} / {sdpa}", f"training step: {ours} / antiphase softmax",
@@ -137,7 +137,7 @@ def points(gain: float, interval: Sequence[float]) -> str:
 
 
 def search_test() -> list[list[str]]:
-    """What the search finds of sinks that were put in by hand."""
+    """What the search finds in a model with planted sinks."""
     found = [["method", "heads found", "evaluations", "held out, before → after", "gain in points, 95 %"]]
     for row in record("planted-sinks").values["methods"]:
         heads = ", ".join(f"{layer}.{head}" for layer, maps in row["heads"].items() for head in maps)
@@ -148,7 +148,7 @@ def search_test() -> list[list[str]]:
 
 
 def demonstration() -> list[list[str]]:
-    """What calibration does to a model of books, on samples that chose no head."""
+    """What calibration does to a model of books, on samples that were not used to choose heads."""
     search, study = record("books-search").values, record("books-study").values
     before = f"{percent(search['held_out_before'])} → {percent(search['held_out_after'])}"
     heads = sum(map(len, search["heads"].values()))
@@ -166,9 +166,9 @@ def demonstration() -> list[list[str]]:
 
 
 def single_heads() -> list[list[str]]:
-    """Each head of the model of books alone."""
+    """Each head of the model of books calibrated alone."""
     heads = record("books-study").values["heads"]
-    found = [["the score", "of the heads", "by chance", "beyond chance (FDR 5 %)"]]
+    found = [["effect on the score", "share of heads", "expected by chance", "beyond chance (FDR 5 %)"]]
     for word in ("improved", "tied", "worsened"):
         sure = heads.get(f"sure_{word}")
         found.append(
@@ -178,7 +178,7 @@ def single_heads() -> list[list[str]]:
 
 
 def calibration_times() -> list[list[str]]:
-    """Calibrated against plain, every head."""
+    """Calibrated against plain, all heads calibrated."""
     rows = record("benchmark-calibration").values["rows"]
     lengths = sorted({row["length"] for row in rows})
     cells: dict[str, list[str]] = {}
@@ -212,7 +212,7 @@ def classifiers() -> list[list[str]]:
             for row in summaries(found.values["runs"], one_test_part=found.values["data"]["split"] != "held-out tenth")
         }
         for name, found in records.items()
-    }  # anew from the counts of runs, so that intervals of older records cover the test rows too
+    }  # recomputed from the counts of runs, so that intervals of older records cover the test rows too
     found = [["test accuracy, %", *records]]
     found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
     for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
@@ -226,7 +226,7 @@ def classifiers() -> list[list[str]]:
 
 
 def kernels() -> list[list[str]]:
-    """What the compiled GPU kernels take of a multiprocessor."""
+    """Resources of a multiprocessor that the compiled GPU kernels use."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in record("compiled-kernels").values["rows"]:
         if row["variant"] is not None or row["dtype"] != "bf16" or row["width"] not in (64, 128):
@@ -240,10 +240,10 @@ def kernels() -> list[list[str]]:
 
 
 def pairs_by_seed() -> list[list[str]]:
-    """What the pairs of the reproduction learned, softmax / differential."""
+    """What each pair of the reproduction learned, softmax / differential."""
     compared = record("reproduce/compare")
     metrics = {entry["metric"]: entry["arms"] for entry in compared.values["comparison"]}
-    head = ["seed", "held-out loss, nats a token", "first question, trained form", "passes 50 % at step",
+    head = ["seed", "held-out loss, nats per token", "first question, as in training", "passes 50 % at step",
             "four needles, as evaluated", "16 labelled words"]  # fmt: skip
     found = [head]
     for place, seed in enumerate(compared.seeds):
@@ -267,7 +267,7 @@ def pairs_by_seed() -> list[list[str]]:
 def learning_rates(name: str) -> list[list[str]]:
     """Every arm at every rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
 
-    Medians, or how many learned where some seeds did and others did not.
+    Medians, or the number of seeds that learned where only some did.
     """
     values = record(name).values
     chosen = values["chosen"]
@@ -287,7 +287,7 @@ def learning_rates(name: str) -> list[list[str]]:
 
 
 def loops() -> list[list[str]]:
-    """Speeds of the evaluation loops: what is done a second, divided by what the baseline does."""
+    """Speeds of the evaluation loops, divided by the speed of the baseline."""
     rows = record("benchmark-evaluation").values["rows"]
     models = list(dict.fromkeys(row["task"].split(", ")[1] for row in rows))
     found: dict[str, dict[str, str]] = {}
@@ -303,7 +303,7 @@ def loops() -> list[list[str]]:
 
 
 def demo_at_a_glance() -> list[list[str]]:
-    """The first table of the README: every number is a seed's, none a mean over seeds but where it says so."""
+    """The first table of the README: every number is that of one seed unless the row says otherwise."""
     found = record("demo")
     arms = tables.arms_of(found)
     runs = {arm: sorted((run for run in tables.runs_of(found) if run["arm"] == arm), key=lambda run: run["seed"])
@@ -328,7 +328,7 @@ def demo_at_a_glance() -> list[list[str]]:
             lambda arm: f"{sum(step is not None for step in passed(arm))} of {len(passed(arm))}"),
         row("training steps until half the answers are right, by seed",
             lambda arm: ", ".join("never" if step is None else f"{step:,}" for step in passed(arm))),
-        row(f"right answers at the end, by seed (a guess: {guess})",
+        row(f"right answers at the end, by seed (guessing: {guess})",
             lambda arm: ", ".join(percent(run["final"]["accuracy"]) for run in runs[arm])),
         row("share of attention on the answer, mean over seeds (untrained)",
             lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
@@ -337,7 +337,7 @@ def demo_at_a_glance() -> list[list[str]]:
 
 
 def demo(name: str) -> list[list[str]]:
-    """The headline of the demo, and where its models look; each row says what its number is."""
+    """The headline of the demo, and where its models attend; each row says what its number is."""
     found = record(name)
     head, *rows = of_report(name, compared.headline)
     chosen = tables.allocation_of(found)
@@ -360,7 +360,7 @@ def demo(name: str) -> list[list[str]]:
 
 
 def dependency() -> list[list[str]]:
-    """Accuracy by dependency length, summed up anew from the runs, so that split models are counted."""
+    """Accuracy by dependency length, recomputed from the runs, so that bimodal outcomes are counted."""
     found = record("dependency")
     summary = summarized(found.values["rows"], found.values["trained_distances"])
     made = accuracies(replace(found, values={**found.values, "summary": summary}))

@@ -1,8 +1,8 @@
 """A test of the head search: sinks are planted in some heads, and the search has to find them.
 
 Keys of a few filler words, and all queries, of the planted heads get a bias along one slow channel, so that these heads
-look at those words wherever they stand. Retrieval drops; calibration of exactly these heads should bring it back. That
-is no evidence that calibration helps a model as trained: what it takes away here was put in by hand.
+attend to those words wherever they occur. Retrieval drops; calibration of exactly these heads should restore it. This
+is no evidence that calibration helps a model as trained, because here it removes sinks that were planted.
 
     antiphase train --preset demo --set model.attention_type=softmax --set model.num_hidden_layers=4 \\
         --set model.num_attention_heads=8 --set model.hidden_size=128 --set model.intermediate_size=344 \\

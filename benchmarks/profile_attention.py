@@ -1,8 +1,8 @@
-"""Where the time of the CPU operator goes: torch's own operators by their share, forward and backward.
+"""Where the time of the CPU operator goes: the share of each of torch's operators, forward and backward.
 
     python benchmarks/profile_attention.py --length 4096 --output runs/profile
 
-Writes a record. Shares are of the operators' own time; a profiler slows small ones down more than large ones.
+Writes a record. Shares are of the operators' self time; the profiler slows small operators down more than large ones.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Look for attention sinks in a small model, let a search choose heads to calibrate, and generate with the plan.
+"""Measure attention sinks in a small model, search for heads to calibrate, and generate with the resulting plan.
 
-After 300 steps the model knows little, so this shows the calls; docs/calibration.md has trained ones.
+After 300 steps the model has learned little, so this example only shows the calls; docs/calibration.md has results.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder:
     model = AutoModelForCausalLM.from_pretrained(Path(folder) / "softmax").eval()
     tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "softmax")
 
-# Prompts: a fact among filler, asked for at the end; each sample is token ids and the id of the right answer.
+# A prompt is a fact among filler words, asked for at the end. A sample is the prompt's token ids and the answer's id.
 generator = torch.Generator().manual_seed(0)
 samples = []
 for _ in range(48):
@@ -32,16 +32,16 @@ for _ in range(48):
 
 
 def score(model, samples):
-    """Log probability of each right answer, after the prompt alone."""
+    """Log probability of each right answer after its prompt."""
     ids = torch.tensor([ids for ids, _ in samples])
     answers = torch.tensor([answer for _, answer in samples])
     return model(input_ids=ids).logits[:, -1].log_softmax(-1).gather(1, answers[:, None])[:, 0]
 
 
-# Sixteen tokens are few: α / N would be a third of all attention at the usual α of 5.
+# With 16 tokens and the usual α of 5 the threshold α / N would be a third of all attention.
 statistics = antiphase.attention_statistics(model, alpha=2.0, input_ids=torch.tensor([ids for ids, _ in samples]))
 share = 100 * statistics.sink_share.mean((1, 2))
-print(f"attention on sinks beside the first token, by layer: {', '.join(f'{value:.1f} %' for value in share)}")
+print(f"attention on sinks other than the first token, by layer: {', '.join(f'{value:.1f} %' for value in share)}")
 
 plan = antiphase.search_calibration(model, score, samples, alpha=2.0, method="cached")
 low, high = plan.scores["held_out_gain_interval"]
@@ -53,5 +53,5 @@ prompts, answers = torch.tensor([ids for ids, _ in samples]), torch.tensor([answ
 plain = model.generate(prompts, max_new_tokens=1, do_sample=False)[:, -1]
 with torch.no_grad(), antiphase.calibrated(model, plan):
     with_plan = model.generate(prompts, max_new_tokens=1, do_sample=False)[:, -1]
-print(f"generated answers that are right, of {len(samples)}: {int((plain == answers).sum())} without the plan, "
+print(f"right answers of {len(samples)} generated: {int((plain == answers).sum())} without the plan, "
       f"{int((with_plan == answers).sum())} with it")  # fmt: skip

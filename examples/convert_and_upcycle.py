@@ -1,4 +1,4 @@
-"""Convert a DiffLlama and use it; turn a Llama into a differential V2 model that computes the same, and train it on."""
+"""Convert a DiffLlama and use it; upcycle a Llama to a differential V2 model of the same function and train that."""
 
 import tempfile
 from pathlib import Path
@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as name:
     ours = AutoModelForCausalLM.from_pretrained(folder / "ours").eval()
     with torch.no_grad():
         difference = (ours(ids).logits - theirs(ids).logits).abs().max().item()
-    print(f"DiffLlama as antiphase: {ours.config.attention_type}, largest difference of a logit {difference:.1e}")
+    print(f"DiffLlama as antiphase: {ours.config.attention_type}, largest difference of logits {difference:.1e}")
     print("greedy:", ours.generate(ids[:1, :5], max_new_tokens=5, do_sample=False)[0].tolist())
 
     llama = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2)).eval()
@@ -30,7 +30,7 @@ with tempfile.TemporaryDirectory() as name:
     v2 = AutoModelForCausalLM.from_pretrained(folder / "v2")
     with torch.no_grad():
         difference = (v2(ids).logits - llama(ids).logits).abs().max().item()
-    print(f"Llama upcycled: {v2.config.attention_type}, largest difference of a logit {difference:.1e}")
+    print(f"Llama upcycled: {v2.config.attention_type}, largest difference of logits {difference:.1e}")
 
     optimizer = torch.optim.AdamW(v2.parameters(), lr=3e-3)
     for step in range(31):

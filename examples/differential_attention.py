@@ -1,4 +1,4 @@
-"""The operator by itself: the noise that both maps share cancels, and the result equals two softmax attentions."""
+"""The operator alone: it equals the difference of two softmax attentions, in which their common part cancels."""
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention

@@ -1,7 +1,7 @@
-"""Train encoders to name masked words, with transformers' own collator: softmax beside differential attention.
+"""Masked language modelling with transformers' own collator: a softmax encoder beside a differential one.
 
-Every sentence says six words and then says them backwards, so a masked word stands open somewhere else: seven times in
-eight or so it can be known, but only from both sides.
+Every sentence is six words and the same words in reverse order. So a masked word usually also occurs unmasked, on
+either side, and an encoder that reads both sides can name it in about seven of eight cases.
 """
 
 import torch
@@ -11,21 +11,8 @@ import antiphase
 from antiphase.baselines.data.vocabularies import train_words
 
 WORDS = [
-    "wind",
-    "rain",
-    "snow",
-    "hail",
-    "sun",
-    "moon",
-    "star",
-    "cloud",
-    "river",
-    "stone",
-    "field",
-    "wood",
-    "road",
-    "wall",
-]
+    "wind", "rain", "snow", "hail", "sun", "moon", "star", "cloud", "river", "stone", "field", "wood", "road", "wall",
+]  # fmt: skip
 STEPS, BATCH = 400, 64
 
 tokenizer = train_words([" ".join(WORDS)], len(WORDS) + 2)
@@ -34,7 +21,7 @@ generator = torch.Generator()
 
 
 def batch() -> dict[str, torch.Tensor]:
-    """Sentences with some words masked, ``labels`` at these alone."""
+    """Sentences with some words masked; ``labels`` are set only there."""
     drawn = torch.randint(len(WORDS), (BATCH, 6), generator=generator).tolist()
     sentences = [" ".join(WORDS[word] for word in [*row, *reversed(row)]) for row in drawn]
     return collate([tokenizer(sentence) for sentence in sentences])
@@ -63,5 +50,5 @@ for kind in ("softmax", "differential"):
     masked = asked["labels"] != -100
     right = (named == asked["labels"])[masked].float().mean()
     print(
-        f"{kind}: {100 * right:.0f} % of {int(masked.sum())} masked words named, {100 / len(WORDS):.0f} % by guessing"
+        f"{kind}: {100 * right:.0f} % of {int(masked.sum())} masked words right, {100 / len(WORDS):.0f} % by guessing"
     )

@@ -1,4 +1,4 @@
-"""Train a small softmax and a small differential model on generated retrieval, and let one of them go on."""
+"""Train a small softmax and a small differential model on synthetic retrieval, and generate with one of them."""
 
 import tempfile
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import antiphase  # noqa: F401 – the Auto classes know the architecture afterwards
+import antiphase  # noqa: F401 – registers the models with the Auto classes
 from antiphase.config import load_preset
 from antiphase.studies.training_run import train_run
 
@@ -25,4 +25,4 @@ with tempfile.TemporaryDirectory() as folder:
     prompt = tokenizer("<eos> w1 key3 n7 w2 w5 key9 n1 w8 key3", return_tensors="pt")
     with torch.no_grad():
         ids = model.generate(**prompt, max_new_tokens=1, do_sample=False)
-    print("after sixty steps it goes on with:", tokenizer.decode(ids[0, -1]), "(the fact says n7)")
+    print("after 60 steps it answers:", tokenizer.decode(ids[0, -1]), "(right is n7)")
