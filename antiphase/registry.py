@@ -15,8 +15,10 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-GROUPS = {"evaluate": "antiphase.evaluations"}
-"""Packages of such folders, by the command that they belong to."""
+GROUPS = {"evaluate": "antiphase.evaluations", "": "antiphase.evaluations"}
+"""Packages of such folders, by the command that they belong to; none: each is a command itself."""
+ALONE = ("probe",)
+"""Names of those that are commands themselves."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,14 @@ class Measurement:
     """Of the command: ``long-context``."""
 
     @property
+    def command(self) -> str:
+        """With the one that it belongs to."""
+        return f"{self.group} {self.name}".strip()
+
+    @property
     def kind(self) -> str:
         """Of its records."""
-        return f"{self.group}-{self.name}"
+        return self.command.replace(" ", "-")
 
     @property
     def package(self) -> str:
@@ -62,10 +69,14 @@ def measurements(group: str) -> dict[str, Measurement]:
     """All folders of a group, by the name of the command."""
     package = importlib.import_module(GROUPS[group])
     names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
-    return {name: Measurement(group, name) for name in names}
+    return {name: Measurement(group, name) for name in names if (name in ALONE) == (group == "")}
+
+
+def every() -> list[Measurement]:
+    """The folders of all groups."""
+    return [found for group in GROUPS for found in measurements(group).values()]
 
 
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None: it has no folder."""
-    group, _, name = kind.partition("-")
-    return measurements(group).get(name) if group in GROUPS else None
+    return next((found for found in every() if found.kind == kind), None)

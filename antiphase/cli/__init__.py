@@ -35,7 +35,7 @@ app = typer.Typer(
 
 COMMANDS: tuple[Callable[..., None], ...] = (
     train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
-    measure.probe, measure.look, classify.classify, classify.predict, classify.tokenize,
+    evaluate.probe, measure.look, classify.classify, classify.predict, classify.tokenize,
     translate.translate, tools.convert, measure.benchmark, reproduce.reproduce, tools.report, tools.build,
     tools.env,
 )  # fmt: skip

@@ -31,3 +31,5 @@ def _measure(settings: Any, *, output: Path, resume: bool) -> None:
 
 for name, measurement in measurements("evaluate").items():
     app.command(name)(command_of(measurement.settings, _measure))
+probe = command_of(measurements("")["probe"].settings, _measure)
+probe.__name__ = "probe"  # typer calls a command as the function is called

@@ -23,7 +23,6 @@ from antiphase.report import (
     plots,
     reproduction_plots,
     scaling_plots,
-    sink_plots,
     translation_plots,
     tuning_plots,
 )
@@ -37,9 +36,6 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "allocation": plots.allocation_bars,
     "attention-map": plots.attention_maps,
     "lambda": plots.lambdas,
-    "sink-map": sink_plots.sink_map,
-    "sink-heads": sink_plots.sink_heads,
-    "sink-tokens": sink_plots.sink_tokens,
     "loss-laws": scaling_plots.loss_laws,
     "ablations": ablation_plots.differences,
     "gradient-norms": ablation_plots.gradients,

@@ -19,6 +19,8 @@ class Drawing:
     """None where the record has nothing for it."""
     title: str
     caption: str
+    more: Callable[[Record], str] = lambda record: ""
+    """What the caption says of a record besides."""
     alternative: str
     """For who cannot see it."""
     behind: Callable[[Record], list[Table | None]] = lambda record: []

@@ -24,11 +24,11 @@ from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
-from antiphase.registry import measurement_of, measurements
+from antiphase.registry import every, measurement_of
 from antiphase.report import figures, html, summary
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
-FOLDERS = list(measurements("evaluate").values())
+FOLDERS = every()
 each = pytest.mark.parametrize("measurement", FOLDERS, ids=lambda one: one.name)
 
 
@@ -37,7 +37,7 @@ def test_a_folder_is_whole(measurement: Any) -> None:
     own = measurement.settings
     assert issubclass(own, Settings)
     assert own.__doc__.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
-    assert f"antiphase evaluate {measurement.name} " in own.__doc__, "the help has an example"
+    assert f"antiphase {measurement.command} " in own.__doc__, "the help has an example"
     for field in fields(own):
         assert field.metadata["flag"].help.endswith("."), field.name
     shown = measurement.presentation
@@ -147,7 +147,7 @@ def test_the_command_line_knows_them_without_the_heavy_libraries() -> None:
 
 @each
 def test_help_names_every_flag(measurement: Any) -> None:
-    found = CliRunner().invoke(cli.app, ["evaluate", measurement.name, "--help"], terminal_width=200)
+    found = CliRunner().invoke(cli.app, [*measurement.command.split(), "--help"], terminal_width=200)
     assert found.exit_code == 0
     for own in flags_of(measurement.settings).values():
         assert own.name in found.output

@@ -100,7 +100,7 @@ def test_probabilities_of_many_labels_stand_in_one_cell():
 
 
 def test_other_records_have_none_of_it():
-    other = Record(kind="probe", values={})
+    other = Record(kind="odd", values={})
     makers = (classification.models, classification.model_details, classification.runs, classification.data,
               classification.predictions, classification.ratios, classification_plots.epochs,
               classification_plots.confusions)  # fmt: skip

@@ -136,7 +136,7 @@ def test_pages_carry_the_studies(dependency, throughput, gradients, tmp_path):
 
 
 def test_other_records_have_none_of_it():
-    other = Record(kind="probe", values={"rows": [1], "summary": [2]})
+    other = Record(kind="odd", values={"rows": [1], "summary": [2]})
     makers = (line.accuracies, line.accuracy_details, line.dependency_runs, line.speeds, line.speed_ratios,
               line.speed_details, line.gradient_ratios, line.gradient_details, line_plots.accuracy_by_distance,
               line_plots.speed_by_length, line_plots.gradients_by_depth)  # fmt: skip
