@@ -23,6 +23,8 @@ PACKAGES = {
     "antiphase.viewer": "",
 }
 """Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
+ALONE = ("probe",)
+"""Evaluations that are commands of their own."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,15 @@ class Measurement:
     """Of the command: ``long-context``."""
 
     @property
+    def command(self) -> str:
+        """With the one that it belongs to: ``evaluate long-context``, ``classify``."""
+        group = "" if self.name in ALONE else PACKAGES[self.parent]
+        return f"{group} {self.name}".strip()
+
+    @property
     def kind(self) -> str:
         """Of its records: ``evaluate-long-context``, ``classify``."""
-        group = PACKAGES[self.parent]
-        return f"{group}-{self.name}" if group else self.name
+        return self.command.replace(" ", "-")
 
     @property
     def package(self) -> str:
@@ -79,7 +86,12 @@ def measurements(parent: str) -> dict[str, Measurement]:
     return {name: Measurement(parent, name) for name in names}
 
 
+@cache
+def every() -> list[Measurement]:
+    """The folders of all packages."""
+    return [found for parent in PACKAGES for found in measurements(parent).values()]
+
+
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None: it has no folder."""
-    folders = (one for parent in PACKAGES for one in measurements(parent).values())
-    return next((one for one in folders if one.kind == kind), None)
+    return next((found for found in every() if found.kind == kind), None)

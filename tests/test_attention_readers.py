@@ -41,9 +41,9 @@ from antiphase.evals.allocation import allocation
 from antiphase.evals.constrained import choose_options
 from antiphase.evals.perplexity import perplexity
 from antiphase.evals.scoring import generated_tokens
-from antiphase.evals.sinks import sinks_on_text
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
+from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.hooks import swapped
 from antiphase.models.conversion import convert_model
@@ -176,7 +176,7 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "rows": lambda model: [vars(one) for one in attention_rows(model, batch().input_ids, batch().prompt_end[:, None])],
     "allocation": lambda model: allocation(model, batch()),
     "cancellation": lambda model: cancellation(model, batch()),
-    "sinks": lambda model: {**sinks_on_text(model, batch().input_ids, words, alpha=2.0), "heads": None},
+    "sinks": lambda model: {**asdict(sinks_on_text(model, batch().input_ids, words, alpha=2.0)), "heads": None},
 }  # fmt: skip
 every_reader = pytest.mark.parametrize("reader", READERS)
 

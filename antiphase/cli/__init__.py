@@ -12,7 +12,6 @@ import typer
 from antiphase.cli import (
     ablations,
     calibrate,
-    evaluate,
     extend,
     folders,
     measure,
@@ -33,18 +32,18 @@ app = typer.Typer(
 
 COMMANDS: tuple[Callable[..., None] | str, ...] = (
     train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
-    measure.probe, "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
+    "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     reproduce.reproduce, tools.report, tools.build, tools.env,
 )  # fmt: skip
 """In the order of the help; a name stands for the command of a folder."""
 for command in COMMANDS:
     if isinstance(command, str):
-        app.command(command)(folders.command(folders.COMMANDS[command]))
+        app.command(command)(folders.COMMANDS[command])
     else:
         app.command()(command)
-app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(folders.group("evaluate"), name="evaluate")
 app.add_typer(calibrate.app, name="calibrate")
-app.add_typer(folders.study, name="study")
+app.add_typer(folders.group("study"), name="study")
 
 
 @app.callback(invoke_without_command=True)

@@ -12,24 +12,27 @@ import typer
 
 from antiphase.cli.commands import command_of
 from antiphase.cli.console import finish, make_console, sayer, share_progress
-from antiphase.registry import Measurement, measurements
+from antiphase.registry import PACKAGES, Measurement, every
 
-COMMANDS = {
-    name: found
-    for parent in ("antiphase.baselines.commands", "antiphase.viewer")
-    for name, found in measurements(parent).items()
+GROUPS = {
+    "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
+    "attention goes; outliers and few bits.",
+    "study": "Compare the models that led to differential attention: dependency length, speed, gradients.",
 }
-STUDIES = measurements("antiphase.baselines.studies")
-
-study = typer.Typer(
-    help="Compare the models that led to differential attention: dependency length, speed, gradients.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+"""Commands that have folders below them, and their help."""
 
 
 def _silent(done: float, count: int) -> None:
     """For short work, which has no progress bar."""
+
+
+def _runner(measurement: Measurement) -> Callable[..., Any]:
+    """From settings to record."""
+    if PACKAGES[measurement.parent] != "evaluate":
+        return measurement.run
+    from antiphase.evaluations.running import evaluate
+
+    return evaluate
 
 
 def command(measurement: Measurement) -> Callable[..., None]:
@@ -43,7 +46,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
         resumed = {"resume": resume} if settings.folder == "resumable" else {}
         progress = nullcontext(_silent) if is_short else share_progress(console, settings.parts)
         with progress as report:
-            record = measurement.run(settings, output, **resumed, say=sayer(console), report=report)
+            record = _runner(measurement)(settings, output, **resumed, say=sayer(console), report=report)
         presentation = measurement.presentation
         if getattr(settings, "as_json", False):
             for row in record.values["rows"]:
@@ -58,5 +61,15 @@ def command(measurement: Measurement) -> Callable[..., None]:
     return command_of(measurement.settings, run)
 
 
-for found in STUDIES.values():
-    study.command(found.name)(command(found))
+COMMANDS = {found.command: command(found) for found in every()}
+"""By their words: ``look``, ``evaluate needles``."""
+
+
+def group(name: str) -> typer.Typer:
+    """``evaluate`` or ``study``, with the commands of its folders."""
+    app = typer.Typer(help=GROUPS[name], no_args_is_help=True, rich_markup_mode="rich")
+    for words, run in COMMANDS.items():
+        first, _, last = words.partition(" ")
+        if first == name:
+            app.command(last)(run)
+    return app

@@ -7,34 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase.cli.console import count_progress, finish, make_console, sayer
+from antiphase.cli.console import finish, make_console, sayer
 from antiphase.cli.options import DeviceOption, NewOutputOption, SeedOption
-
-
-def probe(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a model.")],
-    output: NewOutputOption,
-    data: Annotated[list[str], typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.")],
-    text_field: Annotated[str | None, typer.Option("--text-field", help="Column that holds the text.")] = None,
-    length: Annotated[int, typer.Option("--length", help="Tokens in a sequence.")] = 512,
-    samples: Annotated[int, typer.Option("--samples", help="Sequences.")] = 32,
-    alpha: Annotated[float, typer.Option("--alpha", help="A sink receives more than alpha / N.")] = 5.0,
-    device: DeviceOption = "auto",
-) -> None:
-    """Look at what attention does in a model: sinks by layer, head, position and token.
-
-    Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
-    """
-    from antiphase.studies.probe import ProbeRequest
-    from antiphase.studies.probe import probe as run_probe
-
-    console = make_console()
-    request = ProbeRequest(
-        name=model, paths=data, text_field=text_field, length=length, samples=samples, alpha=alpha, device=device
-    )
-    with count_progress(console, "sequences") as report:
-        record = run_probe(request, output, say=sayer(console), report=report)
-    finish(console, record, output)
 
 
 class Benchmark(StrEnum):

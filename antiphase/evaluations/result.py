@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Self
 
-from antiphase.evaluations.settings import DrawnSettings, ModelSettings
+from antiphase.evaluations.settings import DeviceSettings
 from antiphase.records import Record, finite
-from antiphase.registry import Measurement, measurements
+from antiphase.registry import Measurement, every
 from antiphase.typed import build
 
 
@@ -18,8 +18,7 @@ class Result:
     @classmethod
     def measurement(cls) -> Measurement:
         """The folder that the class stands in."""
-        parent, _, name = cls.__module__.rpartition(".")
-        return measurements(parent)[name.replace("_", "-")]
+        return next(found for found in every() if found.package == cls.__module__)
 
     @classmethod
     def read(cls, record: Record) -> Self | None:
@@ -37,16 +36,19 @@ class Result:
         """A record of the result alone, without settings."""
         return Record(kind=self.measurement().kind, values=finite(self))
 
-    def save(self, output: Path, settings: DrawnSettings, *, seconds: float, **config: Any) -> Record:
+    def save(self, output: Path, settings: DeviceSettings, *, seconds: float, **config: Any) -> Record:
         """Write ``record.json`` with the settings, and further ``config``.
 
         Raises:
             InputError: a result that its own type could not read again.
         """
-        model = {"model": settings.name} if isinstance(settings, ModelSettings) else {}
+        given = vars(settings)
+        model = {"model": given["name"]} if "name" in given else {}
+        seeds = [given["seed"]] if "seed" in given else []
         record = Record(
             kind=self.measurement().kind, values={**model, **finite(self)},
-            config=finite({**config, **vars(settings)}), seeds=[settings.seed], seconds=seconds,
+            config=finite({**config, **given}), seeds=seeds,
+            seconds=seconds,
         )  # fmt: skip
         self.read(record)
         record.save(output)

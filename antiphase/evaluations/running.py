@@ -16,20 +16,20 @@ from antiphase.errors import naming
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.journal import inputs_of, journal_in, model_content
+from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings
 from antiphase.records import Record
-from antiphase.registry import Measurement, measurements
+from antiphase.registry import Measurement, every
 from antiphase.training.loop import choose_device
 from antiphase.training.run_folder import undone_if_refused
 
-EVALUATIONS = "antiphase.evaluations"
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""
 
 
 def settings_of(measurement: str, **values: Any) -> Any:
     """Settings of a measurement, by its name."""
-    return measurements(EVALUATIONS)[measurement].settings(**values)
+    return next(found for found in every() if found.name == measurement).settings(**values)
 
 
 def evaluate(
@@ -65,7 +65,8 @@ def evaluate(
     with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
         if journal.record is not None:
             return journal.record
-        loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+        causal = isinstance(settings, ModelSettings)
+        loaded = load_model(settings.name, device=str(choose_device(settings.device)), with_head=causal)
         data = module.prepare(loaded, settings, output, say)
         journal.begin()
         say(f"measuring {measurement.name}")
@@ -78,4 +79,4 @@ def evaluate(
 
 def measurement_with(settings: Settings) -> Measurement:
     """The measurement that has these settings."""
-    return next(found for found in measurements(EVALUATIONS).values() if found.settings is type(settings))
+    return next(found for found in every() if found.settings is type(settings))

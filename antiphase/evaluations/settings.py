@@ -19,11 +19,17 @@ def seed_flag(default: int = 0) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnSettings(Settings):
+class DeviceSettings(Settings):
     """Of any measurement."""
 
-    seed: int = seed_flag()
     device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSettings(DeviceSettings):
+    """Of a measurement that draws something at random."""
+
+    seed: int = seed_flag()
 
 
 @dataclass(frozen=True, kw_only=True)

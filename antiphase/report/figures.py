@@ -20,7 +20,6 @@ from antiphase.report import (
     plots,
     reproduction_plots,
     scaling_plots,
-    sink_plots,
     tuning_plots,
 )
 from antiphase.report.presentation import Drawing
@@ -33,9 +32,6 @@ FIGURES: dict[str, Callable[[Record], Figure | None]] = {
     "allocation": plots.allocation_bars,
     "attention-map": plots.attention_maps,
     "lambda": plots.lambdas,
-    "sink-map": sink_plots.sink_map,
-    "sink-heads": sink_plots.sink_heads,
-    "sink-tokens": sink_plots.sink_tokens,
     "loss-laws": scaling_plots.loss_laws,
     "ablations": ablation_plots.differences,
     "gradient-norms": ablation_plots.gradients,

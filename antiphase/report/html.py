@@ -32,8 +32,6 @@ TableMaker = Callable[[Record], list[Table | None]]
 
 RASTER = (
     "attention-map",
-    "sink-map",
-    "sink-heads",
     "calibrated-heads",
 )
 """Figures embedded as PNG: one shape for each cell of a map would make an SVG of megabytes."""
@@ -245,9 +243,6 @@ def _paragraphs(record: Record) -> list[str]:
         "budget": "What a training run takes, from its settings alone; the model was built on the meta device.",
         "train": "One training run. Accuracy is the share of first questions about a hidden fact that the "
         "model answered right.",
-        "probe": "What attention does on this text: how much of it goes to the first token and to other sinks, "
-        "positions that receive far more than their share. Local and uniform maps pass the threshold at some "
-        "positions by arithmetic alone: compare the counts with null_local and null_uniform.",
         "scaling": "Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
         "fitted to all runs of an arm.",
         "ablations": "Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
@@ -367,38 +362,6 @@ def _benchmark_words(record: Record) -> tuple[str, str, str]:
     return "Time against the ordinary way", caption, "Bars. " + "; ".join(parts) + "."
 
 
-def _sink_map_words(record: Record) -> tuple[str, str, str]:
-    persistence, chance = (record.values.get(key) for key in ("persistence", "persistence_chance"))
-    stays = (
-        f" Of the positions that are sinks in a layer, {100 * persistence:.0f} % are in the next one too "
-        f"({100 * chance:.0f} % if layers had nothing to do with each other)."
-        if persistence is not None and chance is not None
-        else ""
-    )
-    return (
-        "Sinks by layer and position",
-        f"A position is a sink of a map if it receives more than {record.config.get('alpha', 5):g} / N of the "
-        f"attention on average, from queries enough that no single one decides.{stays}",
-        "Heatmap of layers and positions: in how many maps and sequences a position is a sink.",
-    )
-
-
-def _sink_heads_words(record: Record) -> tuple[str, str, str]:
-    return (
-        "Attention on sinks by head",
-        "What a query gives on average to the first token, and to sinks beside it.",
-        "Two heatmaps of layers and heads: attention on the first token and on other sinks.",
-    )
-
-
-def _sink_tokens_words(record: Record) -> tuple[str, str, str]:
-    return (
-        "Tokens that are sinks",
-        "How often an occurrence of a token is a sink, over all maps. Sinks are mostly tokens of little meaning.",
-        "Bars: tokens by how often they are sinks.",
-    )
-
-
 WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "benchmark": _benchmark_words,
     "learning-curves": _curve_words,
@@ -406,9 +369,6 @@ WORDS: dict[str, Callable[[Record], tuple[str, str, str]]] = {
     "allocation": _allocation_words,
     "attention-map": _map_words,
     "lambda": _lambda_words,
-    "sink-map": _sink_map_words,
-    "sink-heads": _sink_heads_words,
-    "sink-tokens": _sink_tokens_words,
     "claims": lambda record: (
         "The paper's claims",
         "Dots are mean paired differences in per cent of the softmax arm, bars 95 % intervals over seeds; to the right "

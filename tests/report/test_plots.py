@@ -161,7 +161,6 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
     others = (
         "benchmark",
         "allocation-",
-        "sink-",
         "calibrat",
         "look-",
         "loss-",
@@ -179,7 +178,7 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
     paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
-    assert figures.save_figures(Record(kind="probe", values={}), tmp_path / "none") == []
+    assert figures.save_figures(Record(kind="odd", values={}), tmp_path / "none") == []
 
 
 def test_many_tasks_leave_room_for_their_lines() -> None:

@@ -172,14 +172,14 @@ SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needl
         ("evaluate-needles", {"cells": [], "summary": [], "guess_rate": 0.5}),
         ("evaluate-perplexity", {"rows": [{"perplexity": 12.5, "tokens": 100, "name": "corpus"}]}),
         ("evaluate-allocation", {"rows": [{"map": "softmax", "spans": SPANS}]}),
-        ("probe", {"a": {"b": 1.5}, "c": [1, 2], "d": None}),
-        ("probe", {}),
+        ("odd", {"a": {"b": 1.5}, "c": [1, 2], "d": None}),
+        ("odd", {}),
     ],
 )
 def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
     output = io.StringIO()
     terminal.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
-    if kind == "probe" and values:
+    if kind == "odd" and values:
         assert "a.b" in output.getvalue()
         assert "1.5" in output.getvalue()
 

@@ -20,7 +20,6 @@ from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
 from antiphase.studies.calibration_effects import StudyRequest, study
 from antiphase.studies.compare import compare
-from antiphase.studies.probe import ProbeRequest, probe
 from antiphase.studies.scaling import scaling
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune import tune
@@ -80,7 +79,7 @@ COMMANDS = {
     "evaluate": lambda output, preset: evaluate(settings_of("perplexity", name="none"), output),
     "retrieval": lambda output, preset: evaluate(settings_of("needles", name="none"), output),
     "many-shot": lambda output, preset: evaluate(settings_of("many-shot", name="none", tasks=["none"]), output),
-    "probe": lambda output, preset: probe(ProbeRequest(name="none", paths=["none"]), output),
+    "probe": lambda output, preset: evaluate(settings_of("probe", name="none", paths=["none"]), output),
     "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
     "search": lambda output, preset: search(SearchRequest(name="none", tasks=["none"]), output),
     "study": lambda output, preset: study(StudyRequest(name="none", tasks=["none"]), output),
@@ -104,7 +103,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
     for module in ("running", "retrieval"):
         monkeypatch.setattr(f"antiphase.evaluations.{module}.load_model", prepare)
-    for module in ("studies.probe", "viewer.look.measure", "studies.calibration", "studies.calibration_effects"):
+    for module in ("viewer.look.measure", "studies.calibration", "studies.calibration_effects"):
         monkeypatch.setattr(f"antiphase.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
         monkeypatch.setattr(f"antiphase.baselines.studies.{module}.measure.train_words", prepare)

@@ -1,15 +1,22 @@
-"""Attention sinks of a model on text: by layer and position, by head, by token (2406.15765, section 3)."""
+"""Statistics of every layer and map on text, and which tokens are sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.data.corpora import fingerprint
+from antiphase.data.packing import pack
+from antiphase.errors import InputError
+from antiphase.evals.loading import LoadedModel
 from antiphase.evals.scoring import TOKENS_AT_ONCE
+from antiphase.evaluations.held_out import tokens_of
+from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import null_lines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 
@@ -21,6 +28,44 @@ FEWEST_OCCURRENCES = 5
 """A token seen less often is not ranked."""
 
 
+def contents(settings: ProbeSettings) -> dict[str, Any]:
+    """Digest of the text."""
+    return {"what --data names": fingerprint(settings.paths, settings.text_field)}
+
+
+def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Callable[[str], None]) -> Tensor:
+    """Token ids (B, N), spread evenly over the text.
+
+    Raises:
+        InputError: text or a length that cannot be used.
+    """
+    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    if longest is not None and settings.length > longest:
+        raise InputError(
+            f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
+        )
+    say("packing the text into tokens")
+    packed = pack(
+        list(settings.paths), loaded.tokenizer, sequence_length=settings.length, text_field=settings.text_field,
+        cache=tokens_of(output),
+    )  # fmt: skip
+    count = min(settings.samples, len(packed))
+    return torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
+
+
+def measure(
+    loaded: LoadedModel,
+    ids: Tensor,
+    settings: ProbeSettings,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Probe:
+    """On the sequences of the text."""
+    tokenizer = loaded.tokenizer
+    return sinks_on_text(
+        loaded.model, ids, lambda token: str(tokenizer.decode([token])), alpha=settings.alpha, report=report
+    )
+
+
 def sinks_on_text(
     model: PreTrainedModel,
     input_ids: Tensor,
@@ -28,7 +73,7 @@ def sinks_on_text(
     *,
     alpha: float = 5.0,
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> dict[str, Any]:
+) -> Probe:
     """Statistics of every layer and map, averaged over sequences.
 
     Sinks are counted twice: all keys over α / N, and those seen by at least N / α queries, which no single query can
@@ -66,34 +111,30 @@ def sinks_on_text(
     rates = (by_token / occurrences.clamp(min=1)).where(occurrences >= FEWEST_OCCURRENCES, -1.0)
     order = rates.argsort(descending=True)
     stays, before, chance = (float(sums[name]) for name in ("stays", "before", "chance"))
-    return {
-        "sequences": count,
-        "length": length,
-        "persistence": stays / before if before else None,
-        "persistence_chance": chance / before if before else None,
-        "null_local": lines.local,
-        "null_uniform": lines.uniform,
-        "judged_positions": judged,
-        "layers": [
-            {"layer": layer, **{name: values[index] for name, values in by_layer.items()}}
+    return Probe(
+        sequences=count,
+        length=length,
+        persistence=stays / before if before else None,
+        persistence_chance=chance / before if before else None,
+        null_local=lines.local,
+        null_uniform=lines.uniform,
+        judged_positions=judged,
+        layers=[
+            Figures(layer=layer, **{name: values[index] for name, values in by_layer.items()})
             for index, layer in enumerate(layers)
         ],
-        "heads": [
-            {"layer": layer, "head": head, **{name: float(means[name][index, head]) for name in _BY_HEAD}}
+        heads=[
+            HeadFigures(layer=layer, head=head, **{name: float(means[name][index, head]) for name in _BY_HEAD})
             for index, layer in enumerate(layers)
             for head in range(means["sinks"].shape[1])
         ],
-        "positions": {"first": _edges(length), "sink_rate": means["positions"].tolist()},
-        "tokens": [
-            {
-                "token": words(int(token)),
-                "occurrences": int(occurrences[token]),
-                "sink_rate": float(rates[token]),
-            }
+        positions=ByPosition(_edges(length), means["positions"].tolist()),
+        tokens=[
+            TokenSinks(words(token), int(occurrences[token]), float(rates[token]))
             for token in order[:RANKED].tolist()
             if occurrences[token] >= FEWEST_OCCURRENCES
         ],
-    }  # fmt: skip
+    )
 
 
 _BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entropy", "top_logit")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphase.evals import sinks as module
-from antiphase.evals.sinks import sinks_on_text
+from antiphase.evaluations.probe import measure as module
+from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.probing.statistics import attention_statistics
 
 N, SINK = 40, 7
@@ -48,20 +48,23 @@ def ids():
 
 def test_the_planted_sink_is_found(model, ids):
     found = sinks_on_text(model, ids, str, alpha=5.0)
-    assert found["tokens"][0]["token"] == str(SINK)
-    assert found["tokens"][0]["occurrences"] == 5
-    assert found["tokens"][0]["sink_rate"] >= 1 / 6  # one of six maps
-    assert found["tokens"][1]["sink_rate"] < found["tokens"][0]["sink_rate"]
-    heads = {(row["layer"], row["head"]): row for row in found["heads"]}
-    assert max(heads, key=lambda head: heads[head]["sink_share"]) == (1, 1)
-    rates = torch.tensor(found["positions"]["sink_rate"])
+    assert found.tokens[0].token == str(SINK)
+    assert found.tokens[0].occurrences == 5
+    assert found.tokens[0].sink_rate >= 1 / 6  # one of six maps
+    assert found.tokens[1].sink_rate < found.tokens[0].sink_rate
+    heads = {(row.layer, row.head): row for row in found.heads}
+    assert max(heads, key=lambda head: heads[head].sink_share) == (1, 1)
+    rates = torch.tensor(found.positions.sink_rate)
     assert rates.shape == (3, N)
     assert rates[1, 3] == pytest.approx(0.5)  # one of two maps of the layer
     assert rates[1].argmax() == 3
-    assert found["judged_positions"] == N - 7  # seen by N / 5 queries at least
+    assert found.judged_positions == N - 7  # seen by N / 5 queries at least
     judged = ids[:, : N - 7]
-    for row in found["tokens"]:
-        assert row["occurrences"] == int((judged == int(row["token"])).sum())
+    for row in found.tokens:
+        assert row.occurrences == int((judged == int(row.token)).sum())
+    page = found._repr_html_()
+    assert "of them with enough queries" in page
+    assert page.count("<img") == 3
 
 
 def test_batches_change_nothing(model, ids, monkeypatch):
@@ -71,27 +74,27 @@ def test_batches_change_nothing(model, ids, monkeypatch):
     parts = sinks_on_text(model, ids, str, report=lambda done, count: seen.append((done, count)))
     assert seen == [(2, 5), (4, 5), (5, 5)]
     for key in ("persistence", "persistence_chance"):
-        assert parts[key] == pytest.approx(whole[key])
-    for one, other in zip(parts["heads"], whole["heads"], strict=True):
-        assert one == pytest.approx(other)
-    assert parts["tokens"] == whole["tokens"]
+        assert getattr(parts, key) == pytest.approx(getattr(whole, key))
+    for one, other in zip(parts.heads, whole.heads, strict=True):
+        assert vars(one) == pytest.approx(vars(other))
+    assert parts.tokens == whole.tokens
 
 
 def test_means_are_those_of_the_statistics(model, ids):
     found = sinks_on_text(model, ids, str, alpha=3.0)
     direct = attention_statistics(model, alpha=3.0, input_ids=ids)
-    for row in found["heads"]:
-        layer, head = row["layer"], row["head"]
-        assert row["first_share"] == pytest.approx(direct.first_share[layer, :, head].mean().item())
-        assert row["entropy"] == pytest.approx(direct.entropy[layer, :, head].mean().item())
-        assert row["top_logit"] == pytest.approx(direct.top_logits[layer, :, head, 0].mean().item())
-        assert row["sinks"] == pytest.approx(direct.sinks[layer, :, head].double().mean().item())
-    assert found["layers"][1]["sinks"] == pytest.approx(direct.sinks[1].double().mean().item())
+    for row in found.heads:
+        layer, head = row.layer, row.head
+        assert row.first_share == pytest.approx(direct.first_share[layer, :, head].mean().item())
+        assert row.entropy == pytest.approx(direct.entropy[layer, :, head].mean().item())
+        assert row.top_logit == pytest.approx(direct.top_logits[layer, :, head, 0].mean().item())
+        assert row.sinks == pytest.approx(direct.sinks[layer, :, head].double().mean().item())
+    assert found.layers[1].sinks == pytest.approx(direct.sinks[1].double().mean().item())
 
 
 def test_long_sequences_share_columns(model, ids, monkeypatch):
-    fine = torch.tensor(sinks_on_text(model, ids, str)["positions"]["sink_rate"])
+    fine = torch.tensor(sinks_on_text(model, ids, str).positions.sink_rate)
     monkeypatch.setattr(module, "BINS", 8)
-    found = sinks_on_text(model, ids, str)["positions"]
-    assert found["first"] == [0, 5, 10, 15, 20, 25, 30, 35]
-    torch.testing.assert_close(torch.tensor(found["sink_rate"]), fine.view(3, 8, 5).mean(-1))
+    found = sinks_on_text(model, ids, str).positions
+    assert found.first == [0, 5, 10, 15, 20, 25, 30, 35]
+    torch.testing.assert_close(torch.tensor(found.sink_rate), fine.view(3, 8, 5).mean(-1))

@@ -1,0 +1,106 @@
+"""What attention does in a model on text: sinks by layer, head, position and token (2406.15765, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
+from antiphase.evaluations.settings import DeviceSettings
+from antiphase.flags import argument, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeSettings(DeviceSettings):
+    """Look at what attention does in a model: sinks by layer, head, position and token.
+
+    Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
+    """
+
+    name: str = argument("MODEL", "Local folder or Hub name of a model.")
+    paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data")
+    text_field: str | None = flag("Column that holds the text.", default=None)
+    length: int = flag("Tokens in a sequence.", default=512, least=2)
+    samples: int = flag("Sequences.", default=32, least=1)
+    alpha: float = flag("A sink receives more than alpha / N.", default=5.0)
+
+    def check(self) -> None:
+        super().check()
+        if not self.alpha > 0:
+            raise InputError(f"--alpha must be above 0, got {self.alpha}")
+
+
+SETTINGS = ProbeSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of a map, or means over the maps of a layer; over sequences."""
+
+    layer: int
+    sinks: float
+    """Share of keys that receive more than α / N on average."""
+    sinks_enough_queries: float
+    """Those of them that at least N / α queries see, so that no single query decides."""
+    sink_share: float | None
+    """What a query gives to sinks beside the first token."""
+    first_share: float | None
+    """What a query gives to the first token."""
+    entropy: float | None
+    """Nats."""
+    top_logit: float | None
+    """The largest |q·k| · scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadFigures(Figures):
+    """Of one map."""
+
+    head: int
+
+
+@dataclass(frozen=True)
+class ByPosition:
+    """Share of maps and sequences in which a position is a sink."""
+
+    first: list[int]
+    """First position of each column."""
+    sink_rate: list[list[float]]
+    """Layers × columns."""
+
+
+@dataclass(frozen=True)
+class TokenSinks:
+    """How often a token is a sink."""
+
+    token: str
+    occurrences: int
+    sink_rate: float
+    """Share of maps, at its occurrences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(Result):
+    """What ``antiphase probe`` finds."""
+
+    sequences: int
+    length: int
+    persistence: float | None
+    """Of the positions that are sinks in a layer, the share that are in the next one too."""
+    persistence_chance: float | None
+    """The same, if layers had nothing to do with each other."""
+    null_local: float
+    """Share of sinks that local maps without any sink reach by arithmetic alone."""
+    null_uniform: float
+    """The same of uniform maps."""
+    judged_positions: int
+    """Those that enough queries see."""
+    layers: list[Figures]
+    heads: list[HeadFigures]
+    positions: ByPosition
+    tokens: list[TokenSinks]
+    """The most frequent sinks first."""
+
+
+RESULT = Probe
