@@ -53,6 +53,11 @@ class LoadedModel:
     """Of the training run, where the folder holds ``run.yaml``."""
 
 
+def at_hand(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
+    """A model that a script holds already, by the name that it was loaded with."""
+    return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
+
+
 def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> LoadedModel:
     """Load any causal language model of Hugging Face; code in its repository is never run.
 

@@ -20,7 +20,7 @@ from antiphase.data.haystacks import Cell, Context, Haystack, output_tokens, pro
 from antiphase.data.prepare import check_task
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
-from antiphase.evals.loading import LoadedModel, load_model, refused_by_model, untrained
+from antiphase.evals.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
 from antiphase.evals.needles import tasks_of
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
 from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
@@ -121,15 +121,14 @@ def measure_in_text(
     """
     haystack = Haystack(texts, tokenizer)
     contexts = {cell: haystack.contexts(cell, samples, seed=seed) for cell in cells}
-    name = getattr(model.config, "name_or_path", "") or "model"
+    loaded = at_hand(model, tokenizer)
+    (arm,) = arm_names([loaded.name])
     rows = {}
     for trained in (True, False):
-        loaded = LoadedModel(name, model if trained else untrained(model, seed), tokenizer, None)
         read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
-        rows[arm_names([name])[0], trained] = [
-            row for cell in read for row in measuring.of_texts(loaded, cell, contexts[cell])
-        ]
-    return measuring.result(Found([name], "text", cells[0].guess_rate, rows))
+        own = loaded if trained else replace(loaded, model=untrained(model, seed))
+        rows[arm, trained] = [row for cell in read for row in measuring.of_texts(own, cell, contexts[cell])]
+    return measuring.result(Found([loaded.name], "text", cells[0].guess_rate, rows))
 
 
 def evaluate_on_contexts(

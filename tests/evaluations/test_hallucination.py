@@ -43,7 +43,7 @@ def folder(tmp_path, monkeypatch, tiny_model, text_tokenizer):
 class Reader:
     """A judge that looks whether every sentence stands in the text; ``says`` may change its answers."""
 
-    identity = "reader"
+    identity = name = "reader"
 
     def __init__(self, says=lambda number, answer: answer):
         self.says, self.questions = says, []

@@ -49,6 +49,7 @@ class Answer:
 class Judge(Protocol):
     """Answers questions in words."""
 
+    name: str
     identity: str
     """Which judge it is: answers are kept by it and the question."""
 
@@ -95,7 +96,7 @@ class EndpointJudge:
             raise InputError(f"--judge-url {url}: the key would travel in clear text; give an address with https://")
         if key is not None and not (key.isascii() and key.isprintable()):
             raise InputError("the judge's key holds a line break or signs that no header may have; check its file")
-        self.url, self.model, self.longest = f"{url.rstrip('/')}/chat/completions", model, longest
+        self.url, self.name, self.longest = f"{url.rstrip('/')}/chat/completions", model, longest
         self.identity = f"{self.url} {model} {longest}"
         self.timeout, self.attempts, self.pause, self.sleep = timeout, attempts, pause, sleep
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -120,7 +121,7 @@ class EndpointJudge:
 
     def _answer(self, question: str) -> Answer:
         content = {
-            "model": self.model, "messages": [{"role": "user", "content": question}], "temperature": 0,
+            "model": self.name, "messages": [{"role": "user", "content": question}], "temperature": 0,
             "max_tokens": self.longest,
         }  # fmt: skip
         reason = ""
@@ -135,7 +136,7 @@ class EndpointJudge:
                     reason = f"status {error.code}"
                     if error.code in REFUSALS:
                         raise InputError(
-                            f"--judge-url: {self.url} refuses the model {self.model} with {reason}: "
+                            f"--judge-url: {self.url} refuses the model {self.name} with {reason}: "
                             f"{REFUSALS[error.code]}"
                         ) from None
                     if (
@@ -216,7 +217,7 @@ class LocalJudge:
             fingerprint: of the weights, so that answers of another model under the same name are not taken for its own.
             longest: tokens of an answer.
         """
-        self.loaded, self.longest = loaded, longest
+        self.loaded, self.name, self.longest = loaded, loaded.name, longest
         self.identity = f"{fingerprint} {longest}"
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:

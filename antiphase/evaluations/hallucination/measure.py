@@ -16,7 +16,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.errors import InputError, naming
-from antiphase.evals.loading import LoadedModel, digest, load_model, refused_by_model
+from antiphase.evals.loading import LoadedModel, at_hand, digest, load_model, refused_by_model
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.hallucination import (
     GOLD,
@@ -126,7 +126,7 @@ def hallucination(
         InputError: too few items that the model can read; what the judge raises.
         ValueError: logits that are not numbers.
     """
-    loaded = LoadedModel(getattr(model.config, "name_or_path", "") or MODEL, model, tokenizer, None)
+    loaded = at_hand(model, tokenizer)
     drawn = _drawn(loaded, data, samples, max_new_tokens, seed)
     written = _written(loaded, drawn, Kept(), max_new_tokens)
     systems = {
@@ -134,7 +134,7 @@ def hallucination(
         for name, prompted in drawn.items()
     }
     judged = _judged(systems, _Answers(Kept(), judge))
-    return _result(loaded.name, JudgeName(judge.identity), drawn, systems, judged)
+    return _result(loaded.name, JudgeName(judge.name), drawn, systems, judged)
 
 
 def check_judged(settings: HallucinationSettings) -> None:
