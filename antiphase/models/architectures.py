@@ -23,17 +23,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import (
-    INSIDE,
-    SWAPPED,
-    antiphase_mask,
-    carries_positions,
-    differential_output,
-    refuse_unknown,
-    split_halves,
-    visible_keys,
-)
-from antiphase.models.attention import DifferentialHeads
+from antiphase.interface import INSIDE, SWAPPED, antiphase_mask
+from antiphase.layers.differential import DifferentialHeads
+from antiphase.layers.functions import differential_output, refuse_unknown, split_halves
+from antiphase.layers.masks import carries_positions, visible_keys
 
 ATTENTION_CLASSES = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError, nearest
-from antiphase.models.configuration import ATTENTION_TYPES, refuse_unknown, register_models
+from antiphase.models.configuration import ATTENTION_TYPES, refuse_unknown
+from antiphase.models.first_use import register_models
 
 CELLS = ("rnn", "lstm")
 EMBEDDINGS = ("learned", "one_hot")

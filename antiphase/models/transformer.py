@@ -17,12 +17,14 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from antiphase.models.attention import ATTENTION_LAYERS, Attention
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.marks import mark_residual_output
+from antiphase.layers.norm import RMSNorm
+from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
-from antiphase.models.norm import RMSNorm
 from antiphase.models.pretrained import AttendingPreTrainedModel
-from antiphase.models.start import embedding_std, linear_spread, mark_residual_output
+from antiphase.models.start import embedding_std, linear_spread
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -46,7 +48,7 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = ATTENTION_LAYERS[config.attention_type](config, layer_idx)
+        self.self_attn = attention_layer(config, layer_idx)
         self.mlp = SwiGLU(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -66,7 +68,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["Block"]
     _skip_keys_device_placement: ClassVar = ["past_key_values"]
-    _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": Attention}
+    _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": AttentionLayer}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -19,7 +19,7 @@ from transformers import (
 
 import antiphase
 from antiphase.errors import InputError
-from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.models.classic import OneHot
 
 VOCABULARY = {"vocab_size": 31, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

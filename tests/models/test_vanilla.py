@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 import antiphase
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.layers.positions import sinusoidal_positions
 from antiphase.models.configuration import ATTENTION_TYPES
-from antiphase.models.positions import sinusoidal_positions
 from antiphase.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaLayer, VanillaModel
 
 SIZES = {
