@@ -121,11 +121,10 @@ class AttentionLayer(nn.Module):
         self.v_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
         self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias)
         mark_residual_output(self.o_proj)
-        self.head_norm: RMSNorm | None = None
-        self.output_gate: nn.Linear | None = None
 
     def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
         """A norm of each head's output, ``width`` wide, with a constant factor; a gate from the layer's input."""
+        self.has_head_norm, self.has_output_gate = head_norm, output_gate
         if head_norm:
             self.head_norm = RMSNorm(width, self.head_norm_eps, factor)
             mark_first_weight(self.head_norm, self.head_norm_init)
@@ -234,7 +233,7 @@ class AttentionLayer(nn.Module):
             key, value = self._keys_of_context(context, past_key_values)
         out, weights = self._attend(query, key, value, attention_mask, hidden_states, **kwargs)
         out = out.reshape(*tokens, -1)
-        if self.output_gate is not None:
+        if self.has_output_gate:
             out = out * torch.sigmoid(self.output_gate(hidden_states))
         return self.o_proj(out), weights
 
@@ -288,4 +287,4 @@ class AttentionLayer(nn.Module):
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
         """What happens to the heads' outputs (B, N, heads, width) before gate and output projection."""
-        return out if self.head_norm is None else self.head_norm(out)
+        return self.head_norm(out) if self.has_head_norm else out

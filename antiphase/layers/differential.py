@@ -33,7 +33,7 @@ class _LambdaAndNorm(nn.Module):
     lambda_k1: nn.Parameter
     lambda_q2: nn.Parameter
     lambda_k2: nn.Parameter
-    head_norm: RMSNorm | None
+    head_norm: RMSNorm
 
     def _add_lambda(self, width: int) -> None:
         for name in VECTORS:
@@ -95,7 +95,6 @@ class DifferentialHeads(_LambdaAndNorm):
 
     def finish(self, out: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
-        assert self.head_norm is not None
         return self.head_norm(out)
 
 
@@ -239,4 +238,4 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm of each head (equation 3), without what an ablation leaves out."""
-        return out * self.head_factor if self.head_norm is None else self.head_norm(out)
+        return self.head_norm(out) if self.has_head_norm else out * self.head_factor

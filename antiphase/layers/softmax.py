@@ -49,7 +49,9 @@ class SoftmaxAttention(AttentionLayer):
         maps = num_attention_heads
         super().__init__(hidden_size, maps, queries=maps, outputs=maps, **common)
         self._add_norm_and_gate(head_norm=head_norm, output_gate=output_gate, width=self.head_dim)
-        self.sinks = nn.Parameter(torch.zeros(maps)) if sink_logits else None
+        self.has_sinks = sink_logits
+        if sink_logits:
+            self.sinks = nn.Parameter(torch.zeros(maps))
         self.dex_heads, self.dex_steps, self.dex_progress = dex_heads, dex_steps, 1.0
         if dex_heads is not None:
             self.dex_weight = nn.Parameter(torch.zeros(self.head_dim, self.head_dim))
@@ -82,7 +84,7 @@ class SoftmaxAttention(AttentionLayer):
         return (1.0 - alpha) * alpha * lambda_init(self.layer_idx) + alpha * self.dex_lambda
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
-        return {} if self.sinks is None else {"s_aux": self.sinks}
+        return {"s_aux": self.sinks} if self.has_sinks else {}
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
         if self.dex_heads is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def test_softmax_attention_with_grouped_keys_is_sdpa(function, window):
 # ------------------------------------------------------------------------------------------ the reference
 
 
-@pytest.mark.parametrize("function", [antiphase_attention, eager_attention])
+@pytest.mark.parametrize(
+    "function", [antiphase_attention, eager_attention, partial(antiphase_attention, impl="blockwise")]
+)
 @pytest.mark.parametrize("options", [{}, {"is_causal": False}, {"sliding_window": 4}, {"num_key_value_heads": 2}])
 @pytest.mark.parametrize("name", ["V1", "V2"])
 def test_differential_attention_is_the_reference(name, options, function):
