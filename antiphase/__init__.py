@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from wrapt import register_post_import_hook
 
+from antiphase.models.first_use import before_first_use
+
 if TYPE_CHECKING:
     from antiphase.baselines.models.configs import ConvolutionConfig as ConvolutionConfig
     from antiphase.baselines.models.configs import RecurrentConfig as RecurrentConfig
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
     from antiphase.calibration.apply import calibrated as calibrated
     from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
     from antiphase.calibration.search import search_calibration as search_calibration
+    from antiphase.layers.drop_in import DifferentialAttention as DifferentialAttention
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
     from antiphase.models.differential_configs import differential_config as differential_config
-    from antiphase.models.layer import DifferentialAttention as DifferentialAttention
     from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
     from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
@@ -43,7 +45,7 @@ _HOME = {
     "VanillaConfig": "antiphase.baselines.models.configs",
     "SequenceToSequenceConfig": "antiphase.baselines.models.configs",
     "set_word_vectors": "antiphase.baselines.models.word_vectors",
-    "DifferentialAttention": "antiphase.models.layer",
+    "DifferentialAttention": "antiphase.layers.drop_in",
     "differential_config": "antiphase.models.differential_configs",
     "attention_statistics": "antiphase.probing.statistics",
     "AttentionStatistics": "antiphase.probing.statistics",
@@ -77,6 +79,14 @@ def _register_configuration(_: Any) -> None:
     register_configurations()
 
 
+def _register_models() -> None:
+    from antiphase.baselines.models import registration as baselines
+    from antiphase.models.registration import register_models
+
+    register_models()
+    baselines.register_models()
+
+
 def _register_differential_configurations(_: Any) -> None:
     importlib.import_module("antiphase.models.differential_configs")
 
@@ -88,6 +98,7 @@ def _register_attention(_: Any) -> None:
 # The models themselves follow when the first AntiphaseConfig is made: earlier, transformers may be half imported, and
 # `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
 # reason the configurations of other architectures wait for the Auto classes of models.
+before_first_use(_register_models)
 register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
 register_post_import_hook(_register_differential_configurations, "transformers.models.auto.modeling_auto")
 register_post_import_hook(_register_attention, "transformers.modeling_utils")

@@ -26,14 +26,9 @@ from transformers.masking_utils import causal_mask_function, packed_sequence_mas
 
 from antiphase import interface
 from antiphase.instrumentation.hooks import observed, swapped
-from antiphase.interface import (
-    antiphase_attention,
-    antiphase_mask,
-    combine_mask,
-    eager_attention,
-    is_differential,
-    join_halves,
-)
+from antiphase.interface import antiphase_mask
+from antiphase.layers.functions import antiphase_attention, eager_attention, is_differential, join_halves
+from antiphase.layers.masks import combine_mask
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}

@@ -29,7 +29,7 @@ from antiphase.benchmarks.schemes import (
     work,
 )
 from antiphase.benchmarks.timing import paired_times, product_rate, ratios, waiting
-from antiphase.interface import differential_output, join_halves
+from antiphase.layers.functions import differential_output, join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.ops.native.library import kernels, why_not_built
 from antiphase.records import Record

@@ -21,7 +21,7 @@ from antiphase.benchmarks.schemes import (
     by_backend,
     ours,
 )
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from antiphase.interface import differential_output, join_halves, softmax_attention
+from antiphase.layers.functions import differential_output, join_halves, softmax_attention
 from antiphase.ops.native.library import why_not_built
 
 LAM = 0.4

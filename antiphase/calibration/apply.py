@@ -16,7 +16,7 @@ from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.chosen import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.instrumentation.forward import ForwardPass, SequenceState
 from antiphase.instrumentation.hooks import transformed
-from antiphase.interface import layer_is_causal
+from antiphase.layers.masks import layer_is_causal
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries
 

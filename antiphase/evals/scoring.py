@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
-from antiphase.models.positions import count_positions
+from antiphase.layers.positions import count_positions
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Token ids (B, L) and positions (B, P) to the greedy token (B, P) for each position, given all tokens before it."""

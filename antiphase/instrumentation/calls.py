@@ -16,16 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.instrumentation.forward import ForwardPass
-from antiphase.interface import (
-    carries_positions,
-    has_two_keys,
-    inside,
-    is_differential,
-    join_halves,
-    refuse_unknown,
-    split_halves,
-    visible_keys,
-)
+from antiphase.interface import inside
+from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
+from antiphase.layers.masks import carries_positions, visible_keys
 
 
 class Pairing(Enum):

@@ -24,14 +24,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall, AttentionKind, kind_of
 from antiphase.instrumentation.forward import ForwardPass, SequenceState, begin_pass, follow
-from antiphase.interface import (
-    INSIDE,
-    SWAPPED,
-    AttentionFunction,
-    differential_function,
-    heads_inside,
-    is_differential,
-)
+from antiphase.interface import INSIDE, SWAPPED, differential_function, heads_inside
+from antiphase.layers.functions import AttentionFunction, is_differential
 
 _NUMBERS = count()
 """Of blocks."""
@@ -152,7 +146,7 @@ def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], Attentio
 
 def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
     """The function that the model calls under ``implementation``; ``eager`` lives in the model's own module."""
-    if is_differential(model):
+    if any(is_differential(layer) for layer in model.modules()):
         return differential_function(implementation)
     if implementation != "eager":
         return ALL_ATTENTION_FUNCTIONS[implementation]

@@ -23,17 +23,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import (
-    INSIDE,
-    SWAPPED,
-    antiphase_mask,
-    carries_positions,
-    differential_output,
-    refuse_unknown,
-    split_halves,
-    visible_keys,
-)
-from antiphase.models.attention import DifferentialHeads
+from antiphase.interface import INSIDE, SWAPPED, antiphase_mask, heads_inside
+from antiphase.layers.differential import DifferentialHeads
+from antiphase.layers.functions import refuse_unknown, split_halves
+from antiphase.layers.masks import carries_positions, visible_keys
 
 ATTENTION_CLASSES = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",
@@ -72,9 +65,8 @@ def attention_inside(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
     )  # fmt: skip
     if out is None:
-        out = differential_output(
-            query, key, value, heads.lam(), mask,
-            halves=2, is_causal=is_causal, sliding_window=sliding_window, scaling=scaling,
+        out, _ = heads_inside(
+            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window
         )  # fmt: skip
         out = heads.finish(out)
     return split_halves(out.to(query.dtype)), None

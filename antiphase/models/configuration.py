@@ -8,8 +8,11 @@ from typing import Any, ClassVar
 from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError, nearest
+from antiphase.layers.attention import check_counts
+from antiphase.layers.registry import LAYERS, variant_fields
+from antiphase.models.first_use import register_models
 from antiphase.models.start import check_start, default_multiplier
-from antiphase.models.variants import ACROSS, check_variant, variant_of
+from antiphase.models.variants import check_layers, option
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
 """The published kinds."""
@@ -102,6 +105,7 @@ class AntiphaseConfig(PreTrainedConfig):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        variant = {name: kwargs.pop(name) for name in variant_fields() if name in kwargs}
         refuse_unknown(type(self), kwargs)
         self.attention_type = attention_type
         self.vocab_size = vocab_size
@@ -109,12 +113,15 @@ class AntiphaseConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        if num_key_value_heads is None:
-            num_key_value_heads = num_attention_heads
-            if attention_type in ("differential_v2", ACROSS):
-                num_key_value_heads //= 2
-            elif num_noise_heads is not None:
-                num_key_value_heads = 2 * num_noise_heads
+        self.lambda_form, self.lambda_init = lambda_form, lambda_init
+        self.head_norm, self.head_scale = head_norm, head_scale
+        self.output_gate, self.sink_logits = output_gate, sink_logits
+        self.num_noise_heads = num_noise_heads
+        self.dex_heads, self.dex_steps = dex_heads, dex_steps
+        for name, value in variant.items():  # of kinds of attention that were registered from outside
+            setattr(self, name, value)
+        if num_key_value_heads is None and attention_type in LAYERS:
+            num_key_value_heads = LAYERS[attention_type].default_key_value_heads(vars(self))
         self.num_key_value_heads = num_key_value_heads
         self.max_position_embeddings = max_position_embeddings
         self.sliding_window = sliding_window
@@ -130,18 +137,12 @@ class AntiphaseConfig(PreTrainedConfig):
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         self._check_scales()
-        self.lambda_form, self.lambda_init = lambda_form, lambda_init
-        self.head_norm, self.head_scale = head_norm, head_scale
-        self.output_gate, self.sink_logits = output_gate, sink_logits
-        self.num_noise_heads = num_noise_heads
-        self.dex_heads, self.dex_steps = dex_heads, dex_steps
-        check_variant(self)
         self.initializer, self.embedding_range = initializer, embedding_range
         if embedding_multiplier is None:
             embedding_multiplier = default_multiplier(initializer, hidden_size)
         self.embedding_multiplier = embedding_multiplier
         self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
-        check_start(self, has_head_norm=variant_of(self).head_norm)
+        check_start(self, has_head_norm=option(self, "head_norm"))
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,
@@ -152,44 +153,11 @@ class AntiphaseConfig(PreTrainedConfig):
         register_models()
 
     def _check_sizes(self, head_dim: int | None) -> None:
-        known = (*ATTENTION_TYPES, ACROSS)
-        if self.attention_type not in known:
-            raise InputError(
-                f"attention_type must be one of {', '.join(known)}, got {self.attention_type!r}"
-                + nearest(str(self.attention_type), known)
-            )
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        values = {name: getattr(self, name) for name in (*sizes, "num_key_value_heads", "max_position_embeddings")}
-        for name, value in (("head_dim", head_dim), ("sliding_window", self.sliding_window)):
-            if value is not None:
-                values[name] = value
-        for name, value in values.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
-        maps, key_maps = self.num_attention_heads, self.num_key_value_heads
-        if head_dim is None and self.hidden_size % maps:
-            raise InputError(
-                f"num_attention_heads ({maps}) does not divide hidden_size ({self.hidden_size}); "
-                f"change one of them or set head_dim"
-            )
-        width = self.hidden_size // maps if head_dim is None else head_dim
-        if width < 2 or width % 2:
+        check_counts(vars(self), ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"))
+        check_layers(self, head_dim=head_dim)
+        width = self.hidden_size // self.num_attention_heads if head_dim is None else head_dim
+        if width % 2:
             raise InputError(f"head_dim must be even for rotary positions, got {width}")
-        if maps % key_maps:
-            raise InputError(f"num_key_value_heads ({key_maps}) does not divide num_attention_heads ({maps})")
-        if self.attention_type == "differential":
-            for name, value in (("num_attention_heads", maps), ("num_key_value_heads", key_maps)):
-                if value % 2:
-                    raise InputError(f"{name} must be even for differential attention (two maps a head), got {value}")
-        if self.attention_type == ACROSS and maps % 2:
-            raise InputError(
-                f"num_attention_heads must be even for differential attention (two maps a head), got {maps}"
-            )
-        if self.attention_type == "differential_v2" and (maps % 2 or (maps // key_maps) % 2):
-            raise InputError(
-                f"num_attention_heads ({maps}) must be an even multiple of num_key_value_heads ({key_maps}) in "
-                "differential_v2: both maps of a head read the same key and value"
-            )
 
     def _layer_types(self, given: list[str] | None) -> list[str]:
         if given is None:
@@ -208,13 +176,6 @@ class AntiphaseConfig(PreTrainedConfig):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise InputError(f"{name} must be a number of at least 0, got {value!r}")
-
-
-def register_models() -> None:
-    """Before the Auto classes can meet a configuration, and not earlier: see ``antiphase/__init__.py``."""
-    from antiphase.models import registration
-
-    registration.register_models()
 
 
 def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:

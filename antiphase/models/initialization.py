@@ -12,8 +12,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from antiphase.models.attention import LAMBDA_STD, ZERO_AT_START
-from antiphase.models.start import embedding_std, first_weight, linear_spread
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.lambdas import LAMBDA_STD
+from antiphase.layers.marks import first_weight
+from antiphase.models.start import embedding_std, linear_spread
 from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
 
@@ -32,7 +34,7 @@ def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
         owner, last = owners[name], name.rpartition(".")[2]
         if isinstance(owner, nn.RMSNorm):
             parameter.fill_(first_weight(owner))
-        elif last in ZERO_AT_START:
+        elif isinstance(owner, AttentionLayer) and last in owner.zero_at_start:
             parameter.zero_()
         else:
             shape, size = _spread(model, owner)

@@ -9,9 +9,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from antiphase import interface
-from antiphase.models.attention import Attention
-from antiphase.models.start import first_weight
-from antiphase.models.variants import variant_of
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.marks import first_weight
+from antiphase.layers.registry import LAYERS
+from antiphase.models.variants import option
 
 
 class AttendingPreTrainedModel(PreTrainedModel):
@@ -21,9 +22,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _keep_in_fp32_modules_strict: ClassVar = [
-        "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_offset", "dex_lambda"
-    ]  # fmt: skip
+    _keep_in_fp32_modules_strict: ClassVar = sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32})
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """The project's own function unless another is asked for.
@@ -33,12 +32,13 @@ class AttendingPreTrainedModel(PreTrainedModel):
                 a function that would drop the sink logits in silence.
         """
         requested = interface.NAME if requested_attention is None else requested_attention
-        if self.config.attention_type == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
+        form = LAYERS[self.config.attention_type].attention_form
+        if form == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
             raise ValueError(
                 f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
                 "eager, or attention_type differential_v2"
             )
-        if variant_of(self.config).sink_logits and requested in interface.BUILT_IN - {"eager"}:
+        if option(self.config, "sink_logits") and requested in interface.BUILT_IN - {"eager"}:
             raise ValueError(
                 f"sink_logits cannot run with attn_implementation={requested!r}; choose antiphase or eager"
             )
@@ -49,7 +49,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
         """λ vectors N(0, 0.1²) (2410.05258, section 2.1), and norms one."""
         if isinstance(module, nn.RMSNorm):
             nn.init.constant_(module.weight, first_weight(module))
-        elif isinstance(module, Attention):
-            module.reset_variant()
+        elif isinstance(module, AttentionLayer):
+            module.reset_added()
         else:
             super()._init_weights(module)

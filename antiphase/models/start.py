@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 
 from antiphase.errors import InputError, nearest
+from antiphase.layers.marks import writes_residual
 
 INITIALIZERS = ("normal", "fan_in")
 DEPTH = "depth"
@@ -57,28 +58,13 @@ def embedding_std(config: Any) -> float:
     return float(config.hidden_size**-0.5 if config.initializer == "fan_in" else config.initializer_range)
 
 
-def mark_residual_output(layer: nn.Linear) -> None:
-    """Have ``residual_init_scale`` scale this layer's first weights."""
-    vars(layer)["writes_residual"] = True
-
-
-def mark_first_weight(norm: nn.RMSNorm, weight: float) -> None:
-    """Have a norm begin at this weight."""
-    vars(norm)["first_weight"] = weight
-
-
-def first_weight(norm: nn.RMSNorm) -> float:
-    """The weight that a norm begins at: what it is marked with, else 1."""
-    return float(vars(norm).get("first_weight", 1.0))
-
-
 def linear_spread(config: Any, layer: nn.Linear) -> tuple[str, float]:
     """Shape and size of a linear layer's first weights: ("normal", standard deviation) or ("uniform", bound).
 
     Marked layers are scaled by ``residual_init_scale``.
     """
     scale = 1.0
-    if "writes_residual" in vars(layer):
+    if writes_residual(layer):
         given = config.residual_init_scale
         scale = (2 * config.num_hidden_layers) ** -0.5 if given == DEPTH else given
     if config.initializer == "fan_in":

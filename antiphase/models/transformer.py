@@ -17,28 +17,16 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from antiphase.models.attention import ATTENTION_LAYERS, Attention
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.norm import RMSNorm
+from antiphase.layers.swiglu import SwiGLU
+from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
-from antiphase.models.norm import RMSNorm
 from antiphase.models.pretrained import AttendingPreTrainedModel
-from antiphase.models.start import embedding_std, linear_spread, mark_residual_output
+from antiphase.models.start import embedding_std, linear_spread
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-
-
-class SwiGLU(nn.Module):
-    """(swish(X Wg) ⊙ X W1) W2 (Shazeer, 2002.05202, section 2)."""
-
-    def __init__(self, config: AntiphaseConfig) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-        mark_residual_output(self.down_proj)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.down_proj(nn.functional.silu(self.gate_proj(hidden_states)) * self.up_proj(hidden_states))
 
 
 class Block(GradientCheckpointingLayer):
@@ -46,8 +34,8 @@ class Block(GradientCheckpointingLayer):
 
     def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = ATTENTION_LAYERS[config.attention_type](config, layer_idx)
-        self.mlp = SwiGLU(config)
+        self.self_attn = attention_layer(config, layer_idx)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -66,7 +54,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["Block"]
     _skip_keys_device_placement: ClassVar = ["past_key_values"]
-    _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": Attention}
+    _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": AttentionLayer}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

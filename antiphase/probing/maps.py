@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
 from antiphase.instrumentation.hooks import observed
-from antiphase.interface import combine_mask
+from antiphase.layers.masks import combine_mask
 from antiphase.probing.rows import rows_of
 
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
-from antiphase.interface import boolean_mask, layer_is_causal, softmax_weights
+from antiphase.layers.functions import softmax_weights
+from antiphase.layers.masks import boolean_mask, layer_is_causal
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes, statistics_dtype
 

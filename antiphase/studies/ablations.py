@@ -21,9 +21,9 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
+from antiphase.layers.registry import ACROSS
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.models.variants import ACROSS
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs

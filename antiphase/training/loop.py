@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 import signal
 import threading
 import time
@@ -25,12 +24,12 @@ from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
 from antiphase.interface import TRITON
-from antiphase.models.attention import DifferentialAttentionV1, set_training_step
+from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.registry import PROJECTIONS, attention_layers, set_training_step, variant_fields
 from antiphase.models.checkpoints import Checkpoint, is_finite
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.models.variants import FIELDS
 from antiphase.ops.api import why_no_kernels
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
@@ -62,7 +61,7 @@ Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 STRUCTURE = (
     "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
-    "layer_types", "embedding_multiplier", *(name for name in FIELDS if name != "dex_steps"),
+    "layer_types", "embedding_multiplier", *(name for name in variant_fields() if name != "dex_steps"),
 )  # fmt: skip
 """Fields of a configuration that must agree for one model's weights to compute the same in another; ``rope_parameters``
 may differ in a model that reads longer sequences."""
@@ -488,8 +487,12 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
 
 def attention_only(model: PreTrainedModel) -> int:
     """Parameters that a softmax model of the same size does not have: λ, head norms, and what variants add."""
-    own = re.compile(r"\.(lambda_[qk][12]|lambda_offset|(lambda_proj|head_norm|output_gate)\.weight|sinks|dex_\w+)$")
-    return sum(parameter.numel() for name, parameter in model.named_parameters() if own.search(name))
+    return sum(
+        parameter.numel()
+        for layer in attention_layers(model)
+        for name, parameter in layer.named_parameters()
+        if not name.startswith(PROJECTIONS)
+    )
 
 
 def lambdas(model: PreTrainedModel) -> list[float] | None:

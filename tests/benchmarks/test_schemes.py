@@ -23,7 +23,7 @@ from antiphase.benchmarks.schemes import (
     work,
 )
 from antiphase.benchmarks.timing import paired_times, product_rate, ratios
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
 
 EVERY = [

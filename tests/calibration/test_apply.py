@@ -31,7 +31,8 @@ from antiphase.errors import InputError
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.forward import STATES
 from antiphase.instrumentation.hooks import observed, swapped
-from antiphase.interface import boolean_mask, has_two_keys, is_differential, join_halves
+from antiphase.layers.functions import has_two_keys, is_differential, join_halves
+from antiphase.layers.masks import boolean_mask
 
 LAYERS, MAPS, N = 2, 4, 40
 SIZES = {

@@ -24,7 +24,7 @@ from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
-from antiphase.registry import every, measurement_of
+from antiphase.registry import every, measurement_of, measurements
 from antiphase.report import figures, html, summary
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"

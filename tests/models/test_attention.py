@@ -20,7 +20,9 @@ from transformers import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase.models.attention import ATTENTION_LAYERS, Attention, lambda_init
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.lambdas import lambda_init
+from antiphase.models.attention import attention_layer
 
 # ------------------------------------------------------------------------------------------ λ
 
@@ -39,7 +41,7 @@ def test_each_layer_of_a_model_has_the_lambda_init_of_its_depth(tiny_model):
 
 
 def test_lambda_is_a_difference_of_exponentials_of_dot_products(tiny_config):
-    layer = ATTENTION_LAYERS["differential"](tiny_config(), 1)
+    layer = attention_layer(tiny_config(), 1)
     assert layer.lam().item() == pytest.approx(lambda_init(1))  # vectors of zeros
     with torch.no_grad():
         for index, name in enumerate(("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")):
@@ -51,7 +53,7 @@ def test_lambda_is_a_difference_of_exponentials_of_dot_products(tiny_config):
 
 
 def test_lambda_stays_fp32_under_autocast_and_in_half_precision(tiny_config):
-    layer = ATTENTION_LAYERS["differential"](tiny_config(), 0)
+    layer = attention_layer(tiny_config(), 0)
     torch.nn.init.normal_(layer.lambda_q1)
     torch.nn.init.normal_(layer.lambda_k1)
     expected = layer.lam()
@@ -107,9 +109,9 @@ def rotary(config: Any, length: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-def random_layer(config: Any, index: int, implementation: str = "eager") -> Attention:
+def random_layer(config: Any, index: int, implementation: str = "eager") -> AttentionLayer:
     config._attn_implementation = implementation
-    layer = ATTENTION_LAYERS[config.attention_type](config, index).double()
+    layer = attention_layer(config, index).double()
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.4)
@@ -333,7 +335,7 @@ def test_a_layer_equals_the_official_code_in_output_and_every_gradient(tiny_conf
         num_hidden_layers=int(settings["depth"]) + 1,
     )
     config._attn_implementation = implementation
-    layer = ATTENTION_LAYERS[config.attention_type](config, int(settings["depth"])).double()
+    layer = attention_layer(config, int(settings["depth"])).double()
     names = {"out_proj": "o_proj", "subln": "head_norm"}
 
     def halves(key: str, tensor: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from antiphase.errors import InputError
-from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import attention_from_unilm, convert_model, plan_conversion
 
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3}
@@ -223,7 +223,7 @@ def test_a_layer_of_unilm_loads(tiny_config, shared, name):
         hidden_size=embed, num_attention_heads=maps, num_key_value_heads=key_maps, num_hidden_layers=depth + 1
     )
     config._attn_implementation = "antiphase"
-    layer = DifferentialAttentionV1(config, depth).double()
+    layer = attention_layer(config, depth).double()
     layer.load_state_dict(attention_from_unilm(state))
     position = tuple(torch.cat([golden[which]] * 2, dim=-1)[None] for which in ("cos", "sin"))
     out, _ = layer(golden["x"], position)

@@ -9,7 +9,7 @@ from transformers import DynamicCache, LlamaConfig, StaticCache
 
 import antiphase
 from antiphase.errors import InputError
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 
 
 def layer_of(**fields: object) -> antiphase.DifferentialAttention:

@@ -17,7 +17,9 @@ import antiphase
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
-from antiphase.models.attention import ATTENTION_LAYERS, lambda_init, set_training_step
+from antiphase.layers.lambdas import lambda_init
+from antiphase.layers.registry import set_training_step, variant_fields
+from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
@@ -70,7 +72,7 @@ def rotary(width: int, length: int) -> tuple[Tensor, Tensor]:
 
 def random_layer(config: Any, index: int, implementation: str) -> Any:
     config._attn_implementation = implementation
-    layer = ATTENTION_LAYERS[config.attention_type](config, index).double()
+    layer = attention_layer(config, index).double()
     with torch.no_grad():
         for name, parameter in layer.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.4)
@@ -157,9 +159,9 @@ def test_a_variant_computes_its_formula(tiny_config, name, implementation):
 
 
 def test_constants_and_schedule_of_lambda_init(tiny_config):
-    found = [ATTENTION_LAYERS["differential"](tiny_config(lambda_init=0.5), index).lambda_init for index in (0, 2)]
+    found = [attention_layer(tiny_config(lambda_init=0.5), index).lambda_init for index in (0, 2)]
     assert found == [0.5, 0.5]
-    assert ATTENTION_LAYERS["differential"](tiny_config(), 2).lambda_init == lambda_init(2)
+    assert attention_layer(tiny_config(), 2).lambda_init == lambda_init(2)
 
 
 @every_variant
@@ -370,12 +372,10 @@ def test_dex_anneals_from_the_schedule_to_what_is_learned(tiny_model):
 
 
 def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
-    from antiphase.models.variants import FIELDS
-
     plain = tiny_model("softmax")
     model = convert_model(plain, attention_type="dex")
     assert model.config.dex_heads == [list(range(8))] * 3
-    assert set(own_fields(model.config)) <= set(FIELDS)
+    assert set(own_fields(model.config)) <= set(variant_fields())
     ids = torch.randint(3, 61, (2, 9))
     assert torch.equal(model(ids).logits, plain(ids).logits)
     for layer in model.model.layers:

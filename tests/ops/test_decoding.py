@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.ops.decoding import attend_few
 

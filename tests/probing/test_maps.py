@@ -32,7 +32,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 import antiphase
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
 from antiphase.instrumentation.hooks import swapped
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 from antiphase.probing.maps import _visible, attention_maps
 
 BASE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}

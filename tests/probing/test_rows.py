@@ -119,7 +119,7 @@ def test_a_window_given_to_the_function_narrows_the_rows():
     """Implementations without a mask (flash attention) get the window as an argument."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    from antiphase.interface import antiphase_attention
+    from antiphase.layers.functions import antiphase_attention
 
     ids = torch.randint(3, 61, (2, 13))
     AttentionInterface.register("windowed", antiphase_attention)

@@ -166,7 +166,7 @@ def test_top_logits_are_the_largest_scores():
         return original(module, query, key, value, mask, **kwargs)
 
     from antiphase.instrumentation.hooks import swapped
-    from antiphase.interface import antiphase_attention as original
+    from antiphase.layers.functions import antiphase_attention as original
 
     with swapped(model, lambda function: spy):
         model(**inputs)

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from antiphase.baselines.names import NORMS
 from antiphase.errors import InputError, nearest
 from antiphase.models.configuration import ATTENTION_TYPES, refuse_unknown
+from antiphase.models.first_use import register_models
 
 CELLS = ("rnn", "lstm")
 EMBEDDINGS = ("learned", "one_hot")
@@ -40,9 +41,6 @@ class ClassicConfig(PreTrainedConfig):
         refuse_unknown(type(self), kwargs)
         self._check()
         super().__post_init__(**kwargs)
-        # Before the Auto classes can meet a configuration, and not earlier: see ``antiphase/__init__.py``.
-        from antiphase.baselines.models.registration import register_models
-
         register_models()
 
     @property

@@ -27,8 +27,9 @@ from antiphase.baselines.models.common import (
 )
 from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.errors import InputError
-from antiphase.models.attention import ATTENTION_LAYERS, Attention
-from antiphase.models.positions import count_positions, sinusoidal_positions
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.positions import count_positions, sinusoidal_positions
+from antiphase.models.attention import attention_layer
 from antiphase.models.pretrained import AttendingPreTrainedModel
 
 
@@ -83,12 +84,11 @@ class VanillaLayer(nn.Module):
     def __init__(self, config: VanillaConfig, layer_idx: int, *, is_causal: bool, has_context: bool) -> None:
         super().__init__()
         self.is_pre_norm = config.norm_position == "pre"
-        kind = ATTENTION_LAYERS[config.attention_type]
-        self.self_attn = kind(config, layer_idx, is_causal=is_causal, bias=config.attention_bias)
+        self.self_attn = attention_layer(config, layer_idx, is_causal=is_causal, bias=config.attention_bias)
         self.self_attn_norm = Norm(config)
         self.cross_attn = None
         if has_context:
-            self.cross_attn = kind(config, layer_idx, is_causal=False, bias=config.attention_bias)
+            self.cross_attn = attention_layer(config, layer_idx, is_causal=False, bias=config.attention_bias)
             self.cross_attn_norm = Norm(config)
         self.mlp = MLP(config)
         self.mlp_norm = Norm(config)
@@ -136,8 +136,8 @@ class VanillaPreTrainedModel(AttendingPreTrainedModel, ClassicPreTrainedModel):
     _skip_keys_device_placement: ClassVar = ["past_key_values"]
     _can_record_outputs: ClassVar = {
         "hidden_states": VanillaLayer,
-        "attentions": OutputRecorder(Attention, index=1, layer_name="self_attn"),
-        "cross_attentions": OutputRecorder(Attention, index=1, layer_name="cross_attn"),
+        "attentions": OutputRecorder(AttentionLayer, index=1, layer_name="self_attn"),
+        "cross_attentions": OutputRecorder(AttentionLayer, index=1, layer_name="cross_attn"),
     }
 
     def embedding_std(self, width: int) -> float:

@@ -23,7 +23,7 @@ from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
-from antiphase.models.variants import ACROSS
+from antiphase.layers.registry import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
 from antiphase.randomness import keyed_generator
 

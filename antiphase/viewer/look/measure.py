@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.codes import encode
 from antiphase.errors import InputError
 from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
-from antiphase.models.positions import sinusoidal_positions
+from antiphase.layers.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite

@@ -20,7 +20,7 @@ from transformers import (
 import antiphase
 from antiphase.baselines.models.common import OneHot
 from antiphase.errors import InputError
-from antiphase.models.attention import DifferentialAttentionV1
+from antiphase.layers.differential import DifferentialAttentionV1
 
 VOCABULARY = {"vocab_size": 31, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NARROW = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 40}

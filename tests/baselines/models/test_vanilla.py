@@ -13,8 +13,8 @@ from transformers import DynamicCache
 import antiphase
 from antiphase.baselines.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaLayer, VanillaModel
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.layers.positions import sinusoidal_positions
 from antiphase.models.configuration import ATTENTION_TYPES
-from antiphase.models.positions import sinusoidal_positions
 
 SIZES = {
     "vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_ratio": 1.5,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
 from antiphase import differential_attention
-from antiphase.interface import softmax_attention, softmax_weights
+from antiphase.layers.functions import softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
 

@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-from antiphase.interface import differential_output, softmax_attention
-from antiphase.models.norm import RMSNorm
+from antiphase.layers.functions import differential_output, softmax_attention
+from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
 from antiphase.ops.native import layer
 from antiphase.ops.reference import reference_attention

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from antiphase import differential_attention
-from antiphase.interface import differential_output, join_halves, softmax_attention, softmax_weights
+from antiphase.layers.functions import differential_output, join_halves, softmax_attention, softmax_weights
 from antiphase.ops.native import operators
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from antiphase.benchmarks import attention, gpu_schemes
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, CUDNN, FLASH, FLEX
 from antiphase.benchmarks.schemes import SOFTMAX, Case, inputs, work
-from antiphase.interface import join_halves
+from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.report import benchmarks
 

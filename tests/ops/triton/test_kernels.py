@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
-from antiphase.interface import differential_output
+from antiphase.layers.functions import differential_output
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any, Protocol
+
 import torch
 from torch import Tensor, nn
-from transformers import Cache
 
 from antiphase.errors import InputError
-from antiphase.interface import differential_output, visible_keys
-from antiphase.models.attention import DifferentialAttentionV1
-from antiphase.models.configuration import AntiphaseConfig
+from antiphase.layers.attention import KeyValueCache
+from antiphase.layers.differential import DifferentialAttentionV1
+
+INITIAL_STD = 0.02
+"""Standard deviation of the first projections."""
+
+
+class SizedCache(KeyValueCache, Protocol):
+    """A cache that knows how many tokens it holds."""
+
+    def get_seq_length(self, layer_idx: int) -> int:
+        """Tokens of earlier calls of a layer."""
 
 
 class DifferentialAttention(nn.Module):
@@ -44,25 +54,20 @@ class DifferentialAttention(nn.Module):
         head_norm_eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        if layer_idx < 0:
-            raise InputError(f"layer_idx must not be below 0, got {layer_idx}")
-        if context_size is not None and context_size < 1:
-            raise InputError(f"context_size must be at least 1, got {context_size}")
-        config = AntiphaseConfig(
-            attention_type="differential", hidden_size=hidden_size, num_attention_heads=num_attention_heads,
-            num_key_value_heads=num_key_value_heads, head_dim=head_dim, num_hidden_layers=layer_idx + 1,
-            head_norm_eps=head_norm_eps,
-        )  # fmt: skip
         self.is_causal = is_causal
         self.layer_idx = layer_idx
-        self.inner = DifferentialAttentionV1(config, layer_idx)
+        self.inner = _CheckedAttention(
+            hidden_size, num_attention_heads, num_key_value_heads=num_key_value_heads, head_dim=head_dim,
+            is_causal=is_causal, layer_idx=layer_idx, head_norm_eps=head_norm_eps, initialize=False,
+        )  # fmt: skip
         if context_size is not None:
-            keys = config.num_key_value_heads * config.head_dim
-            self.inner.k_proj = nn.Linear(context_size, keys, bias=False)
-            self.inner.v_proj = nn.Linear(context_size, keys, bias=False)
+            if context_size < 1:
+                raise InputError(f"context_size must be at least 1, got {context_size}")
+            for name in ("k_proj", "v_proj"):  # after the others, so that equal seeds give what they gave before
+                setattr(self.inner, name, nn.Linear(context_size, self.inner.k_proj.out_features, bias=False))
         for module in self.inner.modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.initializer_range)
+                nn.init.normal_(module.weight, std=INITIAL_STD)
         self.inner.reset_lambda()
 
     def forward(
@@ -71,7 +76,7 @@ class DifferentialAttention(nn.Module):
         context: Tensor | None = None,
         *,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: SizedCache | None = None,
     ) -> Tensor:
         """
         Args:
@@ -79,8 +84,8 @@ class DifferentialAttention(nn.Module):
             context: (B, M, context width) to attend to; None: the hidden states themselves.
             attention_mask: boolean, True = may attend: (B, M) for padding, or (1|B, 1, N, M), which then carries
                 causality too.
-            past_key_values: keys and values of earlier calls; these are added to it. A cache of fixed length needs a
-                mask (1|B, 1, N, M) that hides what is not filled.
+            past_key_values: keys and values of earlier calls, a ``Cache`` of transformers; these are added to it. A
+                cache of fixed length needs a mask (1|B, 1, N, M) that hides what is not filled.
 
         Returns:
             (B, N, hidden).
@@ -89,32 +94,35 @@ class DifferentialAttention(nn.Module):
             ValueError: a mask that is not boolean or of another shape, a context of another batch size, a cache
                 together with ``context``, or a cache of fixed length without a mask by query.
         """
-        if context is not None and past_key_values is not None:
-            raise ValueError("past_key_values goes with self-attention; a context is the same at every step")
         if context is not None and len(context) != len(hidden_states):
             raise ValueError(f"context must have the batch size {len(hidden_states)}, got {len(context)}")
-        layer = self.inner
-        source = hidden_states if context is None else context
-        query, key, value = (
-            projection(tokens).unflatten(-1, (-1, layer.head_dim)).transpose(1, 2)
-            for projection, tokens in (
-                (layer.q_proj, hidden_states), (layer.k_proj, source), (layer.v_proj, source)
-            )
-        )  # fmt: skip
+        filled = None
         if past_key_values is not None:
-            filled = int(past_key_values.get_seq_length(self.layer_idx)) + key.shape[2]
-            key, value = past_key_values.update(key, value, self.layer_idx)
-            if key.shape[2] != filled and (attention_mask is None or attention_mask.dim() != 4):
-                raise ValueError(
-                    f"the cache holds {key.shape[2]} places for {filled} tokens; give attention_mask as (B, 1, N, M)"
-                )
-        mask = _checked_mask(attention_mask, batch=len(query), queries=query.shape[2], keys=key.shape[2])
-        mask, is_causal = visible_keys(self, mask, query.shape[2])
-        out = differential_output(
-            query, key, value, layer.lam(), mask,
-            halves=2, is_causal=is_causal, sliding_window=None, scaling=layer.scaling,
-        )  # fmt: skip
-        return layer.o_proj(layer.finish(out).to(hidden_states.dtype).flatten(2))
+            filled = int(past_key_values.get_seq_length(self.layer_idx)) + hidden_states.shape[1]
+        out, _ = self.inner(hidden_states, None, attention_mask, past_key_values, context, filled=filled)
+        return out
+
+
+class _CheckedAttention(DifferentialAttentionV1):
+    """Masks as people write them, checked once the number of keys is known."""
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        hidden_states: Tensor,
+        *,
+        filled: int | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``filled``: how many of a cache's keys are tokens."""
+        keys = key.shape[2]
+        if filled not in (None, keys) and (attention_mask is None or attention_mask.dim() != 4):
+            raise ValueError(f"the cache holds {keys} places for {filled} tokens; give attention_mask as (B, 1, N, M)")
+        mask = _checked_mask(attention_mask, batch=len(query), queries=query.shape[2], keys=keys)
+        return super()._attend(query, key, value, mask, hidden_states, **kwargs)
 
 
 def _checked_mask(mask: Tensor | None, *, batch: int, queries: int, keys: int) -> Tensor | None:

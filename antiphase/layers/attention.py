@@ -1,0 +1,290 @@
+"""What all attention layers share: projections, positions, a cache, the call of the attention function, norm and gate.
+
+Legend: B batch, N new tokens, M keys, d width of a map, H heads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Protocol, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.errors import InputError
+from antiphase.layers.functions import AttentionFunction, antiphase_attention, is_differential
+from antiphase.layers.marks import mark_first_weight, mark_residual_output
+from antiphase.layers.norm import RMSNorm
+from antiphase.layers.positions import rotate
+
+SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+
+
+def check_counts(given: Mapping[str, Any], names: Iterable[str], *, optional: Iterable[str] = ()) -> None:
+    """
+    Raises:
+        InputError: one of these is no whole number of at least 1 (nor None, where it is optional); it is named.
+    """
+    for name in (*names, *(name for name in optional if given.get(name) is not None)):
+        value = given[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
+
+
+class KeyValueCache(Protocol):
+    """Keys and values of earlier calls, as the caches of transformers keep them."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """Adds keys and values (B, key maps, N, d) of a layer; returns all of them, (B, key maps, M, d)."""
+
+
+class CommonArguments(TypedDict, total=False):
+    """Arguments of every layer besides its widths; see ``AttentionLayer``."""
+
+    num_key_value_heads: int | None
+    head_dim: int | None
+    context_size: int | None
+    layer_idx: int
+    is_causal: bool
+    bias: bool
+    sliding_window: int | None
+    attention: AttentionFunction
+    head_norm_eps: float
+    head_norm_init: float
+
+
+class AttentionLayer(nn.Module):
+    """Projections, attention and output projection of grouped maps; its subclasses are the kinds of attention.
+
+    Args:
+        hidden_size: width of the input and the output.
+        num_attention_heads: softmax maps of the layer.
+        queries: vectors of width d that a token asks with.
+        outputs: vectors of width d that the heads give together.
+        num_key_value_heads: key maps; None: what the kind of attention has by default.
+        head_dim: d; None: ``hidden_size / num_attention_heads``.
+        context_size: width of another sequence to attend to; None: ``hidden_size``.
+        layer_idx: 0-based depth of the layer, and its place in a cache.
+        is_causal: a query sees its own position and those before it, the last one aligned with the last key.
+        bias: of the four projections.
+        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None: all before it.
+        attention: what computes attention (``functions.py``): the fast operator, ``eager_attention``, which forms the
+            weights, or any function that can be called as those of transformers' attention interface.
+        head_norm_eps: ε of a norm over each head's output.
+        head_norm_init: first weight of that norm.
+
+    Raises:
+        InputError: arguments that do not fit; it names one.
+    """
+
+    attention_form: ClassVar[str] = "softmax"
+    """What attention functions take the layer for; see ``form_of``."""
+    zero_at_start: ClassVar[tuple[str, ...]] = ()
+    """Parameters that begin at 0, so that the layer begins as its published form does."""
+    kept_in_fp32: ClassVar[tuple[str, ...]] = ()
+    """Parameters that stay in fp32 in a model of half precision."""
+    heads_by_layer: ClassVar[tuple[str, ...]] = ()
+    """Arguments that list heads; a configuration has such a list for each layer."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        queries: int,
+        outputs: int,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        context_size: int | None = None,
+        layer_idx: int = 0,
+        is_causal: bool = True,
+        bias: bool = False,
+        sliding_window: int | None = None,
+        attention: AttentionFunction = antiphase_attention,
+        head_norm_eps: float = 1e-5,
+        head_norm_init: float = 1.0,
+    ) -> None:
+        super().__init__()
+        assert num_key_value_heads is not None  # ``checked`` has filled it in
+        self.is_causal, self.layer_idx, self.sliding_window = is_causal, layer_idx, sliding_window
+        self.attention = attention
+        self.num_attention_heads = num_attention_heads
+        self.head_dim = width = hidden_size // num_attention_heads if head_dim is None else head_dim
+        self.scaling = width**-0.5
+        self.num_key_value_groups = num_attention_heads // num_key_value_heads
+        self.head_norm_eps, self.head_norm_init = head_norm_eps, head_norm_init
+        source = hidden_size if context_size is None else context_size
+        self.q_proj = nn.Linear(hidden_size, queries * width, bias=bias)
+        self.k_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
+        self.v_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
+        self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias)
+        mark_residual_output(self.o_proj)
+
+    def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
+        """A norm of each head's output, ``width`` wide, with a constant factor; a gate from the layer's input."""
+        self.has_head_norm, self.has_output_gate = head_norm, output_gate
+        if head_norm:
+            self.head_norm = RMSNorm(width, self.head_norm_eps, factor)
+            mark_first_weight(self.head_norm, self.head_norm_init)
+            nn.init.constant_(self.head_norm.weight, self.head_norm_init)
+        if output_gate:
+            self.output_gate = nn.Linear(self.q_proj.in_features, self.o_proj.in_features, bias=False)
+
+    # ------------------------------------------------------------------------------------------ arguments
+
+    @classmethod
+    @cache
+    def options(cls) -> dict[str, Any]:
+        """Names and defaults of the keyword arguments."""
+        return {
+            parameter.name: parameter.default
+            for kind in reversed(cls.__mro__) if "__init__" in vars(kind) and issubclass(kind, AttentionLayer)
+            for parameter in inspect.signature(kind.__init__).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY and parameter.default is not parameter.empty
+        }  # fmt: skip
+
+    @classmethod
+    def default_key_value_heads(cls, given: Mapping[str, Any]) -> int:
+        """Key maps where nothing is said of them."""
+        check_counts(given, ["num_attention_heads"])
+        maps: int = given["num_attention_heads"]
+        return maps
+
+    @classmethod
+    def checked(cls, **given: Any) -> CommonArguments:
+        """Those arguments that all layers have, with the number of key maps filled in, once all are checked."""
+        common = {name: value for name, value in given.items() if name in CommonArguments.__annotations__}
+        if given.get("num_key_value_heads") is None:
+            common["num_key_value_heads"] = given["num_key_value_heads"] = cls.default_key_value_heads(given)
+        cls.check(given)
+        return CommonArguments(**common)  # type: ignore[typeddict-item]  # chosen by these names
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        """
+        Args:
+            given: arguments of the layer, or the fields of a configuration for one of its layers, by name.
+
+        Raises:
+            InputError: a value that does not fit; it names the argument.
+        """
+        check_counts(given, SIZES, optional=("head_dim", "sliding_window", "context_size"))
+        if given.get("layer_idx", 0) < 0:
+            raise InputError(f"layer_idx must not be below 0, got {given['layer_idx']}")
+        hidden, maps, key_maps = (given[name] for name in SIZES)
+        if given.get("head_dim") is None and hidden % maps:
+            raise InputError(
+                f"num_attention_heads ({maps}) does not divide hidden_size ({hidden}); change one of them or set "
+                "head_dim"
+            )
+        if maps % key_maps:
+            raise InputError(f"num_key_value_heads ({key_maps}) does not divide num_attention_heads ({maps})")
+        for name, default in cls.options().items():
+            value = given.get(name)
+            if isinstance(default, bool) and value is not None and not isinstance(value, bool):
+                raise InputError(f"{name} must be true or false, got {value!r}")
+
+    @torch.no_grad()
+    def reset_added(self) -> None:
+        """What a layer has besides its projections, norm and gate, as it begins."""
+        for name in self.zero_at_start:
+            if isinstance(getattr(self, name, None), nn.Parameter):
+                nn.init.zeros_(getattr(self, name))
+
+    def at_step(self, step: int) -> None:
+        """A training run is at this step; for layers that anneal something."""
+
+    # ------------------------------------------------------------------------------------------ what is computed
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: KeyValueCache | None = None,
+        context: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, hidden) to (B, N, hidden), and the weights where the attention function forms them.
+
+        Args:
+            position_embeddings: cosines and sines (1|B, N, d) of rotary positions; None: none.
+            attention_mask: boolean, True = may attend: (B, 1, 1, M) for padding, or (1|B, 1, N, M), which then carries
+                causality and window too; or what else the attention function takes.
+            past_key_values: keys and values of earlier calls; these are added to it.
+            context: (B, M, context width) of another sequence to attend to, the same at every step; None: the hidden
+                states themselves.
+            kwargs: handed to the attention function.
+
+        Raises:
+            ValueError: a cache together with a context, or an attention function that is not of this layer's form.
+        """
+        tokens = hidden_states.shape[:-1]
+        query = self._queries(hidden_states)  # (B, maps, N, d)
+        if context is None:
+            key, value = self._maps(self.k_proj(hidden_states)), self._maps(self.v_proj(hidden_states))
+            if position_embeddings is not None:
+                query, key = (rotate(maps, *position_embeddings) for maps in (query, key))
+            if past_key_values is not None:
+                key, value = self._cached(key, value, past_key_values)
+        else:
+            key, value = self._keys_of_context(context, past_key_values)
+        out, weights = self._attend(query, key, value, attention_mask, hidden_states, **kwargs)
+        out = out.reshape(*tokens, -1)
+        if self.has_output_gate:
+            out = out * torch.sigmoid(self.output_gate(hidden_states))
+        return self.o_proj(out), weights
+
+    def attention_function(self) -> AttentionFunction:
+        """What computes attention at this call."""
+        return self.attention
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        hidden_states: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The heads' outputs (B, N, heads, width) before gate and output projection, and the weights or None."""
+        out, weights = self.attention_function()(
+            self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
+            sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
+        )  # fmt: skip
+        heads = self.num_attention_heads // (2 if is_differential(self) else 1)
+        if out.shape[2] != heads:
+            raise ValueError(
+                f"the attention function gave {out.shape[2]} outputs for {heads} heads; that of a differential layer "
+                "must subtract the maps of each head, as subtracting(function) does for V2 with an ordinary one"
+            )
+        return self._finish(out, hidden_states), weights
+
+    def _queries(self, hidden_states: Tensor) -> Tensor:
+        """(B, N, hidden) to (B, maps, N, d)."""
+        return self._maps(self.q_proj(hidden_states))
+
+    def _maps(self, projected: Tensor) -> Tensor:
+        """(B, N, maps · d) as (B, maps, N, d)."""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, key maps, M, d), those of earlier calls before these."""
+        return cache.update(key, value, self.layer_idx)
+
+    def _keys_of_context(self, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, key maps, M, d) of another sequence."""
+        if cache is not None:
+            raise ValueError("past_key_values goes with self-attention; a context is the same at every step")
+        return self._maps(self.k_proj(context)), self._maps(self.v_proj(context))
+
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
+        """Arguments of the attention function beside those of softmax attention."""
+        return {}
+
+    def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
+        """What happens to the heads' outputs (B, N, heads, width) before gate and output projection."""
+        return self.head_norm(out) if self.has_head_norm else out

@@ -1,0 +1,241 @@
+"""Differential attention V1 (Ye et al., 2410.05258), and its ablations.
+
+Legend: B batch, N new tokens, M keys, d width of a map, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.errors import InputError
+from antiphase.layers.attention import AttentionLayer, CommonArguments
+from antiphase.layers.functions import antiphase_attention, refuse_unknown
+from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_lambda_form
+from antiphase.layers.lambdas import lambda_init as schedule
+from antiphase.layers.masks import carries_positions, visible_keys
+from antiphase.layers.norm import RMSNorm
+from antiphase.ops.layer import exponential_lambda, v1_step
+
+VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+FORMS = ("exponential", "scalar", "head", "fixed")
+"""How λ is made; the first is the paper's."""
+
+
+class _LambdaAndNorm(nn.Module):
+    """What V1 adds to a softmax layer: λ by four vectors, and a norm of each head's output."""
+
+    lambda_init: float
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+    head_norm: RMSNorm
+
+    def _add_lambda(self, width: int) -> None:
+        for name in VECTORS:
+            setattr(self, name, nn.Parameter(torch.zeros(width, dtype=torch.float32)))
+
+    @torch.no_grad()
+    def reset_lambda(self) -> None:
+        """λ vectors from N(0, 0.1²) (2410.05258, section 2.1), drawn from the global generator."""
+        for vector in self._vectors():
+            nn.init.normal_(vector, std=LAMBDA_STD)
+
+    def lam(self) -> Tensor:
+        """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
+        return exponential_lambda(self._vectors(), self.lambda_init)
+
+    def step(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        is_causal: bool,
+        sliding_window: int | None,
+        scale: float,
+    ) -> Tensor | None:
+        """The heads' outputs (B, N, H, 2d), normed, of a decoding step in one call; None where it does not apply.
+
+        Arguments as in ``v1_step``. A norm that has hooks, or that was replaced by another module, is called as usual.
+        """
+        norm = self.head_norm
+        if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
+            return None
+        out = v1_step(
+            query, key, value, self._vectors(), norm.weight, mask, is_causal=is_causal, sliding_window=sliding_window,
+            scale=scale, initial=self.lambda_init, eps=norm.eps, factor=norm.factor,
+        )  # fmt: skip
+        return None if out is None else out.transpose(1, 2)
+
+    def _vectors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.lambda_q1, self.lambda_k1, self.lambda_q2, self.lambda_k2
+
+
+class DifferentialHeads(_LambdaAndNorm):
+    """The same as a module of its own, for the attention layers of other architectures.
+
+    Args:
+        width: d.
+        layer_idx: 0-based depth of the layer.
+        eps: of the norm.
+    """
+
+    def __init__(self, width: int, layer_idx: int, eps: float) -> None:
+        super().__init__()
+        self.lambda_init = schedule(layer_idx)
+        self._add_lambda(width)
+        self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init)
+        self.reset_lambda()
+
+    def finish(self, out: Tensor) -> Tensor:
+        """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""
+        return self.head_norm(out)
+
+
+class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
+    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head.
+
+    With ``num_noise_heads`` below the number of heads: grouped differential attention (2510.06949, section 2.2), in
+    which as many heads as there are for each noise head subtract the same second map.
+
+    Args:
+        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; the heads are half as many as the maps.
+        lambda_form: how λ is made: "exponential", "scalar" or "head" (λinit and one learned number a layer or a head),
+            "fixed" (λinit).
+        lambda_init: λinit, from 0 and below 1; None: the schedule by depth.
+        head_norm: an RMSNorm over each head's output.
+        head_scale: the factor 1 - λinit after it.
+        output_gate: a sigmoid gate on every channel of the heads' outputs (2505.06708).
+        num_noise_heads: second maps of the layer; it divides the number of heads, and the value heads divide it. None:
+            one for each head.
+        initialize: draw the λ vectors from the global generator. False leaves them zero, and nothing is learned until
+            ``reset_lambda``: for who initializes a whole model.
+    """
+
+    attention_form = "differential"
+    zero_at_start = ("lambda_offset",)
+    kept_in_fp32 = (*VECTORS, "lambda_offset")
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        lambda_form: Literal["exponential", "scalar", "head", "fixed"] = "exponential",
+        lambda_init: float | None = None,
+        head_norm: bool = True,
+        head_scale: bool = True,
+        output_gate: bool = False,
+        num_noise_heads: int | None = None,
+        initialize: bool = True,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        common = self.checked(
+            hidden_size=hidden_size, num_attention_heads=num_attention_heads, lambda_form=lambda_form,
+            lambda_init=lambda_init, head_norm=head_norm, head_scale=head_scale, output_gate=output_gate,
+            num_noise_heads=num_noise_heads, **common,
+        )  # fmt: skip
+        maps, heads = num_attention_heads, num_attention_heads // 2
+        queries = heads + (heads if num_noise_heads is None else num_noise_heads)
+        super().__init__(hidden_size, maps, queries=queries, outputs=maps, **common)
+        self.lambda_form, self.num_noise_heads = lambda_form, num_noise_heads
+        self.lambda_init = schedule(self.layer_idx) if lambda_init is None else lambda_init
+        if lambda_form == "exponential":
+            self._add_lambda(self.head_dim)
+        elif lambda_form != "fixed":
+            self.lambda_offset = nn.Parameter(torch.zeros(heads if lambda_form == "head" else 1, dtype=torch.float32))
+        self.head_factor = 1.0 - self.lambda_init if head_scale else 1.0
+        self._add_norm_and_gate(
+            head_norm=head_norm, output_gate=output_gate, width=2 * self.head_dim, factor=self.head_factor
+        )
+        own = (type(self).lam, type(self)._finish) == (DifferentialAttentionV1.lam, DifferentialAttentionV1._finish)
+        self._is_published = own and head_norm and lambda_form == "exponential"  # ``step`` knows no other form
+        if initialize:
+            self.reset_added()
+
+    @classmethod
+    def default_key_value_heads(cls, given: Mapping[str, Any]) -> int:
+        noise: int | None = given.get("num_noise_heads")
+        return super().default_key_value_heads(given) if noise is None else 2 * noise
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        for name in ("num_attention_heads", "num_key_value_heads"):
+            check_even_maps(given[name], name)
+        check_lambda_form(given.get("lambda_form"), FORMS)
+        value = given.get("lambda_init")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1):
+            raise InputError(f"lambda_init must be a number from 0 and below 1, got {value!r}")
+        count = given.get("num_noise_heads")
+        heads, groups = given["num_attention_heads"] // 2, given["num_key_value_heads"] // 2
+        if count is None:
+            return
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1 or heads % count:
+            raise InputError(
+                f"num_noise_heads must divide the {heads} heads (half of num_attention_heads), got {count!r}"
+            )
+        if count % groups:
+            raise InputError(
+                f"num_noise_heads ({count}) must be a multiple of the {groups} value heads (half of "
+                "num_key_value_heads): heads that share a second map share its key"
+            )
+
+    def reset_added(self) -> None:
+        super().reset_added()
+        if self.lambda_form == "exponential":
+            self.reset_lambda()
+
+    def lam(self) -> Tensor:
+        """λ of the published form; in ablations λinit ("fixed"), or λinit and a learned number ("scalar").
+
+        0-d in fp32; with a learned number for each head ("head") it is (H, 1).
+        """
+        if self.lambda_form == "exponential":
+            return super().lam()
+        if self.lambda_form == "fixed":
+            return torch.tensor(self.lambda_init, dtype=torch.float32, device=self.q_proj.weight.device)
+        learned = self.lambda_offset[:, None] if self.lambda_form == "head" else self.lambda_offset[0]
+        return self.lambda_init + learned.float()
+
+    def _queries(self, hidden_states: Tensor) -> Tensor:
+        """Maps 2i and 2i + 1 of head i; a noise head's query follows those of its heads in ``q_proj``."""
+        maps = super()._queries(hidden_states)
+        if self.num_noise_heads is None:
+            return maps
+        grouped = maps.unflatten(1, (self.num_noise_heads, -1))  # (B, noise heads, their heads + 1, N, d)
+        signal = grouped[:, :, :-1]
+        return torch.stack([signal, grouped[:, :, -1:].expand_as(signal)], dim=3).flatten(1, 3)
+
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
+        return {"lam": self.lam()}
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        hidden_states: Tensor,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if self._is_published and query.shape[2] == 1 and self.attention_function() is antiphase_attention:
+            refuse_unknown(kwargs)
+            mask, _ = visible_keys(self, attention_mask, 1)
+            out = self.step(
+                query, key, value, mask, is_causal=False, scale=self.scaling,
+                sliding_window=None if carries_positions(mask, 1) else self.sliding_window,
+            )  # fmt: skip
+            if out is not None:
+                return out, None
+        return super()._attend(query, key, value, attention_mask, hidden_states, **kwargs)
+
+    def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
+        """(1 - λinit) · RMSNorm of each head (equation 3), without what an ablation leaves out."""
+        return self.head_norm(out) if self.has_head_norm else out * self.head_factor

@@ -1,0 +1,116 @@
+"""Differential attention V2 (Microsoft, January 2026), and its ablations.
+
+Legend: B batch, N new tokens, d width of a map, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.errors import InputError
+from antiphase.layers.attention import AttentionLayer, CommonArguments
+from antiphase.layers.lambdas import check_even_maps, check_lambda_form
+from antiphase.ops.shapes import statistics_dtype
+
+FORMS = ("sigmoid", "linear", "fixed")
+"""How λ is made; the first is the published one."""
+
+
+class DifferentialAttentionV2(AttentionLayer):
+    """Both maps of a head share key and value; λ by token and head, no head norm, no factor 1 - λinit, no schedule.
+
+    It has half the output projection of V1.
+
+    Args:
+        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; the heads are half as many as the maps.
+        lambda_form: how λ is made: "sigmoid"; as ablations "linear" (without it), and "fixed", which is λ = 1.
+        head_norm: an RMSNorm over each head's output.
+        output_gate: a sigmoid gate on every channel of the heads' outputs (2505.06708).
+    """
+
+    attention_form = "differential_v2"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_attention_heads: int,
+        *,
+        lambda_form: Literal["sigmoid", "linear", "fixed"] = "sigmoid",
+        head_norm: bool = False,
+        output_gate: bool = False,
+        **common: Unpack[CommonArguments],
+    ) -> None:
+        common = self.checked(
+            hidden_size=hidden_size, num_attention_heads=num_attention_heads, lambda_form=lambda_form,
+            head_norm=head_norm, output_gate=output_gate, **common,
+        )  # fmt: skip
+        maps, heads = num_attention_heads, num_attention_heads // 2
+        super().__init__(hidden_size, maps, queries=maps, outputs=heads, **common)
+        self.lambda_form = lambda_form
+        self._add_norm_and_gate(head_norm=head_norm, output_gate=output_gate, width=self.head_dim)
+        if lambda_form != "fixed":
+            self.lambda_proj = nn.Linear(hidden_size, heads, bias=False)
+
+    @classmethod
+    def default_key_value_heads(cls, given: Mapping[str, Any]) -> int:
+        return super().default_key_value_heads(given) // 2
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        cls.check_pairs(given["num_attention_heads"], given["num_key_value_heads"])
+        check_lambda_form(given.get("lambda_form"), FORMS)
+
+    @classmethod
+    def check_pairs(cls, maps: int, key_maps: int) -> None:
+        """
+        Raises:
+            InputError: the two maps of a head would not share their key.
+        """
+        if maps % 2 or (maps // key_maps) % 2:
+            raise InputError(
+                f"num_attention_heads ({maps}) must be an even multiple of num_key_value_heads ({key_maps}) in "
+                "differential_v2: both maps of a head read the same key and value"
+            )
+
+    def lam(self, hidden_states: Tensor) -> Tensor:
+        """λ = sigmoid(x Wλ), (B, H, N) in fp32 (fp64), of the tokens (B, N, hidden) that ask."""
+        dtype = statistics_dtype(hidden_states.dtype)
+        if self.lambda_form == "fixed":
+            return hidden_states.new_ones(1, 1, 1, dtype=dtype)
+        projected = self.lambda_proj(hidden_states).to(dtype).transpose(1, 2)
+        return projected if self.lambda_form == "linear" else torch.sigmoid(projected)
+
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
+        return {"lam": self.lam(hidden_states)}
+
+
+class DifferentialAttentionAcross(DifferentialAttentionV2):
+    """V2 with map i subtracting map i + H, which reads another key and value: the pairing that V2 warns of.
+
+    To attention functions it is softmax attention, because its maps have no common value.
+    """
+
+    attention_form = "softmax"
+
+    @classmethod
+    def check_pairs(cls, maps: int, key_maps: int) -> None:
+        """
+        Raises:
+            InputError: an odd number of maps, or a single key.
+        """
+        check_even_maps(maps)
+        if key_maps < 2:
+            raise InputError("num_key_value_heads must be at least 2: the maps of a pair read different keys")
+
+    def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
+        return {}
+
+    def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
+        first, second = out.chunk(2, dim=2)  # (B, N, H, d)
+        lam = self.lam(hidden_states).transpose(1, 2).unsqueeze(-1).to(second.dtype)
+        return super()._finish(first - lam * second, hidden_states)

@@ -1,0 +1,298 @@
+"""Attention functions: what a layer hands its queries, keys and values to, for the heads' outputs.
+
+They are called as transformers' attention interface calls them. Keys and values are as a cache holds them: a V1 layer
+keeps each value head as two halves, heads 2i and 2i+1, because static caches need keys and values of one shape; a V2
+layer's are those of ordinary grouped attention. The form is what the layer says of itself, never guessed from shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from antiphase.layers.masks import carries_positions, combine_mask, visible_keys
+from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
+from antiphase.ops.shapes import statistics_dtype
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+DIFFERENTIAL = frozenset({"differential", "differential_v2"})
+"""Forms whose attention functions subtract two maps."""
+IGNORED = frozenset(
+    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
+     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict"}
+)  # fmt: skip
+"""Keyword arguments that models hand to every attention function and that change nothing here."""
+
+
+def form_of(module: nn.Module) -> str | None:
+    """What a layer says of itself (``attention_form``), or else its configuration (``attention_type``).
+
+    "differential" is V1, each map with a key of its own and values in halves; "differential_v2" is V2. Attention
+    functions subtract in these two; all else is softmax attention to them.
+    """
+    form: str | None = getattr(module, "attention_form", None)
+    return getattr(getattr(module, "config", None), "attention_type", None) if form is None else form
+
+
+def is_differential(module: nn.Module) -> bool:
+    """Whether a layer's attention function subtracts two maps a head."""
+    return form_of(module) in DIFFERENTIAL
+
+
+def has_two_keys(module: nn.Module) -> bool:
+    """Whether each map of a head has a key of its own, and values come in halves: V1, not V2."""
+    return form_of(module) == "differential"
+
+
+def antiphase_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    lam: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    impl: str = "auto",
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The project's own attention function: the fast operator for differential layers, SDPA for softmax.
+
+    Args:
+        module: the attention layer; ``form_of`` reads its form, ``is_causal`` says the direction.
+        query: (B, maps, N, d).
+        key, value: (B, key maps, M, d), as the cache holds them.
+        attention_mask: None (causality and window alone), boolean (B, 1, 1, M) for padding beside them, or
+            (B, 1, N, M) boolean or additive, which then carries causality and window too.
+        scaling: factor of the scores; None: 1/√d.
+        lam: λ of a differential layer, broadcastable to (B, H, N).
+        s_aux: (maps,) logits that the denominators of softmax maps hold besides, as in gpt-oss; transformers' name.
+        impl: of ``differential_attention``.
+
+    Returns:
+        (B, N, heads, dv) and None (the map is never formed).
+
+    Raises:
+        ValueError: keyword arguments that would change the result and are not supported.
+    """
+    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
+    if carries_positions(mask, query.shape[2]):
+        sliding_window = None
+    if is_differential(module):
+        assert lam is not None
+        return differential_output(
+            query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1,
+            is_causal=is_causal, sliding_window=sliding_window, scaling=scaling, impl=impl,
+        ), None  # fmt: skip
+    return softmax_attention(
+        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux
+    ), None
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    lam: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The implementation ``eager``: the reference, and its weights (B, heads, N, M), signed in differential layers."""
+    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
+    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
+    if carries_positions(mask, query.shape[2]):
+        sliding_window = None
+    if is_differential(module):
+        assert lam is not None
+        out, weights = differential_attention(
+            query, key, heads_of_value(module, value), lam, attn_mask=mask, is_causal=is_causal,
+            sliding_window=sliding_window, scale=scaling, impl="reference", return_weights=True,
+        )  # fmt: skip
+        return out.transpose(1, 2), weights
+    weights = softmax_weights(
+        query, key, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux
+    )
+    values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+    return (weights.to(value.dtype) @ values).transpose(1, 2), weights
+
+
+def differential_output(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    *,
+    halves: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scaling: float | None,
+    impl: str = "auto",
+) -> Tensor:
+    """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = attend_cached(
+        query, key, value, lam, mask, groups=key.shape[1] // halves,
+        is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
+    )  # fmt: skip
+    if out is None:  # joining halves copies them
+        out = differential_attention(
+            query, key, join_halves(value) if halves == 2 else value, lam,
+            attn_mask=mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, impl=impl,
+        )  # fmt: skip
+    return out.transpose(1, 2)
+
+
+def subtracting(ordinary: AttentionFunction) -> AttentionFunction:
+    """The attention function of V2 layers that calls an ordinary one, once with all maps: O₂ᵢ - λᵢ O₂ᵢ₊₁."""
+
+    def subtract(*args: Any, lam: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
+        outputs, _ = ordinary(*args, **kwargs)  # (B, N, 2H, d)
+        first, second = outputs.unflatten(2, (-1, 2)).unbind(3)
+        return first - lam.transpose(1, 2).unsqueeze(-1).to(second.dtype) * second, None
+
+    return subtract
+
+
+def softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """Ordinary attention, the last query aligned with the last key: on the native kernels where they serve the call,
+    else through ``scaled_dot_product_attention``.
+
+    Returns (B, N, heads, dv). A row that sees no key gives zeros.
+    """
+    queries, keys = query.shape[2], key.shape[2]
+    if s_aux is not None:
+        return _attention_with_sink(
+            query, key, value, mask, s_aux, is_causal=is_causal, sliding_window=sliding_window, scale=scale
+        )
+    found = native_softmax_attention(
+        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scale
+    )
+    if found is not None:
+        return found.transpose(1, 2)
+    grouped = query.shape[1] != key.shape[1]
+    if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=is_causal and queries > 1, scale=scale, enable_gqa=grouped
+        )
+        return out.transpose(1, 2)
+    visible = combine_mask(mask, queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale, enable_gqa=grouped)
+    return out.transpose(1, 2)
+
+
+def _attention_with_sink(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    s_aux: Tensor,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """The same with a logit (maps,) more in each denominator: a key before the others, whose value is zero.
+
+    One channel more carries it: queries hold logit / scale there, the new key one and all other keys zero.
+    """
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    queries, keys, width = query.shape[2], key.shape[2], value.shape[-1]
+    logits = (s_aux / scale).to(query.dtype)[None, :, None, None].expand(len(query), -1, queries, 1)
+    query = torch.cat([query, logits], dim=-1)
+    first = nn.functional.one_hot(torch.tensor(key.shape[-1], device=key.device)).to(key.dtype)  # (d + 1,)
+    key = torch.cat([first.expand(*key.shape[:2], 1, -1), nn.functional.pad(key, (0, 1))], dim=2)
+    value = nn.functional.pad(value, (0, 1, 1, 0))  # (B, key maps, M + 1, d + 1): equal widths take the fast path
+    if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
+        if is_causal and queries > 1:  # a query before the others aligns first with first; its row is dropped
+            out = softmax_attention(
+                nn.functional.pad(query, (0, 0, 1, 0)), key, value, None,
+                is_causal=True, sliding_window=None, scale=scale,
+            )[:, 1:]  # fmt: skip
+        else:
+            out = softmax_attention(query, key, value, None, is_causal=False, sliding_window=None, scale=scale)
+        return out[..., :width]
+    visible = combine_mask(mask, queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=query.device)
+    if visible is not None:
+        visible = nn.functional.pad(visible, (1, 0), value=True)
+    out = softmax_attention(query, key, value, visible, is_causal=False, sliding_window=None, scale=scale)
+    return out[..., :width]
+
+
+def softmax_weights(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    *,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float | None,
+    s_aux: Tensor | None = None,
+) -> Tensor:
+    """The softmax map (B, maps, N, M) of a layer without pairs, in fp32 (fp64 for fp64).
+
+    ``s_aux`` (maps,): a logit more in the denominator, so that rows sum to less than one.
+    """
+    keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query @ keys.transpose(-1, -2)).to(statistics_dtype(query.dtype)) * scale
+    visible = combine_mask(
+        mask, query.shape[2], key.shape[2], is_causal=is_causal, sliding_window=sliding_window, device=query.device
+    )
+    if s_aux is not None:
+        if visible is not None:
+            scores = scores.masked_fill(~visible, float("-inf"))
+        logits = s_aux.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        return torch.softmax(torch.cat([scores, logits], dim=-1), dim=-1)[..., :-1]
+    if visible is None:
+        return torch.softmax(scores, dim=-1)
+    empty = ~visible.any(dim=-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(~(visible | empty), float("-inf")), dim=-1).masked_fill(empty, 0.0)
+
+
+def heads_of_value(module: nn.Module, value: Tensor) -> Tensor:
+    """Value heads from what the cache holds: halves in V1, whole heads in V2."""
+    return join_halves(value) if has_two_keys(module) else value
+
+
+def join_halves(value: Tensor) -> Tensor:
+    """Value heads (B, Hkv, M, 2d) from the halves (B, 2Hkv, M, d) of a cache; a view where M is outside the heads."""
+    batch, halves, keys, width = value.shape
+    return value.view(batch, halves // 2, 2, keys, width).transpose(2, 3).reshape(batch, halves // 2, keys, 2 * width)
+
+
+def split_halves(out: Tensor) -> Tensor:
+    """Heads' outputs (B, N, H, 2d) as their halves (B, N, 2H, d)."""
+    return out.unflatten(3, (2, -1)).flatten(2, 3)
+
+
+def refuse_unknown(kwargs: dict[str, Any]) -> None:
+    """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of dropping them."""
+    unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
+    if unknown:
+        raise ValueError(f"antiphase attention does not support the arguments {', '.join(unknown)}")
+    if kwargs.get("dropout"):
+        raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")

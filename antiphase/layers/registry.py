@@ -1,0 +1,44 @@
+"""The kinds of attention by name: what configurations, fresh models and checkpoints know of them is read from here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.differential_v2 import DifferentialAttentionAcross, DifferentialAttentionV2
+from antiphase.layers.softmax import SoftmaxAttention
+
+ACROSS = "differential_v2_across"
+"""V2 with pairs whose maps read different keys: map i with map i + H (an ablation of V2, Microsoft, January 2026)."""
+LAYERS: dict[str, type[AttentionLayer]] = {
+    "softmax": SoftmaxAttention,
+    "differential": DifferentialAttentionV1,
+    "differential_v2": DifferentialAttentionV2,
+    ACROSS: DifferentialAttentionAcross,
+}
+"""Values of ``attention_type``."""
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+"""What every layer has; all else belongs to its kind."""
+GENERAL = ("num_key_value_heads", "head_dim", "context_size", "layer_idx", "is_causal", "bias", "sliding_window",
+           "attention", "head_norm_eps", "head_norm_init", "initialize")  # fmt: skip
+"""Options that say nothing about the formula."""
+
+
+def variant_fields() -> tuple[str, ...]:
+    """Options in which a layer may depart from its published form, of all kinds."""
+    names = (name for layer in LAYERS.values() for name in layer.options() if name not in GENERAL)
+    return tuple(dict.fromkeys(names))
+
+
+def attention_layers(model: nn.Module) -> Iterable[AttentionLayer]:
+    """The attention layers of a model."""
+    return (module for module in model.modules() if isinstance(module, AttentionLayer))
+
+
+def set_training_step(model: nn.Module, step: int) -> None:
+    """Tell the layers that anneal something which step of a training run they are at."""
+    for layer in attention_layers(model):
+        layer.at_step(step)

@@ -1,0 +1,103 @@
+"""A new kind of attention is one class and one line in the registry: everything else reads what it says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import antiphase
+from antiphase.errors import InputError
+from antiphase.layers.attention import CommonArguments
+from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.registry import LAYERS, set_training_step
+from antiphase.models.initialization import initialize
+from antiphase.models.variants import own_fields
+from antiphase.training.loop import attention_only
+
+
+class Warmed(DifferentialAttentionV1):
+    """V1 whose heads have a learned bias, and whose λ is divided by a number in training."""
+
+    zero_at_start = ("head_bias",)
+    kept_in_fp32 = (*DifferentialAttentionV1.kept_in_fp32, "head_bias")
+
+    def __init__(
+        self, hidden_size: int, num_attention_heads: int, *, coolness: float = 1.0, **common: Unpack[CommonArguments]
+    ) -> None:
+        super().__init__(hidden_size, num_attention_heads, **common)
+        self.coolness, self.steps = coolness, 0
+        self.head_bias = nn.Parameter(torch.zeros(num_attention_heads // 2, 1))
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if given.get("coolness") is not None and not given["coolness"] > 0:
+            raise InputError(f"coolness must be above 0, got {given['coolness']!r}")
+
+    def at_step(self, step: int) -> None:
+        self.steps = step
+
+    def lam(self) -> Tensor:
+        return super().lam() / self.coolness
+
+    def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
+        return super()._finish(out, hidden_states) + self.head_bias
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LAYERS, "warmed", Warmed)
+
+
+def test_a_configuration_has_its_fields_and_its_checks(tiny_config):
+    config = tiny_config("warmed", coolness=2.0)
+    assert own_fields(config) == ["coolness"]
+    with pytest.raises(InputError, match="coolness must be above 0, got -1"):
+        tiny_config("warmed", coolness=-1)
+    with pytest.raises(InputError, match="coolness needs attention_type=warmed, got softmax"):
+        tiny_config("softmax", coolness=2.0)
+    with pytest.raises(InputError, match="num_key_value_heads must be even"):
+        tiny_config("warmed", num_key_value_heads=1)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_a_model_trains_decodes_and_comes_back_from_its_folder(tiny_config, tmp_path, implementation):
+    config = tiny_config("warmed", coolness=2.0)
+    config._attn_implementation = implementation
+    model = antiphase.AntiphaseForCausalLM(config)
+    initialize(model, 3)
+    layers = [block.self_attn for block in model.model.layers]
+    assert all(not layer.head_bias.any() and layer.lambda_q1.any() for layer in layers)
+    assert attention_only(model) == 3 * (4 * 6 + 12 + 4)
+    set_training_step(model, 5)
+    assert [layer.steps for layer in layers] == [5, 5, 5]
+    ids = torch.randint(3, 61, (2, 9))
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.abs().max() > 0 for parameter in model.parameters())
+    with torch.no_grad():
+        for layer in layers:
+            layer.head_bias.normal_()
+    options = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
+    model.save_pretrained(tmp_path)
+    again = antiphase.AntiphaseForCausalLM.from_pretrained(tmp_path, attn_implementation=implementation)
+    assert again.config.coolness == 2.0
+    assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+def test_statistics_and_calibration_know_what_it_subtracts(tiny_config):
+    model, plain = (antiphase.AntiphaseForCausalLM(tiny_config(kind)).eval() for kind in ("warmed", "differential"))
+    plain.load_state_dict(model.state_dict(), strict=False)
+    ids = torch.randint(3, 61, (2, 11))
+    found, wanted = (antiphase.attention_statistics(one, input_ids=ids) for one in (model, plain))
+    assert torch.equal(found.received, wanted.received)
+    plan = antiphase.CalibrationPlan(heads={1: [0, 5]}, alpha=1.0, beta=0.1)
+    outputs = []
+    for one in (model, plain):
+        with antiphase.calibrated(one, plan):
+            outputs.append(one(ids).logits)
+    torch.testing.assert_close(outputs[0], outputs[1])
