@@ -30,14 +30,15 @@ from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.work import work_in
 from antiphase.models.word_vectors import set_word_vectors
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
-from antiphase.studies.kept_runs import check_lengths, each_run, keep_run, remember
-from antiphase.studies.request_file import open_folder
+from antiphase.studies.kept_runs import check_lengths, each_run, keep_run
 from antiphase.training.classifier import train_classifier
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one, undone_if_refused
 
 KIND = "classify"
 
@@ -115,14 +116,13 @@ def classify(
         Interrupted: Ctrl-C; finished runs are kept.
     """
     classifiers = request.check()
-    open_folder(asdict(request), output, resume=resume)
     device = choose_device(request.device)
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output):
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
             texts = [[example.text, example.label] for example in (*examples, *test)]
-            remember(request, texts, output, words="the labelled texts")
+            work.begin({"content": hash_of(texts)}, {"content": "the labelled texts have changed"})
             study = _Study(request, labels, device, output)
             study.check(classifiers, splits[0])
         try:

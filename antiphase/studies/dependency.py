@@ -27,6 +27,7 @@ from antiphase.evals.agreement import GUESS_RATE, agreement_scores
 from antiphase.evals.classification import class_probabilities
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
+from antiphase.folders.held import new_folder
 from antiphase.models.classic_configs import VanillaConfig
 from antiphase.outcomes import Line
 from antiphase.randomness import keyed_generator
@@ -35,7 +36,6 @@ from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
 from antiphase.training.classifier import train_classifier
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 DEVELOPMENT = 10
 """Training sentences for each one of the development part."""

@@ -22,13 +22,13 @@ from antiphase.data.agreement import LABELS, agreement_pairs, words
 from antiphase.data.text_batches import encode, shuffled_batches
 from antiphase.data.vocabularies import train_words
 from antiphase.errors import InputError, nearest
+from antiphase.folders.held import new_folder
 from antiphase.models.classic_configs import NORM_PLACES, NORMS, ConvolutionConfig, VanillaConfig
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 DISTANCES = (4, 8, 16)
 """Between subject and verb, in the sentences."""

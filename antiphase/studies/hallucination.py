@@ -25,10 +25,11 @@ from antiphase.evals.hallucination import (
 from antiphase.evals.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
 from antiphase.evals.loading import LoadedModel, digest, load_model, refused_by_model
 from antiphase.evals.statistics import wilson_interval
-from antiphase.evaluations.journal import append_line, hash_of, read_lines
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import check_empty, only_one
+from antiphase.folders.journal import append_line, read_lines
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_empty, only_one
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
 AT_ONCE = 16

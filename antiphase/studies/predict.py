@@ -14,10 +14,10 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.classification import class_probabilities
 from antiphase.evals.loading import loading, read_weights, refused_by_model
+from antiphase.folders.held import check_empty, make_folder
 from antiphase.records import Record, finite
 from antiphase.studies.kept_runs import check_lengths
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_empty, make_folder
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from antiphase.data.packing import pack
 from antiphase.errors import InputError, naming
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.sinks import sinks_on_text
+from antiphase.folders.held import new_folder
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 
 @dataclass(frozen=True, kw_only=True)

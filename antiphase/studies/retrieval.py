@@ -24,13 +24,14 @@ from antiphase.evals.loading import LoadedModel, load_model, refused_by_model, u
 from antiphase.evals.needles import needle_cell, predictor, summarize, tasks_of
 from antiphase.evals.text_needles import Generating, paired, text_needles, trends
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for
-from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
+from antiphase.evaluations.inputs import inputs_of, model_content, text_content
 from antiphase.evaluations.running import FLAGS
 from antiphase.evaluations.settings import RetrievalTextSettings
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.journal import Journal, journal_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import undone_if_refused
 
 NEEDLES = 8
 """Needles of a model that was not trained here, unless ``--needles`` says otherwise."""

@@ -20,13 +20,13 @@ from antiphase.benchmarks.timing import Work, paired_times, ratios
 from antiphase.data.agreement import LABELS, words
 from antiphase.data.vocabularies import train_words
 from antiphase.errors import InputError
+from antiphase.folders.held import new_folder
 from antiphase.models.classic_configs import VanillaConfig
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.classifiers import Classifier, chosen_classifiers
 from antiphase.studies.line import ORDER, line
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 BASELINE = "transformer"
 """What times are divided by, where it is among the models; else the first of them."""

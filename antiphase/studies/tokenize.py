@@ -14,9 +14,9 @@ from antiphase.data.corpora import documents
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.data.vocabularies import TOKENIZERS, word_spans
 from antiphase.errors import InputError, naming
+from antiphase.folders.held import check_empty, make_folder
 from antiphase.records import Record, finite
 from antiphase.studies.look import tokens_of
-from antiphase.training.run_folder import check_empty, make_folder
 
 FROM_DATA = 8000
 FROM_TEXT = 300

@@ -21,14 +21,15 @@ from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.translation import alignment_accuracy, commonest_token, sentence_scores, teacher_forced, written
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.work import work_in
 from antiphase.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.records import Record, finite
-from antiphase.studies.kept_runs import check_lengths, each_run, keep_run, remember
+from antiphase.studies.kept_runs import check_lengths, each_run, keep_run
 from antiphase.studies.named_models import chosen_models
-from antiphase.studies.request_file import open_folder
 from antiphase.studies.translators import TRANSLATORS, Translator
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one, undone_if_refused
 from antiphase.training.translator import train_translator
 
 KIND = "translate"
@@ -112,16 +113,16 @@ def translate(
         Interrupted: Ctrl-C; finished runs are kept.
     """
     translators = request.check()
-    open_folder(asdict(request), output, resume=resume)
     device = choose_device(request.device)
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output):
             splits = _splits(request)
             texts = [
                 [[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)]
                 for parts in splits
             ]
-            remember(request, [texts, _own_tokenizer(request)], output, words="the pairs or the tokenizer")
+            content = hash_of([texts, _own_tokenizer(request)])
+            work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
             study = _Study(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
                 study.check(translators, parts)

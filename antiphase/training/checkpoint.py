@@ -6,9 +6,7 @@ NAME.STATE) and ``checkpoint.json``: progress, the optimizer's plain values, and
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphase.errors import InputError
+from antiphase.folders.contents import file_digest, hash_of
+from antiphase.folders.held import written_beside
 from antiphase.models.checkpoints import is_finite
 
 FOLDER = "checkpoint"
@@ -53,23 +53,17 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     Its files are read once more for their SHA-256, at 1 to 2 GB/s.
     """
     home = folder / FOLDER
-    final, fresh = home / f"step-{progress.step:08}", home / ".new"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    tensors, described = _described(model, optimizer)
-    save_file(_own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
-    save_file(tensors, fresh / OPTIMIZER, metadata={"format": "pt"})
-    files = {name: _digest(fresh / name) for name in (MODEL, OPTIMIZER)}
-    tree = {"format": FORMAT, "progress": vars(progress), "optimizer": described, "files": files}
-    (fresh / MANIFEST).write_bytes(sealed(tree))
-    for path in (*fresh.iterdir(), fresh):
-        _sync(path)
+    final = home / f"step-{progress.step:08}"
     before = [path for path in checkpoints(folder) if path.name < final.name]
-    for path in set(checkpoints(folder)) - set(before):  # damaged: the run has come from an earlier one
-        shutil.rmtree(path)
-    fresh.rename(final)
-    _sync(home)
-    _sync(folder)
+    with written_beside(final) as fresh:
+        tensors, described = _described(model, optimizer)
+        save_file(_own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
+        save_file(tensors, fresh / OPTIMIZER, metadata={"format": "pt"})
+        files = {name: file_digest(fresh / name) for name in (MODEL, OPTIMIZER)}
+        tree = {"format": FORMAT, "progress": vars(progress), "optimizer": described, "files": files}
+        (fresh / MANIFEST).write_bytes(sealed(tree))
+        for path in set(checkpoints(folder)) - set(before):  # damaged: the run has come from an earlier one
+            shutil.rmtree(path)
     for path in before[KEPT - 1 :]:
         shutil.rmtree(path)
 
@@ -146,7 +140,7 @@ def _read(source: Path) -> dict[str, Any]:
     for name, digest in tree["files"].items():
         if not (source / name).is_file():
             raise InputError(f"{source} is damaged: {name} is missing")
-        if _digest(source / name) != digest:
+        if file_digest(source / name) != digest:
             raise InputError(f"{source} is damaged: {name} is not what the run wrote")
     return tree
 
@@ -209,22 +203,7 @@ def _restore_optimizer(
 
 def sealed(tree: dict[str, Any]) -> bytes:
     """A manifest as it is written, with a checksum of itself."""
-    own = hashlib.sha256(json.dumps(tree).encode()).hexdigest()
-    return (json.dumps({**tree, "sha256": own}, indent=1) + "\n").encode()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return (json.dumps({**tree, "sha256": hash_of(tree)}, indent=1) + "\n").encode()
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:

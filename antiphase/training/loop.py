@@ -24,6 +24,8 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
+from antiphase.folders.contents import check_content, check_start, keep_model
+from antiphase.folders.held import only_one
 from antiphase.interface import TRITON
 from antiphase.models.attention import DifferentialAttentionV1, set_training_step
 from antiphase.models.checkpoints import Checkpoint, is_finite
@@ -41,13 +43,9 @@ from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
     MetricsLog,
-    check_content,
     check_diverged,
     check_run,
-    check_start,
     diverged_words,
-    keep_model,
-    only_one,
     open_run,
     read_metrics,
 )

@@ -22,13 +22,13 @@ from antiphase.data.retrieval import SPANS
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals import scoring, text_needles
-from antiphase.evaluations.journal import JOURNAL
+from antiphase.folders.held import LOCK
+from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
 from antiphase.report import measurement_plots, plots, retrieval, summary
 from antiphase.studies import retrieval as study
 from antiphase.studies.retrieval import RetrievalRequest, arm_names, evaluate_retrieval
 from antiphase.studies.training_run import train_run
-from antiphase.training.run_folder import LOCK
 
 LENGTH = 260
 

@@ -173,10 +173,10 @@ def test_distributed_checkpoints_of_torch_read_it_by_name(tmp_path, parts):
         assert torch.equal(moments[f"{name}.exp_avg"], optimizer.state[parameter]["exp_avg"]), name
 
 
-HOMES = {"mkdir": Path, "save_file": checkpoint, "write_bytes": Path, "fsync": checkpoint.os, "rename": Path,
+HOMES = {"mkdir": Path, "save_file": checkpoint, "write_bytes": Path, "fsync": os, "rename": Path,
          "rmtree": shutil}  # fmt: skip
-MOMENTS = ["rmtree 1", "mkdir", "save_file 1", "save_file 2", "write_bytes", "fsync 1", "fsync 4", "rename", "fsync 5",
-           "fsync 6", "rmtree 2", "done"]  # fmt: skip
+MOMENTS = ["mkdir", "save_file 1", "save_file 2", "write_bytes", "fsync 1", "fsync 4", "rename", "fsync 5",
+           "rmtree", "done"]  # fmt: skip
 
 
 def crash_at(moment, patch):
@@ -187,6 +187,8 @@ def crash_at(moment, patch):
     real, calls = getattr(HOMES[name], name), []
 
     def call(*arguments, **options):
+        if name == "rmtree" and not arguments[0].name.startswith("step-"):
+            return real(*arguments, **options)  # what an earlier crash has left
         calls.append(1)
         if len(calls) == int(count or 1):
             raise Crash
@@ -228,13 +230,13 @@ def test_two_crashes_in_a_row_leave_whole_checkpoints(tmp_path, parts, monkeypat
         assert len(os.listdir(folder / "checkpoint")) == 2
 
 
-@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment not in ("rmtree 2", "done")])
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment not in ("rmtree", "done")])
 def test_the_first_checkpoint_is_there_whole_or_not_at_all(tmp_path, parts, monkeypatch, moment):
     save_until(moment, tmp_path, *parts, 1, monkeypatch)
-    assert found(tmp_path, *parts) == (1 if moment in ("fsync 5", "fsync 6") else None)
+    assert found(tmp_path, *parts) == (1 if moment == "fsync 5" else None)
 
 
-@pytest.mark.parametrize("moment", ["rmtree 2", "rename", "done"])
+@pytest.mark.parametrize("moment", ["rmtree", "rename", "done"])
 def test_a_crash_while_a_damaged_checkpoint_is_replaced(tmp_path, parts, monkeypatch, moment):
     """The first folder to be removed is then the damaged one."""
     saved(tmp_path, *parts, 1, 2)

@@ -12,10 +12,11 @@ from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
 from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
-from antiphase.evaluations.journal import append_line, hash_of, read_lines
+from antiphase.folders.contents import hash_of
+from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_empty, only_one
 
 if TYPE_CHECKING:
     from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
@@ -40,12 +41,8 @@ def evaluate(
         InputError: a model, task or value that cannot be used, data out of reach, a folder with other contents.
     """
     request.check()
-    if not (output / CELLS).is_file():
-        check_empty(output)
-    elif not resume:
-        raise InputError(f"--output {output} holds this work already; add --resume to go on with it, or choose another")
     started = time.perf_counter()
-    with only_one(output):
+    with Resumable(CELLS).held(output, resume=resume):
         from antiphase.evaluations.harness import lm_eval_adapter
 
         library = _library(request)
