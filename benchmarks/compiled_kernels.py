@@ -23,12 +23,12 @@ from rich.console import Console
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from antiphase.folders.held import check_empty
 from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 from antiphase.records import Record
-from antiphase.training.run_folder import check_empty
 
 ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)

@@ -30,8 +30,8 @@ from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.evals.constrained import choose_options
 from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.evaluations.long_context.measure import losses_by_position
+from antiphase.folders.held import check_empty
 from antiphase.records import Record
-from antiphase.training.run_folder import check_empty
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]

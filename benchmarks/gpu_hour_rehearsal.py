@@ -94,8 +94,8 @@ def _start(output: Path, stage: str) -> subprocess.Popen[bytes]:
 def _has_begun(output: Path, stage: str) -> bool:
     """Whether a kill now would show something: a checkpoint where models are trained, else a piece that is kept."""
     checkpoints: dict[str, Callable[[], bool]] = {
-        "train": lambda: any((output / "work/models").glob("*/checkpoint/state.pt")),
-        "continue": lambda: any((output / "work/continued").glob("*/checkpoint/state.pt")),
+        "train": lambda: any((output / "work/models").glob("*/checkpoint/step-*")),
+        "continue": lambda: any((output / "work/continued").glob("*/checkpoint/step-*")),
     }
     return checkpoints.get(stage, lambda: len(_pieces(output, stage)) > int(stage == "kernels"))()
 

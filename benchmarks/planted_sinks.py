@@ -33,8 +33,8 @@ from antiphase.evals.loading import load_model
 from antiphase.evals.samples import Sample
 from antiphase.evals.task_scores import log_probabilities, score_samples
 from antiphase.evals.text_tasks import needle_task
+from antiphase.folders.held import check_empty
 from antiphase.records import Record, finite
-from antiphase.training.run_folder import check_empty
 
 CONSOLE = Console(highlight=False)
 SINK_WORDS = 10

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.baselines.data.text_batches import EncodedTexts
 from antiphase.errors import InputError
-from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.request_file import REQUEST
-from antiphase.training.run_folder import check_model, keep_model
-
-
-def remember(request: Any, content: Any, output: Path, *, words: str) -> None:
-    """Keep what is worked on, or refuse to go on with other texts.
-
-    Args:
-        request: a dataclass.
-        content: the texts, as JSON takes them; ``words`` is what they are called.
-
-    Raises:
-        InputError: the texts changed since the work began.
-    """
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    path = output / REQUEST
-    if not path.is_file():
-        tree = {"request": finite(asdict(request)), "content": digest}
-        write_atomically(path, (json.dumps(tree, indent=1) + "\n").encode())
-    elif json.loads(path.read_text("utf-8"))["content"] != digest:
-        raise InputError(f"--output {output}: {words} have changed since this work began; choose another")
+from antiphase.folders.contents import check_model, keep_model
+from antiphase.folders.held import written_beside
+from antiphase.records import Record
 
 
 def each_run(
@@ -74,13 +51,11 @@ def each_run(
 
 def keep_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, place: Path) -> None:
     """The run's folder with model, tokenizer and record, written beside and then renamed."""
-    beside = place.with_name(f".{place.name}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)  # of a killed run
-    model.save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
-    keep_model(beside)
-    record.save(beside)
-    beside.rename(place)
+    with written_beside(place) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        keep_model(folder)
+        record.save(folder)
 
 
 def check_lengths(texts: EncodedTexts, places: Sequence[str], model: PreTrainedModel, *, remedy: str) -> None:

@@ -38,9 +38,9 @@ def benchmark(
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
+    from antiphase.folders.held import check_empty, make_folder
     from antiphase.ops.api import why_no_kernels
     from antiphase.training.loop import choose_device
-    from antiphase.training.run_folder import check_empty, make_folder
 
     check_empty(output)
     console = make_console()

@@ -13,9 +13,9 @@ from antiphase.data.prepare import PreparedData
 from antiphase.data.prepare import prepare as prepare_data
 from antiphase.errors import InputError
 from antiphase.evals.loading import LoadedModel
-from antiphase.evaluations.journal import text_content
+from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, TextSettings
-from antiphase.training.run_folder import is_same_content
+from antiphase.folders.contents import is_same_content
 
 FOREIGN_LENGTH = 512
 """Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""

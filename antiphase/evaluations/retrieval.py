@@ -23,13 +23,14 @@ from antiphase.errors import InputError, naming
 from antiphase.evals.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
 from antiphase.evals.needles import tasks_of
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
-from antiphase.evaluations.journal import Journal, inputs_of, journal_in, model_content, text_content
+from antiphase.evaluations.inputs import inputs_of, model_content, text_content
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.running import FLAGS, measurement_with
 from antiphase.evaluations.settings import ContextSettings
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.journal import Journal, journal_in
 from antiphase.records import Record
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import undone_if_refused
 
 NEEDLES = 8
 """Needles of a model that was not trained here, unless ``--needles`` says otherwise."""

@@ -15,13 +15,14 @@ from antiphase.data.prepare import PreparedData
 from antiphase.errors import naming
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evaluations.held_out import tokens_of
-from antiphase.evaluations.journal import inputs_of, journal_in, model_content
+from antiphase.evaluations.inputs import inputs_of, model_content
 from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.journal import journal_in
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import undone_if_refused
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""

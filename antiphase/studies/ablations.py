@@ -21,6 +21,8 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
+from antiphase.folders.contents import check_content
+from antiphase.folders.held import only_one
 from antiphase.layers.registry import ACROSS
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
@@ -28,7 +30,7 @@ from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
 from antiphase.studies.verdicts import Metric, compare_metric, verdict
-from antiphase.training.run_folder import check_content, only_one, read_metrics
+from antiphase.training.run_folder import read_metrics
 from antiphase.typed import dotted
 
 RATIOS = (4, 3, 2)

@@ -15,11 +15,11 @@ from torch import nn
 
 from antiphase.config import Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
+from antiphase.folders.held import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
 from antiphase.training.loop import sized_config
-from antiphase.training.run_folder import check_empty, make_folder
 
 STATE_BYTES = 16
 """A parameter in fp32, its gradient and Adam's two moments."""

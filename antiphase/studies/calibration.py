@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -34,11 +33,12 @@ from antiphase.evals.scoring import generated_tokens
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.task_scores import log_probabilities, probabilities, score_samples
 from antiphase.evals.tasks import load_task
-from antiphase.evaluations.journal import append_line, hash_of, read_lines
-from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.request_file import REQUEST, open_folder
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import new_folder, undone_if_refused
+from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.work import Work, work_in
+from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder, only_one, undone_if_refused
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""
@@ -187,15 +187,14 @@ def search(
     """
     request.check()
     heads = output / HEADS
-    open_folder(asdict(request), output, resume=resume)
     started = time.perf_counter()
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output), refused_by_model(request.name):
             loaded = load_model(request.name, device=str(choose_device(request.device)))
             check_layers(request.layers, loaded.model)
             tasks = load_tasks(request, loaded)
             check_model(loaded.model, tasks, request.mode)
-            remember(asdict(request), loaded.model, tasks, output)
+            begin(work, loaded.model, tasks)
             standings = []
             for name, task in tasks.items():
                 say(f"{name}: how the model does without calibration")
@@ -252,7 +251,7 @@ def search(
     return record
 
 
-def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, Task], output: Path) -> None:
+def begin(work: Work, model: PreTrainedModel, tasks: dict[str, Task]) -> None:
     """Keep what is worked on, or refuse to go on with another model or other samples.
 
     Raises:
@@ -262,15 +261,10 @@ def remember(request: dict[str, Any], model: PreTrainedModel, tasks: dict[str, T
         name: hash_of([[s.prompt, s.options, s.answers, s.target, s.lengths, s.metric] for s in task.samples])
         for name, task in tasks.items()
     }
-    tree = {"request": finite(request), "model": fingerprint(model), "samples": prompts}
-    path = output / REQUEST
-    if path.is_file():
-        before = json.loads(path.read_text("utf-8"))
-        for name, words in (("model", "MODEL holds other weights"), ("samples", "the tasks' data has changed")):
-            if before[name] != tree[name]:
-                raise InputError(f"--output {output}: {words} since this work began; choose another folder")
-        return
-    write_atomically(path, (json.dumps(tree, indent=1) + "\n").encode())
+    work.begin(
+        {"model": fingerprint(model), "samples": prompts},
+        {"model": "MODEL holds other weights", "samples": "the tasks' data has changed"},
+    )
 
 
 def hash_of_sample(sample: Sample) -> str:

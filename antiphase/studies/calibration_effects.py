@@ -27,23 +27,23 @@ from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.samples import Task
 from antiphase.evals.task_scores import both_scores, log_probabilities
-from antiphase.evaluations.journal import append_line, read_lines
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.work import work_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.studies.calibration import (
     SCORES,
     TaskRequest,
+    begin,
     by_mode,
     check_judges,
     check_layers,
     check_model,
     load_tasks,
-    remember,
     standing,
 )
-from antiphase.studies.request_file import open_folder
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one, undone_if_refused
 
 CELLS = "cells.jsonl"
 Part = Literal["heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",
@@ -148,15 +148,14 @@ def study(
         InputError: a model, task or value that cannot be used, a task at chance, a folder with other contents.
     """
     request.check()
-    open_folder(asdict(request), output, resume=resume)
     started = time.perf_counter()
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output), refused_by_model(request.name):
             loaded = load_model(request.name, device=str(choose_device(request.device)))
             check_layers(request.layers, loaded.model)
             tasks = load_tasks(request, loaded)
             check_model(loaded.model, tasks, request.mode)
-            remember(asdict(request), loaded.model, tasks, output)
+            begin(work, loaded.model, tasks)
             begun = _Study(request, loaded, tasks, _heads(request, loaded.model), output, say, report)
             standings = begun.begin()
         with refused_by_model(request.name):  # what has been evaluated by then stays

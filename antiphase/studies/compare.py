@@ -22,29 +22,22 @@ from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
 from antiphase.evals.perplexity import losses_by_sequence, perplexity
+from antiphase.folders.contents import check_content
+from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.work import Resumable
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.comparison import claims_of, compared
 from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
 from antiphase.studies.registration import Registration, register, registered
 from antiphase.training.loop import LanguageModel, build_model, check_settings, choose_device
-from antiphase.training.run_folder import (
-    WITHOUT_EFFECT,
-    check_content,
-    is_free,
-    only_one,
-    read_curve,
-    undone_if_refused,
-)
+from antiphase.training.run_folder import WITHOUT_EFFECT, read_curve
 from antiphase.typed import build, dotted
 
 SETTINGS = "compare.yaml"
+STUDY = Resumable.named("study", SETTINGS)
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
 """Settings that a resumed study may change: they change no result."""
-START_SETTING = ".training.start_from"
-"""End of the name under which a run or arm says where its weights come from. They may have moved since the study
-began; the runs themselves check that they are the same.
-"""
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""
 MAP_QUERIES = 64
@@ -192,24 +185,9 @@ def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None
     Raises:
         InputError: it holds something else, other settings, or this study without ``--resume``.
     """
-    path = output / SETTINGS
-    if path.is_file():
-        if not resume:
-            raise InputError(
-                f"--output {output} holds a study already; add --resume to go on with it, or choose another folder"
-            )
-        before, now = dotted(_settings_of(path)), dotted(yaml.safe_load(_settings_text(settings)))
-        names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
-        moved = {name for name in names if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
-        changed = [
-            name for name in names if name not in moved and (name not in MAY_CHANGE or name.endswith(START_SETTING))
-        ]
-        if changed:
-            raise InputError(
-                f"--output {output} holds a study with other settings ({', '.join(changed)}); choose another folder"
-            )
-    elif not is_free(output):
-        raise InputError(f"--output {output} exists and holds no study of antiphase; choose another folder")
+    if STUDY.begun(output, resume=resume):
+        before, now = dotted(_settings_of(output / SETTINGS)), dotted(yaml.safe_load(_settings_text(settings)))
+        STUDY.check_same(output, before, now, free=MAY_CHANGE)
 
 
 def _settings_of(path: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ done stays after a kill and a second call goes on; the last record holds the cla
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -27,8 +26,11 @@ from antiphase.evaluations.hallucination import HallucinationSettings
 from antiphase.evaluations.hallucination.measure import OUTPUTS, check_judged
 from antiphase.evaluations.harness import HarnessSettings
 from antiphase.evaluations.harness.measure import CELLS, check_tasks
-from antiphase.evaluations.journal import hash_of, model_content
+from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.running import evaluate, settings_of
+from antiphase.folders.contents import digest_of, hash_of, model_digest
+from antiphase.folders.held import make_folder, only_one
+from antiphase.folders.work import Resumable
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
@@ -41,9 +43,13 @@ from antiphase.studies.registration import CLAIMS_FILE, Registration, register, 
 from antiphase.studies.scales import SCALES
 from antiphase.studies.scaling import scaling, shortened
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import make_folder, model_digest, only_one
 
 REQUEST = "reproduce.json"
+REPRODUCTION = Resumable(
+    REQUEST,
+    again="holds a reproduction already; add --resume to go on with it",
+    other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
+)
 LABELLED_ROWS = 400
 """Of one pairing, from which examples are drawn."""
 
@@ -134,10 +140,10 @@ class ReproduceRequest:
         """What concerns one part alone, by content."""
         if part == "harness":
             files = sorted(path for path in Path(self.include_path or "").rglob("*") if path.is_file())
-            return [list(self.tasks), _digest(files) if self.include_path else None]
+            return [list(self.tasks), digest_of(files) if self.include_path else None]
         if part == "hallucination" and self.judge:
             with naming({"MODEL": "--judge"}):
-                return [model_content(self.judge), _digest([Path(path) for path in self.judge_data])]
+                return [model_content(self.judge), digest_of([Path(path) for path in self.judge_data])]
         return []
 
     def harness(self, names: Sequence[str] = ("MODEL",), **more: Any) -> HarnessSettings:
@@ -229,26 +235,18 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
     asked = {name: value for name, value in asdict(request).items() if name not in ("parts", *OWN)}
     tree = finite({**asked, "sizes": asdict(SCALES[request.scale])})
     content = _content(request, preset)
-    if path.is_file():
-        if not resume:
-            raise InputError(f"--output {output} holds a reproduction already; add --resume to go on with it")
+    if REPRODUCTION.begun(output, resume=resume):
         before = json.loads(path.read_text("utf-8"))
         kept = before.pop("content", {})
         before.pop("claims", None)
-        if differing := [name for name in {**before, **tree} if before.get(name) != tree.get(name)]:
-            raise InputError(
-                f"--output {output} holds a reproduction with other settings, or of another version "
-                f"({', '.join(differing)}); choose another folder"
-            )
+        REPRODUCTION.check_same(output, before, tree)
         if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
                 f"--output {output} began with other content: {changed[0]} has changed since; bring it back, or choose "
                 "another folder"
             )
-    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise InputError(f"--output {output} exists and is not empty; choose another folder")
     else:
-        output.mkdir(parents=True, exist_ok=True)
+        make_folder(output)
         register(output, primary=PRIMARY, seeds=preset.compare.seeds, claims=[claim.registration() for claim in CLAIMS])
         written = registered(output)
         assert written is not None
@@ -277,15 +275,6 @@ def _content(request: ReproduceRequest, preset: Preset) -> dict[str, str]:
     texts = {"--data": request.data, "--validation": request.validation}
     found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
     return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
-
-
-def _digest(paths: Sequence[Path]) -> str:
-    """SHA-256 of files, in this order."""
-    found = []
-    for path in paths:
-        with path.open("rb") as file:
-            found.append(hashlib.file_digest(file, "sha256").hexdigest())
-    return hash_of(found)
 
 
 class _OfModel(Protocol):

@@ -18,11 +18,12 @@ from antiphase.config import Preset, RunSettings, TrainingSettings, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.evals.statistics import mean_interval
+from antiphase.folders.contents import check_content
+from antiphase.folders.held import only_one
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
-from antiphase.training.run_folder import check_content, only_one
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
 """What the loss is drawn over, and the value of a run that it is."""

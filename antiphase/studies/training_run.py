@@ -12,12 +12,13 @@ from antiphase.config import RunSettings
 from antiphase.data.prepare import PreparedData, prepare
 from antiphase.evals.needles import first_query_accuracy
 from antiphase.evals.perplexity import perplexity
+from antiphase.folders.held import only_one, undone_if_refused
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
-from antiphase.training.checkpoint import has_checkpoint
+from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process
 from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, train_held
-from antiphase.training.run_folder import check_diverged, check_run, only_one, undone_if_refused
+from antiphase.training.run_folder import check_diverged, check_run
 
 
 def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Evaluation]:
@@ -49,9 +50,9 @@ def train_run(
         check_diverged(output)
         with _undone(_beside(output)):
             data = prepare(settings.data, _beside(output), progress=say)
-            check_settings(settings, data.tokenizer, begins=not has_checkpoint(output))
+            check_settings(settings, data.tokenizer, begins=not checkpoints(output))
         evaluations = curve_evaluations(settings, data)
-        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report)
+        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
 
 
 def _beside(output: Path) -> Path:

@@ -14,10 +14,12 @@ from typing import Any
 from antiphase.config import Preset, arm_run
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
+from antiphase.folders.contents import check_content
+from antiphase.folders.held import only_one
 from antiphase.records import Record, finite
 from antiphase.studies.compare import check_sizes, check_study, first_passing, setting_up
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
-from antiphase.training.run_folder import check_content, only_one, read_metrics
+from antiphase.training.run_folder import read_metrics
 
 SPIKE, BEFORE = 5.0, 10
 """A spike is a logged gradient norm above this many times the median of so many logged before it."""

@@ -10,13 +10,14 @@ from typing import Any
 
 from antiphase.config import Preset, load_preset
 from antiphase.errors import InputError, naming
+from antiphase.folders.contents import TEXT
 from antiphase.models.checkpoints import Checkpoint, convert
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.conversion import plan_conversion
 from antiphase.records import Record
 from antiphase.studies.compare import compare
 from antiphase.studies.jobs import Report
-from antiphase.training.run_folder import CONTENT, SETTINGS
+from antiphase.training.run_folder import SETTINGS
 
 SEEDS = 3
 """Seeds of the study unless some are given: those after the model's own, whose batches it has seen."""
@@ -113,9 +114,9 @@ def upcycle(
                 say(f"making the start of {name} from {model}")
                 with naming({"SOURCE": "MODEL"}):
                     convert(model, _start(output, name), **form)
-        content = Path(model) / CONTENT
-        if content.is_file() and not (output / CONTENT).is_file():
-            shutil.copyfile(content, output / CONTENT)  # compare refuses any other text from now on
+        content = Path(model) / TEXT
+        if content.is_file() and not (output / TEXT).is_file():
+            shutil.copyfile(content, output / TEXT)  # compare refuses any other text from now on
 
     return compare(preset, output, resume=resume, report=report, say=say, begin=begin)
 

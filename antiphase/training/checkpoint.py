@@ -1,28 +1,36 @@
-"""Checkpoints that survive any stop: written beside, renamed when whole, weights in safetensors."""
+"""Checkpoints that survive any stop: a folder for each, written beside and renamed; its checksums find any wrong byte.
+
+``checkpoint/step-N`` holds ``model.safetensors`` (parameters by name), ``optimizer.safetensors`` (state tensors as
+NAME.STATE) and ``checkpoint.json``: progress, the optimizer's plain values, and the SHA-256 of all three.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import os
+import json
 import shutil
-import zipfile
-import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from antiphase.errors import InputError
+from antiphase.folders.contents import file_digest, hash_of
+from antiphase.folders.held import written_beside
 from antiphase.models.checkpoints import is_finite
 
 FOLDER = "checkpoint"
-WEIGHTS = "weights.safetensors"
-STATE = "state.pt"
-AFRESH = "remove the folder to begin the run afresh, or choose another --output"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+MANIFEST = "checkpoint.json"
+FORMAT = 2
+"""1 was ``weights.safetensors`` beside ``state.pt``, which ``torch.save`` wrote."""
+KEPT = 2
+"""The newest and the one before."""
+AFRESH = "to begin the run afresh, or choose another --output"
 
 
 @dataclass
@@ -40,78 +48,164 @@ class Progress:
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Replace the run's checkpoint. At any moment the old or the new one is whole on disk.
+    """Add a checkpoint to the run's; the newest and the one before stay. At any moment the last one is whole on disk.
 
-    The state keeps the SHA-256 of the weights, at 1 to 2 GB/s.
+    Its files are read once more for their SHA-256, at 1 to 2 GB/s.
     """
-    final, fresh, old = folder / FOLDER, folder / f".{FOLDER}.new", folder / f".{FOLDER}.old"
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    save_file(own_tensors(model), fresh / WEIGHTS)
-    state = {"optimizer": optimizer.state_dict(), "progress": vars(progress), "weights": _digest(fresh / WEIGHTS)}
-    torch.save(state, fresh / STATE)
-    for name in (WEIGHTS, STATE):
-        with open(fresh / name, "rb") as file:
-            os.fsync(file.fileno())
-    if final.exists():  # else a stop between the two renames left the old one alone, and it is still the only whole one
-        shutil.rmtree(old, ignore_errors=True)
-        final.rename(old)
-    fresh.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    home = folder / FOLDER
+    final = home / f"step-{progress.step:08}"
+    before = [path for path in checkpoints(folder) if path.name < final.name]
+    with written_beside(final) as fresh:
+        tensors, described = _described(model, optimizer)
+        save_file(_own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
+        save_file(tensors, fresh / OPTIMIZER, metadata={"format": "pt"})
+        files = {name: file_digest(fresh / name) for name in (MODEL, OPTIMIZER)}
+        tree = {"format": FORMAT, "progress": vars(progress), "optimizer": described, "files": files}
+        (fresh / MANIFEST).write_bytes(sealed(tree))
+        for path in set(checkpoints(folder)) - set(before):  # damaged: the run has come from an earlier one
+            shutil.rmtree(path)
+    for path in before[KEPT - 1 :]:
+        shutil.rmtree(path)
 
 
-def has_checkpoint(folder: Path) -> bool:
-    """Whether a run goes on from its own weights."""
-    return _whole_checkpoint(folder) is not None
-
-
-def _whole_checkpoint(folder: Path) -> Path | None:
-    return next((path for path in (folder / FOLDER, folder / f".{FOLDER}.old") if (path / STATE).is_file()), None)
-
-
-def load_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress | None:
-    """Restore model and optimizer in place; None where the run has no checkpoint yet.
+def checkpoints(folder: Path) -> list[Path]:
+    """Folders of a run's checkpoints, the newest first; a run that has one goes on from its own weights.
 
     Raises:
-        InputError: the checkpoint is of a model of another shape, damaged, or holds weights that are not finite.
+        InputError: the run has a checkpoint of the first format.
     """
-    source = _whole_checkpoint(folder)
-    if source is None:
-        return None
+    home = folder / FOLDER
+    for old in (home, folder / f".{FOLDER}.old"):
+        if (old / "state.pt").is_file():
+            raise InputError(
+                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+                f"finish the run with that version, or remove {old} {AFRESH}"
+            )
+    return sorted(home.glob("step-*"), reverse=True)
+
+
+def load_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+) -> Progress | None:
+    """Restore model and optimizer in place from the newest whole checkpoint; None where the run has none yet.
+
+    Args:
+        say: called with a sentence on each damaged checkpoint that is passed over.
+
+    Raises:
+        InputError: no checkpoint is whole, or the newest whole one is of another model or optimizer, or holds weights
+            that are not finite.
+    """
+    found = checkpoints(folder)
+    damaged: list[str] = []
+    for source in found:
+        try:
+            tree = _read(source)
+        except InputError as error:
+            damaged.append(str(error))
+            continue
+        for message in damaged:
+            say(f"{message}; training goes on from {source.name}, and does the steps since then again")
+        _restore_model(source, model)
+        _restore_optimizer(source, model, optimizer, tree["optimizer"])
+        return Progress(**tree["progress"])
+    if damaged:
+        whole = "" if len(damaged) == 1 else ", and so is the one before"
+        raise InputError(f"{damaged[0]}{whole}; remove {folder / FOLDER} {AFRESH}")
+    return None
+
+
+def _read(source: Path) -> dict[str, Any]:
+    """The manifest of a whole checkpoint.
+
+    Raises:
+        InputError: damaged; it names the file.
+    """
     try:
-        weights = load_file(source / WEIGHTS)
-        state = _read_state(source / STATE)
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise InputError(f"{source} is damaged ({str(error).split('.')[0]}); {AFRESH}") from None
-    if state.get("weights", kept := _digest(source / WEIGHTS)) != kept:  # older checkpoints have none
-        raise InputError(f"{source} is damaged: {WEIGHTS} is not what the run wrote; {AFRESH}")
-    expected = own_tensors(model)
-    if weights.keys() != expected.keys() or any(weights[n].shape != expected[n].shape for n in expected):
-        raise InputError(
-            f"{source} holds a model of another shape; give the settings it was made with, or another --output"
-        )
+        content = (source / MANIFEST).read_bytes()
+        tree = json.loads(content)
+        del tree["sha256"]
+        if sealed(tree) != content:
+            raise ValueError
+    except FileNotFoundError:
+        raise InputError(f"{source} is damaged: {MANIFEST} is missing") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{source} is damaged: {MANIFEST} is not what the run wrote") from None
+    if tree["format"] != FORMAT:
+        raise InputError(f"{source} is of format {tree['format']}, and this version reads {FORMAT}")
+    for name, digest in tree["files"].items():
+        if not (source / name).is_file():
+            raise InputError(f"{source} is damaged: {name} is missing")
+        if file_digest(source / name) != digest:
+            raise InputError(f"{source} is damaged: {name} is not what the run wrote")
+    return tree
+
+
+def _restore_model(source: Path, model: nn.Module) -> None:
+    weights, expected = load_file(source / MODEL), _own_tensors(model)
+    for name in {**expected, **weights}:
+        kept, own = weights.get(name), expected.get(name)
+        if kept is None or own is None or (kept.shape, kept.dtype) != (own.shape, own.dtype):
+            raise InputError(
+                f"{source} holds a model of another shape, {name} first; give the settings it was made with, or "
+                "another --output"
+            )
     if broken := next((name for name, tensor in weights.items() if not is_finite(tensor)), None):
-        raise InputError(f"{source} holds NaN or infinite weights, {broken} first: the run diverged; {AFRESH}")
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(weights[name])
-    optimizer.load_state_dict(state["optimizer"])
-    return Progress(**state["progress"])
+        raise InputError(
+            f"{source} holds NaN or infinite weights, {broken} first: the run diverged; remove {source.parent} {AFRESH}"
+        )
+    for name, tensor in expected.items():
+        tensor.copy_(weights[name])
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """What ``torch.save`` wrote; torch itself does not look at the checksums of its files."""
-    with zipfile.ZipFile(path) as file:
-        if broken := file.testzip():
-            raise zipfile.BadZipFile(f"the checksum of {broken} in {path.name} is wrong")
-    return dict(torch.load(path, weights_only=True, map_location="cpu"))
+def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The optimizer's tensors by parameter and state, and its plain values: the state's others, and its groups."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    tensors: dict[str, Tensor] = {}
+    values: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{names[parameter]}.{key}"] = value.contiguous()
+            else:
+                values[f"{names[parameter]}.{key}"] = value
+    groups = [{**group, "params": [names[one] for one in group["params"]]} for group in optimizer.param_groups]
+    return tensors, {"values": values, "groups": groups}
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _restore_optimizer(
+    source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, described: dict[str, Any]
+) -> None:
+    """Tensors are copied: mapped from the file they would lie at other addresses than torch gives, for its kernels."""
+    _, own = _described(model, optimizer)
+    if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in described["groups"]]:
+        raise InputError(
+            f"{source} holds an optimizer with other groups of parameters; give the settings it was made with, or "
+            "another --output"
+        )
+    order = [name for group in own["groups"] for name in group["params"]]
+    place = {name: index for index, name in enumerate(order)}
+    state: dict[int, dict[str, Any]] = {}
+    tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
+    for key, value in {**described["values"], **tensors}.items():
+        name, _, kind = key.rpartition(".")
+        state.setdefault(place[name], {})[kind] = value
+    groups = []
+    for kept, group in zip(described["groups"], own["groups"], strict=True):
+        plain = {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in kept.items()}
+        groups.append({**plain, "params": [place[name] for name in group["params"]]})
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def own_tensors(model: nn.Module) -> dict[str, Tensor]:
+def sealed(tree: dict[str, Any]) -> bytes:
+    """A manifest as it is written, with a checksum of itself."""
+    return (json.dumps({**tree, "sha256": hash_of(tree)}, indent=1) + "\n").encode()
+
+
+def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters by name, tied ones once."""
     return {name: parameter.data for name, parameter in model.named_parameters()}

@@ -23,6 +23,8 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
+from antiphase.folders.contents import check_content, check_start, keep_model
+from antiphase.folders.held import only_one
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.registry import PROJECTIONS, attention_layers, set_training_step, variant_fields
@@ -32,19 +34,15 @@ from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
 from antiphase.records import Record, finite, write_atomically
-from antiphase.training.checkpoint import Progress, has_checkpoint, load_checkpoint, save_checkpoint
+from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, is_first_process, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
     MetricsLog,
-    check_content,
     check_diverged,
     check_run,
-    check_start,
     diverged_words,
-    keep_model,
-    only_one,
     open_run,
     read_metrics,
 )
@@ -81,6 +79,7 @@ def train(
     evaluations: Mapping[str, Evaluation],
     resume: bool = False,
     report: Reporter = lambda step, values: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Train one model and write it to ``output``: weights, tokenizer, settings, metrics, checkpoint and record.
 
@@ -91,6 +90,7 @@ def train(
         evaluations: called every ``training.evaluate_every`` steps and at the end; their numbers form the curve.
         resume: go on from the last checkpoint.
         report: called at every logged step.
+        say: called with a sentence if a damaged checkpoint is passed over.
 
     Returns:
         The record of kind "train", also saved as ``record.json``.
@@ -104,7 +104,7 @@ def train(
     if is_first_process():
         check_run(output, settings, resume=resume)  # a folder of something else gets no lock
     with only_one(output) if is_first_process() else nullcontext():
-        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report)
+        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
 
 
 def train_held(
@@ -115,10 +115,11 @@ def train_held(
     evaluations: Mapping[str, Evaluation],
     resume: bool = False,
     report: Reporter = lambda step, values: None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """The same, by who holds ``output`` already (``only_one``)."""
     training = settings.training
-    begins = not has_checkpoint(output)
+    begins = not checkpoints(output)
     check_settings(settings, data.tokenizer, begins=begins)
     device = choose_device(training.device)
     if training.threads:
@@ -136,7 +137,7 @@ def train_held(
             if begins and training.start_from is not None:
                 check_start(output, Checkpoint(training.start_from).digest())
         group.wait()
-        return _Run(settings, data, output, evaluations, report, group, device).execute()
+        return _Run(settings, data, output, evaluations, report, say, group, device).execute()
 
 
 class NextTokenLoss(nn.Module):
@@ -163,13 +164,14 @@ class _Run:
         output: Path,
         evaluations: Mapping[str, Evaluation],
         report: Reporter,
+        say: Callable[[str], None],
         group: Processes,
         device: torch.device,
     ) -> None:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
         self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
-        if has_checkpoint(output):  # whose weights replace these
+        if checkpoints(output):  # whose weights replace these
             model = build_model(settings, data.tokenizer, seed=self.training.seed)
         else:
             model = starting_model(settings, data.tokenizer)
@@ -181,8 +183,11 @@ class _Run:
         self.objective = group.wrap(NextTokenLoss(self.model))
         self.optimizer = build_optimizer(self.model, self.training)
         self.autocast = autocast_dtype(self.training, device)
-        found = load_checkpoint(output, self.model, self.optimizer)
+        found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
+        step = self.progress.step
+        if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
+            raise InputError(f"--output {output} holds other checkpoints for some processes; give one that all share")
         self.log = MetricsLog(output, step=self.progress.step) if group.is_first else None
         self.board = _tensorboard(output) if self.training.tensorboard and group.is_first else None
 
@@ -219,7 +224,7 @@ class _Run:
         training = self.training
         rate = learning_rate(step, training)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group.get("rate", 1.0)  # checkpoints of earlier versions have none
+            group["lr"] = rate * group["rate"]
         batch = self.stream.batch(step)
         self.progress.tokens += batch.input_ids.numel()
         count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes

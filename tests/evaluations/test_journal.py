@@ -8,17 +8,10 @@ import pytest
 from transformers.utils import cached_file
 
 from antiphase.errors import InputError
-from antiphase.evaluations import journal
-from antiphase.evaluations.journal import (
-    INPUTS,
-    JOURNAL,
-    Journal,
-    append_line,
-    hash_of,
-    model_content,
-    read_lines,
-    task_content,
-)
+from antiphase.evaluations import inputs
+from antiphase.evaluations.inputs import model_content, task_content
+from antiphase.folders.contents import hash_of
+from antiphase.folders.journal import INPUTS, JOURNAL, Journal, append_line, read_lines
 
 
 @pytest.mark.parametrize("torn", [b'{"key": "b", "ro', b"{", b'{"key": "b", "rows": []}', b"\xc3"])
@@ -102,7 +95,7 @@ def test_what_counts_of_a_models_folder(tmp_path):
 
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     """In the Hub's own cache, as it lies on a disk."""
-    monkeypatch.setattr(journal, "cached_file", partial(cached_file, cache_dir=tmp_path, local_files_only=True))
+    monkeypatch.setattr(inputs, "cached_file", partial(cached_file, cache_dir=tmp_path, local_files_only=True))
     cache = tmp_path / "models--owner--model"
     (cache / "refs").mkdir(parents=True)
     for commit in ("a" * 40, "b" * 40):

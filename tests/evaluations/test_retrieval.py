@@ -26,17 +26,17 @@ from antiphase.evals.loading import load_model
 from antiphase.evaluations import retrieval
 from antiphase.evaluations.allocation import Allocation
 from antiphase.evaluations.allocation.measure import allocation_in_text
-from antiphase.evaluations.journal import JOURNAL
 from antiphase.evaluations.needles import Needles
 from antiphase.evaluations.needles.measure import needles_in_text
 from antiphase.evaluations.needles.text import Generating
 from antiphase.evaluations.retrieval import arm_names
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.evaluations.settings import ContextSettings
+from antiphase.folders.held import LOCK
+from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
 from antiphase.report import figures, plots, summary
 from antiphase.studies.training_run import train_run
-from antiphase.training.run_folder import LOCK
 
 LENGTH = 260
 

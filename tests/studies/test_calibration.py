@@ -15,7 +15,7 @@ from antiphase import cli
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
 from antiphase.evals.tasks import load_task
-from antiphase.evaluations.journal import read_lines
+from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
 
@@ -307,7 +307,7 @@ def test_what_was_found_outlives_a_refusal(run, refused, tmp_path, monkeypatch):
 
 
 def test_one_search_in_a_folder_at_a_time(refused, tmp_path):
-    from antiphase.training.run_folder import only_one
+    from antiphase.folders.held import only_one
 
     with only_one(tmp_path / "s"):
         refused("is in use by another process", f"{SEARCH} --output s")

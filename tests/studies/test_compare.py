@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from antiphase.folders.held import is_in_use
 from antiphase.records import Record
-from antiphase.training.run_folder import is_in_use
 
 pytestmark = pytest.mark.slow
 

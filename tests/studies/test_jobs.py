@@ -13,9 +13,9 @@ import torch
 
 from antiphase.config import load_preset
 from antiphase.errors import DIVERGED, InputError, Interrupted
+from antiphase.folders.held import is_in_use
 from antiphase.studies import jobs
 from antiphase.studies.jobs import Job, parallel_runs, run_jobs
-from antiphase.training.run_folder import is_in_use
 
 RECORD = "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); (folder / 'record.json').write_text('{}')"
 HOLD = (

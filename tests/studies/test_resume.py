@@ -15,14 +15,14 @@ from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.evaluations import running
-from antiphase.evaluations.journal import JOURNAL
 from antiphase.evaluations.many_shot import measure as many_shot
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.evaluations.settings import TextSettings
+from antiphase.folders.held import LOCK
+from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
 from antiphase.registry import measurements
 from antiphase.studies.training_run import train_run
-from antiphase.training.run_folder import LOCK
 
 MEASUREMENTS = ("perplexity", "long-context", "outliers", "quantization", "cancellation")
 

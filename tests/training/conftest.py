@@ -15,6 +15,7 @@ from antiphase.config import RunSettings, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations
+from antiphase.training.checkpoint import checkpoints
 from antiphase.training.loop import train
 
 
@@ -37,18 +38,30 @@ def run(settings: Callable[..., RunSettings]) -> Callable[..., Record]:
 
 
 @pytest.fixture
-def outcome() -> Callable[[Path], dict[str, Any]]:
+def kept() -> Callable[[Path], dict[str, Any]]:
+    """``kept(folder)``: what a run's newest checkpoint holds."""
+
+    def read(folder: Path) -> dict[str, Any]:
+        newest = checkpoints(folder)[0]
+        tree = json.loads((newest / "checkpoint.json").read_text())
+        tensors = {name: load_file(newest / f"{name}.safetensors") for name in ("model", "optimizer")}
+        return {"progress": tree["progress"], "values": tree["optimizer"], **tensors}
+
+    return read
+
+
+@pytest.fixture
+def outcome(kept: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
     """All of a run that must not depend on how often it was interrupted."""
 
     def read(folder: Path) -> dict[str, Any]:
-        state = torch.load(folder / "checkpoint" / "state.pt", weights_only=True)
+        checkpoint = kept(folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         times = {"seconds", "tokens_per_second"}
         return {
             "weights": load_file(folder / "model.safetensors"),
-            "checkpoint": load_file(folder / "checkpoint" / "weights.safetensors"),
-            "optimizer": state["optimizer"],
-            "progress": {name: value for name, value in state["progress"].items() if name not in times},
+            **checkpoint,
+            "progress": {name: value for name, value in checkpoint["progress"].items() if name not in times},
             "metrics": [{name: value for name, value in line.items() if name not in times} for line in lines],
         }
 

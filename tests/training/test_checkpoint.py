@@ -1,15 +1,24 @@
-"""Checkpoints: whatever moment a crash comes at, a whole one can be found."""
+"""Checkpoints: whatever moment a crash comes at, a whole one can be found, and whatever byte is wrong, it is named."""
 
+import json
+import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed import checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+from antiphase.config import TrainingSettings
 from antiphase.errors import InputError
 from antiphase.training import checkpoint
-from antiphase.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
+from antiphase.training.optimizer import build_optimizer
+
+FILES = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"]
 
 
 class Crash(BaseException):
@@ -20,10 +29,14 @@ class Crash(BaseException):
 def parts(tiny_model):
     """A small model that took one step, and its optimizer."""
     model = tiny_model(num_hidden_layers=1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, stepped(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+
+
+def stepped(model, optimizer):
     model(input_ids=torch.arange(9)[None], labels=torch.arange(9)[None]).loss.backward()
     optimizer.step()
-    return model, optimizer
+    optimizer.zero_grad()
+    return optimizer
 
 
 def progress(step):
@@ -36,172 +49,330 @@ def mark(model, step):
         model.lm_head.weight.fill_(float(step))
 
 
-def found(folder, model, optimizer):
+def saved(folder, model, optimizer, *steps):
+    for step in steps:
+        mark(model, step)
+        save_checkpoint(folder, model, optimizer, progress(step))
+
+
+def found(folder, model, optimizer, **options):
     """Step of the checkpoint, which weights and progress must agree on; None where there is none."""
     mark(model, -1)
-    loaded = load_checkpoint(folder, model, optimizer)
+    loaded = load_checkpoint(folder, model, optimizer, **options)
     if loaded is None:
         return None
     assert model.lm_head.weight.flatten().tolist() == [float(loaded.step)] * model.lm_head.weight.numel()
     return loaded.step
 
 
-def test_checkpoint_restores_weights_optimizer_and_progress(tmp_path, parts, tiny_model):
-    model, optimizer = parts
+def steps_in(folder):
+    return [int(path.name.removeprefix("step-")) for path in checkpoints(folder)]
+
+
+def assert_same_state(first, second, first_parameters, second_parameters):
+    """Bit for bit, types and hyperparameters included."""
+    for one, other in zip(first_parameters, second_parameters, strict=True):
+        assert first.state[one].keys() == second.state[other].keys()
+        for key, value in first.state[one].items():
+            assert torch.equal(value, second.state[other][key]), key
+            assert (value.dtype, value.device) == (second.state[other][key].dtype, second.state[other][key].device)
+    for one, other in zip(first.state_dict()["param_groups"], second.state_dict()["param_groups"], strict=True):
+        assert one == other
+        assert [type(value) for value in one.values()] == [type(value) for value in other.values()]
+
+
+def of_runs(model, fused):
+    """As ``antiphase train`` builds it, with all groups that there can be."""
+    optimizer = build_optimizer(model, TrainingSettings(steps=9, lambda_rate=0.5))
+    for group in optimizer.param_groups:
+        group["fused"] = fused
+    return optimizer
+
+
+OPTIMIZERS = {
+    "of runs, fused": lambda model: of_runs(model, fused=True),
+    "of runs": lambda model: of_runs(model, fused=False),
+    "Adam of epochs": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3, fused=True),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3, amsgrad=True),
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_weights_optimizer_and_progress_come_back_bit_for_bit(tmp_path, tiny_model, build, dtype):
+    model = tiny_model(num_hidden_layers=2).to(dtype)
+    optimizer = stepped(model, build(model))
+    optimizer.param_groups[0]["lr"] = 0.1 / 3
     save_checkpoint(tmp_path, model, optimizer, progress(3))
-    fresh = tiny_model(num_hidden_layers=1)
+    fresh = tiny_model(num_hidden_layers=2).to(dtype)
     with torch.no_grad():
         for parameter in fresh.parameters():
             parameter.zero_()
-    other = torch.optim.AdamW(fresh.parameters(), lr=0.5)
+    other = build(fresh)
     assert load_checkpoint(tmp_path, fresh, other) == progress(3)
-    for (name, first), second in zip(model.named_parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(first, second), name
-    for first, second in zip(model.parameters(), fresh.parameters(), strict=True):
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            assert torch.equal(optimizer.state[first][key], other.state[second][key])
-    assert other.param_groups[0]["lr"] == 0.1
+    assert_same_state(optimizer, other, model.parameters(), fresh.parameters())
+    for _ in range(2):  # and the steps from there
+        for (name, first), second in zip(model.named_parameters(), fresh.parameters(), strict=True):
+            assert torch.equal(first, second), name
+        stepped(model, optimizer)
+        stepped(fresh, other)
+
+
+def test_an_optimizer_before_its_first_step_has_no_state(tmp_path, tiny_model):
+    model = tiny_model(num_hidden_layers=1)
+    save_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters(), lr=0.25), progress(0))
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert load_checkpoint(tmp_path, model, optimizer) == progress(0)
+    assert not optimizer.state
+    assert optimizer.param_groups[0]["lr"] == 0.25
 
 
 def test_no_checkpoint_is_none(tmp_path, parts):
     assert load_checkpoint(tmp_path, *parts) is None
 
 
-def test_state_holds_nothing_that_needs_unpickling(tmp_path, parts):
-    save_checkpoint(tmp_path, *parts, progress(3))
-    state = torch.load(tmp_path / "checkpoint" / "state.pt", weights_only=True)
-    assert state["progress"]["step"] == 3
-    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["state.pt", "weights.safetensors"]
+def test_two_checkpoints_are_kept_as_safetensors_and_json(tmp_path, parts):
+    saved(tmp_path, *parts, 8, 9, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["step-00000009", "step-00000010"]
+    newest = tmp_path / "checkpoint" / "step-00000010"
+    assert sorted(os.listdir(newest)) == FILES
+    names = {name for name, _ in parts[0].named_parameters()}
+    assert load_file(newest / "model.safetensors").keys() == names
+    kinds = {"step", "exp_avg", "exp_avg_sq"}
+    assert load_file(newest / "optimizer.safetensors").keys() == {f"{name}.{kind}" for name in names for kind in kinds}
+    tree = json.loads((newest / "checkpoint.json").read_text())
+    assert tree["progress"] == vars(progress(10))
+    assert tree["optimizer"]["groups"][0]["lr"] == 0.1
 
 
 def test_tied_weights_are_stored_once(tmp_path, tiny_model):
     model = tiny_model(num_hidden_layers=1, tie_word_embeddings=True)
-    save_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()), progress(1))
-    names = load_file(tmp_path / "checkpoint" / "weights.safetensors").keys()
-    assert "model.embed_tokens.weight" in names
-    assert "lm_head.weight" not in names
+    optimizer = stepped(model, torch.optim.AdamW(model.parameters()))
+    save_checkpoint(tmp_path, model, optimizer, progress(1))
+    for name in ("model", "optimizer"):
+        text = " ".join(load_file(checkpoints(tmp_path)[0] / f"{name}.safetensors"))
+        assert "model.embed_tokens.weight" in text
+        assert "lm_head" not in text
+    fresh = tiny_model(num_hidden_layers=1, tie_word_embeddings=True)
+    assert load_checkpoint(tmp_path, fresh, torch.optim.AdamW(fresh.parameters())) == progress(1)
+    assert torch.equal(fresh.lm_head.weight, model.model.embed_tokens.weight)
 
 
-MOMENTS = ["mkdir", "save_file", "save", "fsync", *(f"rename {count}" for count in (1, 2)), "done"]
+def test_distributed_checkpoints_of_torch_read_it_by_name(tmp_path, parts):
+    model, optimizer = parts
+    save_checkpoint(tmp_path, model, optimizer, progress(1))
+    read = {name: torch.empty_like(parameter) for name, parameter in model.named_parameters()}
+    moments = {f"{name}.exp_avg": torch.empty_like(tensor) for name, tensor in read.items()}
+    reader = HuggingFaceStorageReader(str(checkpoints(tmp_path)[0]))
+    with pytest.warns(UserWarning, match="torch.distributed"):
+        distributed_checkpoint.load(read | moments, storage_reader=reader)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(read[name], parameter), name
+        assert torch.equal(moments[f"{name}.exp_avg"], optimizer.state[parameter]["exp_avg"]), name
+
+
+HOMES = {"mkdir": Path, "save_file": checkpoint, "write_bytes": Path, "fsync": os, "rename": Path,
+         "rmtree": shutil}  # fmt: skip
+MOMENTS = ["mkdir", "save_file 1", "save_file 2", "write_bytes", "fsync 1", "fsync 4", "rename", "fsync 5",
+           "rmtree", "done"]  # fmt: skip
 
 
 def crash_at(moment, patch):
     """Let the process end just before a call that changes the disk."""
     name, _, count = moment.partition(" ")
-    homes = {"mkdir": Path, "rename": Path, "save_file": checkpoint, "save": checkpoint.torch, "fsync": checkpoint.os}
-    if name not in homes:
+    if name not in HOMES:
         return
-    real, calls = getattr(homes[name], name), []
+    real, calls = getattr(HOMES[name], name), []
 
     def call(*arguments, **options):
+        if name == "rmtree" and not arguments[0].name.startswith("step-"):
+            return real(*arguments, **options)  # what an earlier crash has left
         calls.append(1)
         if len(calls) == int(count or 1):
             raise Crash
         return real(*arguments, **options)
 
-    patch.setattr(homes[name], name, call)
+    patch.setattr(HOMES[name], name, call)
 
 
-@pytest.mark.parametrize("second", MOMENTS)
+def save_until(moment, folder, model, optimizer, step, monkeypatch):
+    mark(model, step)
+    with monkeypatch.context() as patch:
+        crash_at(moment, patch)
+        try:
+            save_checkpoint(folder, model, optimizer, progress(step))
+        except Crash:
+            assert moment != "done"
+        else:
+            assert moment == "done"
+
+
 @pytest.mark.parametrize("first", MOMENTS)
-def test_two_crashes_in_a_row_leave_a_whole_checkpoint(tmp_path, parts, monkeypatch, first, second):
-    model, optimizer = parts
-    model.lm_head.weight.grad = None
-    mark(model, 1)
-    save_checkpoint(tmp_path, model, optimizer, progress(1))
-    last = 1
-    for step, moment in ((2, first), (3, second)):
-        mark(model, step)
-        with monkeypatch.context() as patch:
-            crash_at(moment, patch)
-            try:
-                save_checkpoint(tmp_path, model, optimizer, progress(step))
-            except Crash:
-                assert moment != "done"
-        step_found = found(tmp_path, model, optimizer)
-        assert step_found is not None
-        assert last <= step_found <= step
-        last = step_found
-    mark(model, 4)
-    save_checkpoint(tmp_path, model, optimizer, progress(4))
-    assert found(tmp_path, model, optimizer) == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+def test_two_crashes_in_a_row_leave_whole_checkpoints(tmp_path, parts, monkeypatch, first):
+    for second in MOMENTS:
+        folder = tmp_path / second
+        saved(folder, *parts, 1, 2)
+        last = 2
+        for step, moment in ((3, first), (4, second)):
+            save_until(moment, folder, *parts, step, monkeypatch)
+            complaints = []
+            step_found = found(folder, *parts, say=complaints.append)
+            assert not complaints
+            renamed = MOMENTS.index(moment) > MOMENTS.index("rename")
+            assert step_found == (step if renamed else last)
+            last = step_found
+        saved(folder, *parts, 5)
+        assert steps_in(folder) == [5, last]
+        assert found(folder, *parts) == 5
+        assert all(sorted(os.listdir(path)) == FILES for path in checkpoints(folder))
+        assert len(os.listdir(folder / "checkpoint")) == 2
 
 
-def test_crash_while_the_oldest_is_removed_leaves_the_newest(tmp_path, parts, monkeypatch):
-    model, optimizer = parts
-    mark(model, 1)
-    save_checkpoint(tmp_path, model, optimizer, progress(1))
-    mark(model, 2)
-    real = shutil.rmtree
-
-    def stop_when_renamed(path, **options):
-        if path.name.endswith(".old") and path.exists():
-            raise Crash
-        real(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", stop_when_renamed)
-    with pytest.raises(Crash):
-        save_checkpoint(tmp_path, model, optimizer, progress(2))
-    monkeypatch.undo()
-    assert found(tmp_path, model, optimizer) == 2
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment not in ("rmtree", "done")])
+def test_the_first_checkpoint_is_there_whole_or_not_at_all(tmp_path, parts, monkeypatch, moment):
+    save_until(moment, tmp_path, *parts, 1, monkeypatch)
+    assert found(tmp_path, *parts) == (1 if moment == "fsync 5" else None)
 
 
-def test_checkpoint_of_another_shape_is_refused(tmp_path, parts, tiny_model):
-    save_checkpoint(tmp_path, *parts, progress(1))
-    for fields in ({"num_hidden_layers": 2}, {"num_hidden_layers": 1, "intermediate_size": 8}):
-        model = tiny_model(**fields)
-        with pytest.raises(InputError, match="holds a model of another shape"):
-            load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+@pytest.mark.parametrize("moment", ["rmtree", "rename", "done"])
+def test_a_crash_while_a_damaged_checkpoint_is_replaced(tmp_path, parts, monkeypatch, moment):
+    """The first folder to be removed is then the damaged one."""
+    saved(tmp_path, *parts, 1, 2)
+    flip(tmp_path / "checkpoint" / "step-00000002" / "model.safetensors", -1)
+    assert found(tmp_path, *parts) == 1
+    save_until(moment, tmp_path, *parts, 2, monkeypatch)
+    assert found(tmp_path, *parts) == (2 if moment == "done" else 1)
 
 
-def flipped(path, place, bit):
+def flip(path, place, bit=0):
     content = bytearray(path.read_bytes())
     content[place] ^= 1 << bit
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97])
-@pytest.mark.parametrize("bit", [0, 7])
-def test_one_wrong_bit_is_no_checkpoint(tmp_path, parts, name, share, bit):
-    model, optimizer = parts
-    save_checkpoint(tmp_path, model, optimizer, progress(3))
-    path = tmp_path / "checkpoint" / name
-    flipped(path, int(share * path.stat().st_size), bit)
-    with pytest.raises(InputError, match=r"checkpoint is damaged .*; remove the folder|checkpoint is damaged: weights"):
-        load_checkpoint(tmp_path, model, optimizer)
+def spoil(path, how):
+    """Damage a file; returns how the message calls it."""
+    if how == "missing":
+        path.unlink()
+        return "is missing"
+    content = path.read_bytes()
+    if isinstance(how, float):
+        flip(path, int(how * len(content)))
+    else:
+        path.write_bytes(content[: how if how >= 0 else len(content) + how])
+    return "is not what the run wrote"
 
 
-@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt"])
-@pytest.mark.parametrize("left", [0, 7, 0.5, 0.99])
-def test_a_checkpoint_cut_short_is_none(tmp_path, parts, name, left):
-    model, optimizer = parts
-    save_checkpoint(tmp_path, model, optimizer, progress(3))
-    path = tmp_path / "checkpoint" / name
-    path.write_bytes(path.read_bytes()[: int(left * path.stat().st_size) if left < 1 else left])
-    with pytest.raises(InputError, match="checkpoint is damaged"):
-        load_checkpoint(tmp_path, model, optimizer)
+DAMAGES = ["missing", 0.0, 0.2, 0.5, 0.8, 0.9999, 0, 7, -1]
 
 
-def test_weights_of_another_checkpoint_are_not_this_one(tmp_path, parts):
-    model, optimizer = parts
-    save_checkpoint(tmp_path / "a", model, optimizer, progress(3))
-    with torch.no_grad():
-        model.lm_head.weight.add_(1e-3)
-    save_checkpoint(tmp_path / "b", model, optimizer, progress(4))
-    other = (tmp_path / "b" / "checkpoint" / "weights.safetensors").read_bytes()
-    (tmp_path / "a" / "checkpoint" / "weights.safetensors").write_bytes(other)
-    with pytest.raises(InputError, match=r"weights\.safetensors is not what the run wrote; remove the folder"):
-        load_checkpoint(tmp_path / "a", model, optimizer)
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_taken(tmp_path, parts, name, how):
+    saved(tmp_path, *parts, 1, 2)
+    words = spoil(tmp_path / "checkpoint" / "step-00000002" / name, how)
+    said = []
+    assert found(tmp_path, *parts, say=said.append) == 1
+    assert said == [
+        f"{tmp_path}/checkpoint/step-00000002 is damaged: {name} {words}; training goes on from step-00000001, and "
+        "does the steps since then again"
+    ]
+    saved(tmp_path, *parts, 2)  # in place of the damaged one
+    assert steps_in(tmp_path) == [2, 1]
+    assert found(tmp_path, *parts, say=said.append) == 2
+    assert len(said) == 1
 
 
-def test_a_checkpoint_of_an_older_version_has_no_digest(tmp_path, parts):
-    model, optimizer = parts
-    save_checkpoint(tmp_path, model, optimizer, progress(3))
-    path = tmp_path / "checkpoint" / "state.pt"
-    state = torch.load(path, weights_only=True)
-    del state["weights"]
-    torch.save(state, path)
-    assert load_checkpoint(tmp_path, model, optimizer) == progress(3)
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", DAMAGES)
+def test_where_none_is_whole_the_error_names_file_and_remedy(tmp_path, parts, name, how):
+    saved(tmp_path, *parts, 1)
+    words = spoil(tmp_path / "checkpoint" / "step-00000001" / name, how)
+    message = (
+        f"{tmp_path}/checkpoint/step-00000001 is damaged: {name} {words}; remove {tmp_path}/checkpoint to begin the "
+        "run afresh, or choose another --output"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_checkpoint(tmp_path, *parts)
+
+
+def test_two_damaged_checkpoints_are_refused(tmp_path, parts):
+    saved(tmp_path, *parts, 1, 2)
+    for path in checkpoints(tmp_path):
+        flip(path / "optimizer.safetensors", -1)
+    with pytest.raises(
+        InputError, match=r"step-00000002 is damaged: optimizer\.safetensors .*, and so is the one befo"
+    ):
+        load_checkpoint(tmp_path, *parts)
+
+
+def test_no_byte_of_the_manifest_can_change_unseen(tmp_path, parts):
+    saved(tmp_path, *parts, 1)
+    path = tmp_path / "checkpoint" / "step-00000001" / "checkpoint.json"
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        flip(path, place, bit=place % 8)
+        with pytest.raises(InputError, match=r"step-00000001 is damaged: checkpoint\.json is not what the run wrote"):
+            load_checkpoint(tmp_path, *parts)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_checkpoint_is_not_this_ones(tmp_path, parts, name):
+    saved(tmp_path / "a", *parts, 3)
+    stepped(*parts)
+    saved(tmp_path / "b", *parts, 3)
+    shutil.copy(tmp_path / "b" / "checkpoint" / "step-00000003" / name, tmp_path / "a" / "checkpoint" / "step-00000003")
+    wrong = "optimizer" if name == "optimizer.safetensors" else "model"  # the other's manifest tells of other weights
+    with pytest.raises(InputError, match=rf"step-00000003 is damaged: {wrong}\.safetensors is not what the run wrote"):
+        load_checkpoint(tmp_path / "a", *parts)
+
+
+@pytest.mark.parametrize("fields", [{"num_hidden_layers": 2}, {"num_hidden_layers": 1, "intermediate_size": 8}])
+def test_checkpoint_of_another_shape_is_refused(tmp_path, parts, tiny_model, fields):
+    save_checkpoint(tmp_path, *parts, progress(1))
+    model = tiny_model(**fields)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(
+        InputError, match=r"holds a model of another shape, model\.layers\.\S+ first; give the settings"
+    ):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_another_precision_is_refused(tmp_path, parts, tiny_model):
+    save_checkpoint(tmp_path, *parts, progress(1))
+    model = tiny_model(num_hidden_layers=1).bfloat16()
+    with pytest.raises(InputError, match="holds a model of another shape"):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def test_a_renamed_parameter_is_refused_by_name(tmp_path, parts, tiny_model):
+    save_checkpoint(tmp_path, *parts, progress(1))
+    model = tiny_model(num_hidden_layers=1)
+    model.model.final_norm = model.model.norm
+    del model.model.norm
+    with pytest.raises(InputError, match=r"holds a model of another shape, model\.final_norm\.weight first"):
+        load_checkpoint(tmp_path, model, torch.optim.AdamW(model.parameters()))
+
+
+def test_other_groups_of_parameters_are_refused(tmp_path, parts):
+    model, _ = parts
+    save_checkpoint(tmp_path, *parts, progress(1))
+    with pytest.raises(InputError, match="holds an optimizer with other groups of parameters"):
+        load_checkpoint(tmp_path, model, build_optimizer(model, TrainingSettings(steps=9)))
+
+
+@pytest.mark.parametrize("home", ["checkpoint", ".checkpoint.old"])
+def test_a_checkpoint_of_the_first_format_is_refused_unopened(tmp_path, parts, home):
+    (tmp_path / home).mkdir()
+    (tmp_path / home / "state.pt").write_bytes(b"pickled")
+    message = (
+        f"{tmp_path / home} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+        f"finish the run with that version, or remove {tmp_path / home} to begin the run afresh, or choose another "
+        "--output"
+    )
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        load_checkpoint(tmp_path, *parts)

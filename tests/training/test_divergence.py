@@ -1,5 +1,6 @@
 """A run whose numbers stop being finite ends there, says so, and keeps what it had."""
 
+import hashlib
 import json
 import math
 
@@ -12,6 +13,7 @@ from antiphase.errors import DivergedError, InputError, NonFiniteError
 from antiphase.records import Record
 from antiphase.studies.training_run import train_run
 from antiphase.training import loop
+from antiphase.training.checkpoint import checkpoints, sealed
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.run_folder import read_metrics
@@ -51,15 +53,13 @@ class NoGradient(torch.autograd.Function):
         (NoGradient.apply, "its gradient norm is (nan|inf)"),
     ],
 )
-def test_a_run_stops_at_the_first_step_that_is_not_finite(tmp_path, run, monkeypatch, change, reason):
+def test_a_run_stops_at_the_first_step_that_is_not_finite(tmp_path, run, kept, monkeypatch, change, reason):
     monkeypatch.setattr(NextTokenLoss, "forward", at_step(8, change))
     with pytest.raises(DivergedError, match=f"--output {tmp_path / 'run'}: training diverged at step 8, {reason}; "):
         run(tmp_path / "run")
-    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
-    assert state["progress"]["step"] == 5
-    assert all(
-        bool(w.isfinite().all()) for w in load_file(tmp_path / "run" / "checkpoint/weights.safetensors").values()
-    )
+    checkpoint = kept(tmp_path / "run")
+    assert checkpoint["progress"]["step"] == 5
+    assert all(bool(weight.isfinite().all()) for weight in checkpoint["model"].values())
     assert not (tmp_path / "run" / "model.safetensors").exists()
     lines = read_metrics(tmp_path / "run")
     assert [line["step"] for line in lines] == list(range(1, 9))
@@ -69,7 +69,7 @@ def test_a_run_stops_at_the_first_step_that_is_not_finite(tmp_path, run, monkeyp
     assert (values["diverged"]["step"], [point["step"] for point in values["curve"]]) == (8, [0, 5])
 
 
-def test_weights_of_before_the_step_are_kept(tmp_path, run, monkeypatch):
+def test_weights_of_before_the_step_are_kept(tmp_path, run, kept, monkeypatch):
     seen = []
 
     def step(optimizer, *arguments, **words):
@@ -82,8 +82,7 @@ def test_weights_of_before_the_step_are_kept(tmp_path, run, monkeypatch):
     with pytest.raises(DivergedError):
         run(tmp_path / "run", "training.checkpoint_every=1")
     assert len(seen) == 3  # the fourth was not applied
-    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
-    assert state["progress"]["step"] == 3
+    assert kept(tmp_path / "run")["progress"]["step"] == 3
 
 
 @pytest.mark.parametrize("how", ["saved", "evaluated"])
@@ -115,7 +114,7 @@ class Spoiling:
                 self.model.model.norm.weight[0] = math.inf
 
 
-def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings):
+def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings, kept):
     chosen = settings()
     data = prepare(chosen.data, tmp_path / "tokens")
 
@@ -128,7 +127,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings):
 
     with pytest.raises(DivergedError, match="at step 10, held out, its losses are NaN or infinite"):
         loop.train(chosen, data, tmp_path / "run", evaluations={"loss": evaluate})
-    assert torch.load(tmp_path / "run/checkpoint/state.pt", weights_only=True)["progress"]["step"] == 5
+    assert kept(tmp_path / "run")["progress"]["step"] == 5
 
 
 def test_a_run_that_diverged_is_not_gone_on_with(tmp_path, run, settings, monkeypatch):
@@ -151,14 +150,16 @@ def test_a_run_that_diverged_is_not_gone_on_with(tmp_path, run, settings, monkey
 def test_nan_weights_of_a_checkpoint_are_not_taken_for_a_finished_run(tmp_path, run):
     run(tmp_path / "run")
     model = (tmp_path / "run" / "model.safetensors").read_bytes()
-    path = tmp_path / "run" / "checkpoint" / "weights.safetensors"
-    state = torch.load(path.with_name("state.pt"), weights_only=True)
-    del state["weights"]  # as an older version wrote it
-    torch.save(state, path.with_name("state.pt"))
+    path = checkpoints(tmp_path / "run")[0] / "model.safetensors"
     weights = load_file(path)
     weights["model.norm.weight"][3] = math.nan
     save_file(weights, path)
-    with pytest.raises(InputError, match=r"checkpoint holds NaN or infinite weights, model\.norm\.weight first"):
+    manifest = path.with_name("checkpoint.json")
+    tree = json.loads(manifest.read_text())
+    del tree["sha256"]
+    tree["files"][path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    manifest.write_bytes(sealed(tree))
+    with pytest.raises(InputError, match=r"step-00000020 holds NaN or infinite weights, model\.norm\.weight first"):
         run(tmp_path / "run", resume=True)
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == model
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import signal
 
 import pytest
@@ -13,6 +14,8 @@ from antiphase.data.prepare import prepare
 from antiphase.data.streams import SyntheticStream
 from antiphase.errors import InputError, Interrupted
 from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.records import Record
+from antiphase.studies.training_run import train_run
 from antiphase.training import loop
 from antiphase.training.loop import NextTokenLoss, build_model, choose_device
 
@@ -51,6 +54,36 @@ def test_interrupted_and_resumed_run_equals_the_whole_one(
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
+@pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
+def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_comes_to_the_same_weights(
+    tmp_path, run, outcome, assert_identical, name
+):
+    run(tmp_path / "whole")
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", report=stop_at(12, press_ctrl_c))
+    path = tmp_path / "parts" / "checkpoint" / "step-00000012" / name
+    path.write_bytes(path.read_bytes()[:-5])
+    said = []
+    run(tmp_path / "parts", resume=True, say=said.append)
+    assert said == [
+        f"{path.parent} is damaged: {name} is not what the run wrote; training goes on from step-00000010, and does "
+        "the steps since then again"
+    ]
+    assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_a_run_with_an_earlier_versions_checkpoint_is_refused_and_its_model_stays(tmp_path, run, settings):
+    run(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    (tmp_path / "run" / "checkpoint").mkdir()
+    (tmp_path / "run" / "checkpoint" / "state.pt").write_bytes(b"pickled")
+    for go_on in (run, lambda folder, resume: train_run(settings(), folder, resume=resume)):
+        with pytest.raises(InputError, match=r"run/checkpoint was written by an early version of antiphase 0\.1\.0, "):
+            go_on(tmp_path / "run", resume=True)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "run").num_parameters() > 0
+    assert Record.load(tmp_path / "run").values["final"]["loss"] > 0
+
+
 def test_every_step_reads_its_own_batch_once(tmp_path, run, monkeypatch):
     read, real = [], SyntheticStream.batch
 
@@ -87,13 +120,12 @@ def test_each_step_is_logged_once_after_any_number_of_interruptions(tmp_path, ru
     assert lines[-1]["tokens"] == record.values["tokens"] == 20 * 6 * 25
 
 
-def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_gives_the_signal_back(tmp_path, run):
+def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_gives_the_signal_back(tmp_path, run, kept):
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(Interrupted, match="stopped after step 4 of 20"):
         run(tmp_path / "run", report=stop_at(4, lambda: signal.raise_signal(signal.SIGTERM)))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    state = torch.load(tmp_path / "run" / "checkpoint" / "state.pt", weights_only=True)
-    assert state["progress"]["step"] == 4
+    assert kept(tmp_path / "run")["progress"]["step"] == 4
 
 
 def test_second_ctrl_c_stops_at_once(tmp_path, run):
@@ -227,7 +259,7 @@ def test_loss_goes_down(tmp_path, run):
     assert curve[0]["train_loss"] is None
 
 
-def test_folder_loads_as_hugging_face_loads_models(tmp_path, run):
+def test_folder_loads_as_hugging_face_loads_models(tmp_path, run, kept):
     record = run(tmp_path / "run", "training.steps=2")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run")
@@ -237,7 +269,7 @@ def test_folder_loads_as_hugging_face_loads_models(tmp_path, run):
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
     assert model.config.max_position_embeddings == 25
     assert tokenizer.decode(tokenizer("key3 n2").input_ids) == "key3 n2"
-    trained = load_file(tmp_path / "run" / "checkpoint" / "weights.safetensors")
+    trained = kept(tmp_path / "run")["model"]
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, trained[name]), name
 

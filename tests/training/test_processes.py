@@ -53,14 +53,19 @@ def test_stopped_run_goes_on_to_the_same_weights(tmp_path, tiny_preset, run, out
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
-@pytest.mark.essential
-def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcome):
-    overrides = ("training.steps=8", "training.micro_batch_size=2", "training.batch_size=7")
+def in_two_processes(preset, output, *overrides, further=()):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    done = subprocess.run(
-        command(tiny_preset, tmp_path / "two", *overrides, launcher=launcher),
-        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    return subprocess.run(
+        [*command(preset, output, *overrides, launcher=launcher), *further],
+        capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"},
     )  # fmt: skip
+
+
+@pytest.mark.essential
+def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcome, assert_identical):
+    overrides = ("training.steps=8", "training.micro_batch_size=2", "training.batch_size=7")
+    done = in_two_processes(tiny_preset, tmp_path / "two", *overrides)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("record:") == 1  # one of the processes speaks
     run(tmp_path / "one", *overrides)
@@ -72,14 +77,15 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
     for first, second in zip(one["progress"]["curve"], two["progress"]["curve"], strict=True):
         assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
     assert json.loads((tmp_path / "two" / "record.json").read_text())["values"]["tokens"] == 8 * 7 * 25
+    (tmp_path / "two" / "checkpoint" / "step-00000008" / "optimizer.safetensors").unlink()
+    done = in_two_processes(tiny_preset, tmp_path / "two", *overrides, further=["--resume"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("goes on from step-00000005") == 1, done.stdout
+    assert_identical(outcome(tmp_path / "two"), two)
 
 
 def test_fewer_sequences_than_processes_is_refused(tmp_path, tiny_preset):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    done = subprocess.run(
-        command(tiny_preset, tmp_path / "two", "training.batch_size=1", "data.needle_share=1", launcher=launcher),
-        capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = in_two_processes(tiny_preset, tmp_path / "two", "training.batch_size=1", "data.needle_share=1")
     assert done.returncode != 0
     assert "training.batch_size (1) leaves nothing to some of the 2 processes" in done.stderr
     assert not (tmp_path / "two").exists()

@@ -8,15 +8,8 @@ import pytest
 
 from antiphase.config import load_preset, to_yaml
 from antiphase.errors import InputError
-from antiphase.training.run_folder import (
-    MetricsLog,
-    differing,
-    is_in_use,
-    only_one,
-    open_run,
-    read_metrics,
-    undone_if_refused,
-)
+from antiphase.folders.held import is_in_use, only_one, undone_if_refused
+from antiphase.training.run_folder import MetricsLog, check_run, open_run, read_metrics
 
 HOLD = """
 import sys, filelock
@@ -94,12 +87,13 @@ def test_resume_on_another_machine_may_use_other_threads_and_another_cache(tmp_p
     open_run(tmp_path / "run", settings("training.threads=16", "data.cache=elsewhere"), resume=True)
 
 
-def test_differing_settings_are_named_in_full(settings):
-    assert differing(settings(), settings()) == []
-    assert differing(settings(), settings("evaluation.depths=[1]", "description=x")) == [
-        "description",
-        "evaluation.depths",
-    ]
+def test_differing_settings_are_named_in_full(tmp_path, settings):
+    check_run(tmp_path / "new", settings(), resume=False)
+    assert not (tmp_path / "new").exists()
+    open_run(tmp_path / "run", settings(), resume=False)
+    check_run(tmp_path / "run", settings("description=x"), resume=True)
+    with pytest.raises(InputError, match=r"holds a run with other settings \(data\.keys, evaluation\.depths\); choose"):
+        check_run(tmp_path / "run", settings("evaluation.depths=[1]", "description=x", "data.keys=9"), resume=True)
 
 
 def test_run_that_another_process_holds_is_refused(held, settings):

@@ -40,7 +40,9 @@ from antiphase.evaluations.hallucination.items import (
     wrong_references,
 )
 from antiphase.evaluations.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
-from antiphase.evaluations.journal import append_line, hash_of, read_lines, work_in
+from antiphase.folders.contents import hash_of
+from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
 from antiphase.training.loop import choose_device
 
@@ -81,7 +83,7 @@ def evaluate(
     """
     settings.check()
     started = time.perf_counter()
-    with work_in(output, OUTPUTS, resume=resume):
+    with Resumable(OUTPUTS).held(output, resume=resume):
         data = {Path(path).stem: load_items(path) for path in settings.data}
         judge = judge or _judge(settings)
         loaded = load_model(settings.name, device=str(choose_device(settings.device)))

@@ -11,7 +11,9 @@ from antiphase.errors import InputError, NonFiniteError
 from antiphase.evals.loading import digest, load_model
 from antiphase.evals.statistics import mean_interval
 from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
-from antiphase.evaluations.journal import append_line, hash_of, read_lines, work_in
+from antiphase.folders.contents import hash_of
+from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
 
@@ -39,7 +41,7 @@ def evaluate(
     """
     request.check()
     started = time.perf_counter()
-    with work_in(output, CELLS, resume=resume):
+    with Resumable(CELLS).held(output, resume=resume):
         from antiphase.evaluations.harness import lm_eval_adapter
 
         library = _library(request)

@@ -22,7 +22,7 @@ from antiphase.evals.loading import LoadedModel
 from antiphase.evals.samples import Sample
 from antiphase.evals.statistics import wilson_interval
 from antiphase.evals.tasks import LabelledTask, LongPromptError, load_labelled_task
-from antiphase.evaluations.journal import task_content
+from antiphase.evaluations.inputs import task_content
 from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
 from antiphase.randomness import keyed_generator
 

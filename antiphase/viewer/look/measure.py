@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.codes import encode
 from antiphase.errors import InputError
 from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
+from antiphase.folders.held import new_folder
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 from antiphase.viewer.look import LONGEST, LookSettings
 
 POSITIONS = (50, 128)

@@ -26,7 +26,7 @@ from antiphase.baselines.data.labelled_texts import (
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run, remember
+from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run
 from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.baselines.training.classifier import train_classifier
@@ -34,10 +34,11 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.work import work_in
 from antiphase.records import Record, finite
-from antiphase.studies.request_file import open_folder
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one, undone_if_refused
 
 KIND = "classify"
 
@@ -72,14 +73,13 @@ def classify(
     """
     request.check()
     classifiers = chosen_classifiers(request.models, request.settings)
-    open_folder(asdict(request), output, resume=resume)
     device = choose_device(request.device)
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output):
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
             texts = [[example.text, example.label] for example in (*examples, *test)]
-            remember(request, texts, output, words="the labelled texts")
+            work.begin({"content": hash_of(texts)}, {"content": "the labelled texts have changed"})
             study = _Study(request, labels, device, output)
             study.check(classifiers, splits[0])
         try:

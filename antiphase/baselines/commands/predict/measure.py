@@ -16,9 +16,9 @@ from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
 from antiphase.evals.loading import loading, read_weights, refused_by_model
+from antiphase.folders.held import check_empty, make_folder
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import check_empty, make_folder
 
 
 def predict(

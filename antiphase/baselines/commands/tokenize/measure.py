@@ -15,8 +15,8 @@ from antiphase.baselines.data.vocabularies import TOKENIZERS, word_spans
 from antiphase.data.corpora import documents
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import naming
+from antiphase.folders.held import check_empty, make_folder
 from antiphase.records import Record, finite
-from antiphase.training.run_folder import check_empty, make_folder
 from antiphase.viewer.look.measure import tokens_of
 
 FROM_DATA = 8000

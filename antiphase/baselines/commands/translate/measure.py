@@ -17,7 +17,7 @@ from antiphase.baselines.data.labelled_texts import same_text
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run, remember
+from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.baselines.named_models import chosen_models
 from antiphase.baselines.scoring.translation import (
@@ -33,10 +33,11 @@ from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.work import work_in
 from antiphase.records import Record, finite
-from antiphase.studies.request_file import open_folder
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import only_one, undone_if_refused
 
 KIND = "translate"
 START, END = "<|start|>", "<|end|>"
@@ -73,16 +74,16 @@ def translate(
     """
     request.check()
     translators = chosen_models(request.models, request.settings, known=TRANSLATORS, flag="--models")
-    open_folder(asdict(request), output, resume=resume)
     device = choose_device(request.device)
-    with only_one(output):
+    with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output):
             splits = _splits(request)
             texts = [
                 [[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)]
                 for parts in splits
             ]
-            remember(request, [texts, _own_tokenizer(request)], output, words="the pairs or the tokenizer")
+            content = hash_of([texts, _own_tokenizer(request)])
+            work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
             study = _Study(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
                 study.check(translators, parts)

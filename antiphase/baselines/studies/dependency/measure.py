@@ -31,11 +31,11 @@ from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettin
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
+from antiphase.folders.held import new_folder
 from antiphase.outcomes import Line
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 
 @dataclass(frozen=True)

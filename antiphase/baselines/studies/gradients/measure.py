@@ -25,10 +25,10 @@ from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, V
 from antiphase.baselines.one_width import line
 from antiphase.baselines.studies.gradients import GradientsSettings
 from antiphase.errors import InputError
+from antiphase.folders.held import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device, layers_of
-from antiphase.training.run_folder import new_folder
 
 DISTANCES = (4, 8, 16)
 """Between subject and verb, in the sentences."""

@@ -23,10 +23,10 @@ from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import line
 from antiphase.baselines.studies.throughput import ThroughputSettings
 from antiphase.benchmarks.timing import Work, paired_times, ratios
+from antiphase.folders.held import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.loop import choose_device
-from antiphase.training.run_folder import new_folder
 
 BASELINE = "transformer"
 """What times are divided by, where it is among the models; else the first of them."""

@@ -1,0 +1,82 @@
+"""What a measurement is made from: its settings by what the command line calls them, and digests of contents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from transformers.utils import cached_file
+
+from antiphase.config import load_preset
+from antiphase.data.corpora import fingerprint
+from antiphase.data.prepare import wording
+from antiphase.errors import InputError
+from antiphase.evals.task_files import read_task
+from antiphase.flags import Settings
+from antiphase.folders.contents import file_digest, hash_of
+from antiphase.records import finite
+from antiphase.training.run_folder import SETTINGS
+
+MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".yaml"}
+"""Weights, configuration, tokenizer, and the settings of a run."""
+
+
+def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their flags, and digests of contents.
+
+    What has been measured stays true on another device.
+    """
+    return {word: value for word, value in settings.by_flag().items() if word != "--device"} | dict(contents)
+
+
+def model_content(name: str) -> str:
+    """By what a model is known again without being loaded: a digest of its files, or the commit on the Hub.
+
+    Raises:
+        InputError: it is neither a folder nor a model that the Hub has.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        try:
+            return Path(cached_file(name, "config.json")).parent.name  # .../snapshots/COMMIT/config.json
+        except OSError as error:
+            raise InputError(
+                f"MODEL {name}: there is no such folder, and no such model could be read from the Hub; check the name"
+            ) from error
+    files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES and path.stem != "record")
+    return hash_of([[path.name, file_digest(path)] for path in files if path.is_file()])
+
+
+def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dict[str, str]:
+    """Digests of the text that a model is measured on: what ``--data`` names, or what its own run read.
+
+    Raises:
+        InputError: text that is missing or cannot be read.
+    """
+    found = {"the wording of the tasks": wording()}
+    if paths:
+        return {"what --data names": fingerprint(paths, text_field), **found}
+    settings = Path(name) / SETTINGS
+    data = load_preset(str(settings)).run.data if settings.is_file() else None
+    if data is not None and data.source == "text":
+        found["the text that MODEL was trained on"] = fingerprint([*data.paths, *data.validation], data.text_field)
+    return found
+
+
+def task_content(paths: Sequence[str]) -> dict[str, str]:
+    """Digest of task files and of the data that they name.
+
+    Raises:
+        InputError: a file that is missing or cannot be read.
+    """
+    found: list[Any] = []
+    for path in paths:
+        settings, folder = read_task(path)
+        named: list[Any] = []
+        for given in (settings.data, settings.demonstrations, settings.columns):
+            named += given.values() if isinstance(given, Mapping) else [] if given is None else [given]
+        local = [str(folder / str(one)) if (folder / str(one)).exists() else str(one) for one in named]
+        found.append([asdict(settings), fingerprint(local, flag=f"--task {path}: data") if local else None])
+    return {"what --task names": hash_of(finite(found))}

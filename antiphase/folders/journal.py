@@ -1,0 +1,108 @@
+"""Results written line by line as soon as they are known, so that long work goes on after a kill.
+
+A measurement's folder holds, beside its record, what it was made from: no other work is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from antiphase.errors import InputError
+from antiphase.folders.contents import hash_of
+from antiphase.folders.held import undone_if_refused
+from antiphase.folders.work import Resumable
+from antiphase.records import Record, finite, write_atomically
+
+JOURNAL = "journal.jsonl"
+INPUTS = "inputs"
+"""Key of the journal's line that says what the work is made from."""
+JOURNALED = Resumable(
+    JOURNAL,
+    again="exists and is not empty; add --resume to go on with what it holds, or choose another folder",
+    other="holds work with other settings or content ({names}); choose another folder",
+)
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """Add a line that survives a kill."""
+    with open(path, "ab") as file:
+        file.write((json.dumps(values) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
+    """Lines of JSON objects that have these names; a last one that a kill has torn is left out, and cut off.
+
+    Raises:
+        InputError: a whole line is something else.
+    """
+    if not path.is_file():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        write_atomically(path, whole)
+    return [_checked(path, place, line, names) for place, line in enumerate(whole.split(b"\n"), start=1) if line]
+
+
+def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not set(names) <= found.keys():
+        raise InputError(
+            f"{path}, line {place}: this is no result of antiphase; take the line away, or choose another folder"
+        )
+    return found
+
+
+class Journal:
+    """What a measurement is made from, and the parts of it that are known already, in the folder of its record."""
+
+    def __init__(self, output: Path, inputs: Callable[[], Mapping[str, Any]]) -> None:
+        """
+        Args:
+            inputs: all that the result depends on, by what the command line calls it.
+
+        Raises:
+            InputError: the folder's work has other inputs.
+        """
+        self.path, self.inputs = output / JOURNAL, inputs
+        self.known: dict[str, Any] = {line["key"]: line["rows"] for line in read_lines(self.path, "key", "rows")}
+        self.record: Record | None = None
+        """The finished one."""
+        if INPUTS in self.known:
+            JOURNALED.check_same(output, self.known[INPUTS], finite(inputs()))
+            self.record = Record.load(output) if (output / "record.json").is_file() else None
+
+    def begin(self) -> None:
+        """Keep the inputs, unless they are kept; nothing is measured before."""
+        if INPUTS not in self.known:
+            self.add(INPUTS, self.inputs())
+
+    def key(self, *part: Any) -> str:
+        """Of a part of this very work, named in plain values."""
+        return hash_of([self.known[INPUTS], *part])
+
+    def add(self, key: str, rows: Any) -> None:
+        """Keep what was found of a part."""
+        self.known[key] = finite(rows)
+        append_line(self.path, {"key": key, "rows": self.known[key]})
+
+
+@contextmanager
+def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
+    """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
+
+    Raises:
+        InputError: it holds something else, or is in use.
+    """
+    with JOURNALED.held(output, resume=resume), undone_if_refused(output):
+        yield Journal(output, inputs)

@@ -1,0 +1,159 @@
+"""Work that was stopped goes on only as the very same, and a folder written beside appears whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from antiphase.errors import InputError
+from antiphase.folders.contents import check_content, check_start, check_text, is_same_content
+from antiphase.folders.held import only_one, written_beside
+from antiphase.folders.work import Resumable, work_in
+
+KIND = Resumable.named("study", "compare.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """As a command has it."""
+
+    sizes: tuple[int, ...] = (1, 2)
+    seed: int = 0
+    device: str = "auto"
+
+
+def refused(message):
+    return pytest.raises(InputError, match=f"^{re.escape(message)}$")
+
+
+@pytest.fixture
+def output(tmp_path):
+    return tmp_path / "out"
+
+
+def test_a_new_folder_is_free_and_stays_unmade(output):
+    assert not KIND.begun(output, resume=False)
+    assert not KIND.begun(output, resume=True)
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "foreign", "again", "other"),
+    [
+        (
+            KIND,
+            "exists and holds no study of antiphase; choose another folder",
+            "holds a study already; add --resume to go on with it, or choose another folder",
+            "holds a study with other settings (a, c); choose another folder",
+        ),
+        (
+            Resumable("request.json"),
+            "exists and is not empty; choose another folder",
+            "holds this work already; add --resume to go on with it, or choose another",
+            "holds work with other settings (a, c); choose another",
+        ),
+    ],
+)
+def test_what_is_said_of_a_folder_that_cannot_be_used(output, kind, foreign, again, other):
+    output.mkdir()
+    (output / "notes.txt").touch()
+    for resume in (False, True):
+        with refused(f"--output {output} {foreign}"), kind.held(output, resume=resume):
+            pytest.fail("held")
+    assert [path.name for path in output.iterdir()] == ["notes.txt"]  # no lock
+    (output / kind.file).touch()
+    with refused(f"--output {output} {again}"):
+        kind.begun(output, resume=False)
+    assert kind.begun(output, resume=True)
+    with refused(f"--output {output} {other}"):
+        kind.check_same(output, {"a": 1, "b": 2, "free": 0}, {"a": 0, "b": 2, "c": 3, "free": 1}, free=["free"])
+
+
+def test_weights_to_start_from_may_move_but_not_come_or_go(output):
+    name = "compare.arms.softmax.training.start_from"
+    KIND.check_same(output, {name: "here"}, {name: "there"})
+    for before, now in (({name: "here"}, {name: None}), ({}, {name: "here"})):
+        with pytest.raises(InputError, match=r"with other settings \(compare\.arms\.softmax\.training\.start_from\)"):
+            KIND.check_same(output, before, now)
+
+
+def begin(output, request, *, resume, texts="abc", model="m"):
+    with work_in(output, request, resume=resume) as work:
+        work.begin({"texts": texts, "model": model}, {"texts": "the texts have changed", "model": "MODEL is another"})
+
+
+def test_work_goes_on_as_the_very_same(output):
+    begin(output, Request(), resume=False)
+    before = (output / "request.json").read_bytes()
+    kept = {"request": {"sizes": [1, 2], "seed": 0, "device": "auto"}, "texts": "abc", "model": "m"}
+    assert json.loads(before) == kept
+    with pytest.raises(InputError, match="holds this work already; add --resume"):
+        begin(output, Request(), resume=False)
+    begin(output, Request(device="cpu"), resume=True)
+    with refused(f"--output {output} holds work with other settings (sizes, seed); choose another"):
+        begin(output, Request(sizes=(1,), seed=1), resume=True)
+    with refused(f"--output {output}: the texts have changed since this work began; choose another folder"):
+        begin(output, Request(), resume=True, texts="abd")
+    with refused(f"--output {output}: MODEL is another since this work began; choose another folder"):
+        begin(output, Request(), resume=True, model="n")
+    assert (output / "request.json").read_bytes() == before
+
+
+def test_work_that_another_did_meanwhile_is_seen(output, monkeypatch):
+    """Between the first look and the lock another process began and ended."""
+    real = only_one
+
+    def meanwhile(folder):
+        folder.mkdir()
+        (folder / KIND.file).touch()
+        return real(folder)
+
+    monkeypatch.setattr("antiphase.folders.work.only_one", meanwhile)
+    with pytest.raises(InputError, match="holds a study already"), KIND.held(output, resume=False):
+        pytest.fail("held")
+
+
+def test_contents_are_kept_once_and_compared_ever_after(tmp_path):
+    run, study = tmp_path / "run", tmp_path / "study"
+    run.mkdir()
+    study.mkdir()
+    assert is_same_content(run, "one")  # it did not keep which
+    check_text(run, study)
+    for check, words in ((check_content, "began with other text"), (check_start, "began from other weights than")):
+        check(run, "one")
+        check(run, "one")
+        with pytest.raises(InputError, match=words):
+            check(run, "two")
+    check_content(study, "one")
+    check_text(run, study)
+    (study / "text.sha256").write_text("two\n")
+    with pytest.raises(InputError, match="was trained on other text than its study began with"):
+        check_text(run, study)
+    check_content(run, None)
+
+
+class Stop(BaseException):
+    """A process that ends here."""
+
+
+def test_a_folder_written_beside_appears_whole_or_not_at_all(tmp_path):
+    def write(stop):
+        with written_beside(tmp_path / "new") as folder:
+            (folder / "deep").mkdir()
+            (folder / "deep" / "a").write_text("x")
+            if stop:
+                raise Stop
+
+    with pytest.raises(Stop):
+        write(stop=True)
+    assert [path.name for path in tmp_path.iterdir()] == [".new.tmp"]
+    (tmp_path / ".other.tmp").mkdir()  # of another killed write
+    (tmp_path / ".file.tmp").touch()
+    write(stop=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".file.tmp", "new"]
+    assert (tmp_path / "new" / "deep" / "a").read_text() == "x"
+    with pytest.raises(OSError, match="not empty"):  # nothing is overwritten
+        write(stop=False)
