@@ -50,21 +50,25 @@ def _ctrl_c_counts() -> None:
 
 @pytest.fixture
 def shared() -> Path:
-    """The folder with text and golden tensors beside the checkout; tests that need it skip where it is absent."""
+    """The folder with text beside the checkout; tests that need it skip where it is absent."""
     folder = ROOT.parent / "shared"
     if not folder.is_dir():
-        pytest.skip("the folder ../shared with golden tensors and text is absent")
+        pytest.skip("the folder ../shared with text is absent")
     return folder
 
 
 @pytest.fixture
-def golden(shared: Path) -> Callable[[str], tuple[dict[str, torch.Tensor], dict[str, str]]]:
-    """A reader of golden files: tensors and metadata by name."""
+def golden() -> Callable[[str], tuple[dict[str, torch.Tensor], dict[str, str]]]:
+    """A reader of golden files: tensors, in fp64, and metadata by name; skips where the file is absent."""
     from safetensors import safe_open
 
     def read(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        with safe_open(shared / "golden" / f"{name}.safetensors", "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
+        folders = (ROOT / "tests" / "golden", ROOT.parent / "shared" / "golden")
+        path = next((path for folder in folders if (path := folder / f"{name}.safetensors").is_file()), None)
+        if path is None:
+            pytest.skip(f"{name}.safetensors of ../shared/golden is absent")
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key).double() for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
 
     return read
 
