@@ -1,6 +1,7 @@
 """Everything that can be checked on one machine, and its record: ``make full``.
 
-``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels and the examples. A step that fails
+``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels, the
+mutations of ``tests/mutations`` and the examples. A step that fails
 does not stop the others; it is in the record, and the exit code is 1.
 """
 
@@ -33,6 +34,7 @@ def main() -> int:
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
     steps += [attempted(name, step) for name, step in SANITIZERS.items()]
+    steps.append(run("mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {}))
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)

@@ -201,6 +201,17 @@ def test_the_last_query_stands_at_the_last_key_and_the_window_counts_from_it():
     assert torch.equal(visible, expected)
 
 
+@every_kind
+@both_functions
+def test_a_window_is_not_counted_from_the_empty_slots_of_a_static_cache(function, kind):
+    """A step's mask says which keys its query sees; the last key is not the query's own."""
+    query, key, value = tensors(kind, queries=1, keys=8)
+    mask = torch.tensor([False, False, True, True, True, False, False, False]).expand(2, 1, 1, 8)
+    found = function(layer(kind), query, key, value, mask, sliding_window=3, **arguments(kind))[0]
+    expected = function(layer(kind), query, key[:, :, 2:5], value[:, :, 2:5], None, **arguments(kind))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
 # ------------------------------------------------------------------------------------------ the mask function
 
 

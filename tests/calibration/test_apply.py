@@ -543,8 +543,9 @@ def test_a_static_cache_changes_nothing(name, mode):
     torch.testing.assert_close(found[StaticCache], found[DynamicCache], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("at_once", [9, 1])
 @torch.no_grad()
-def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink():
+def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink(at_once):
     model = build("llama")
     ids = torch.randint(1, 61, (1, 30))
     more = torch.randint(1, 61, (1, 9))
@@ -556,14 +557,17 @@ def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink():
         base(input_ids=ids, past_key_values=whole, use_cache=True)
         base(input_ids=more[:, :1], past_key_values=cropped, use_cache=True)  # a step, whose room must go as well
         cropped.crop(-11)
-        found = base(input_ids=more, past_key_values=cropped, use_cache=True).last_hidden_state
         (state,) = getattr(whole, STATES).values()
         for name in list(state.kept):
             state.kept[name] = state.kept[name][..., :20]
         for layer in whole.layers:
             layer.keys, layer.values = layer.keys[:, :, :20], layer.values[:, :, :20]
-        expected = base(input_ids=more, past_key_values=whole, use_cache=True).last_hidden_state
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+        for part in more.split(at_once, dim=1):
+            found, expected = (
+                base(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
+                for cache in (cropped, whole)
+            )
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [2.0, 4.0])
