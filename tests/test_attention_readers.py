@@ -4,12 +4,8 @@ The oracle of DiffLlama and of a differential Llama is the same model in this pa
 the attention function's own. Every other kind of model: ``tests/instrumentation/test_matrix.py``.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 import torch
@@ -63,15 +59,15 @@ SMALL_LLAMA = LlamaConfig(**SIZES, num_key_value_heads=4)
 SMALL_BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
 
 
-def differential(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
+def differential(config, auto=AutoModelForCausalLM):
     return auto.from_config(antiphase.differential_config(config))
 
 
-CAUSAL: dict[str, Callable[[], Any]] = {
+CAUSAL = {
     "differential_llama": lambda: differential(SMALL_LLAMA),
     "differential_gpt2": lambda: differential(SMALL_GPT2),
 }
-REFUSED: dict[str, Callable[[], Any]] = {
+REFUSED = {
     "bart": lambda: BartForConditionalGeneration(
         BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
                    decoder_attention_heads=MAPS, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=96)
@@ -88,7 +84,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def sharp(model: Any) -> Any:
+def sharp(model):
     """In fp64, with attention that is far from uniform."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -97,15 +93,15 @@ def sharp(model: Any) -> Any:
     return model.double().eval()
 
 
-def batch(count: int = 3) -> Any:
+def batch(count=3):
     return TASK.sample(count, keyed_generator("readers"))
 
 
-def words(number: int) -> str:
+def words(number):
     return str(number)
 
 
-def score(model: Any, samples: Any) -> Tensor:
+def score(model, samples):
     """Log-probability of the last token."""
     ids = torch.stack(list(samples))
     return model(input_ids=ids).logits[:, -2].log_softmax(-1).gather(1, ids[:, -1:])[:, 0]
@@ -114,15 +110,15 @@ def score(model: Any, samples: Any) -> Tensor:
 class Numbered:
     """Maps by the pairs that they are in, 2i and 2i + 1, whatever the model's own numbering."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         maps = range(model.config.get_text_config().num_attention_heads)
         is_diffllama = model.config.model_type == "diffllama"
         self.own = [n // 2 + n % 2 * MAPS // 2 if is_diffllama else n for n in maps]
 
-    def plan(self, heads: dict[int, list[int]], **rule: Any) -> CalibrationPlan:
+    def plan(self, heads, **rule):
         return CalibrationPlan({layer: [self.own[n] for n in maps] for layer, maps in heads.items()}, **rule)
 
-    def by_pair(self, found: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    def by_pair(self, found):
         return {(layer, n): found[layer, own] for layer, _ in found for n, own in enumerate(self.own)}
 
 
@@ -131,26 +127,26 @@ EVERY = {layer: list(range(MAPS)) for layer in range(LAYERS)}
 STRONG = {"alpha": 1.5, "beta": 0.2}
 
 
-def within(block: Any, model: Any) -> Tensor:
+def within(block, model):
     with block, torch.no_grad():
         return model(input_ids=batch().input_ids).logits
 
 
-def of_statistics(model: Any) -> Any:
+def of_statistics(model):
     found = attention_statistics(model, {"end": batch().input_ids > 9}, top=4, input_ids=batch().input_ids)
     own = Numbered(model).own
     by_map = (found.received, found.sinks, found.entropy, found.first_share, found.span_share["end"], found.top_logits)
     return [one[:, :, own] for one in by_map], vars(found.differences)
 
 
-def of_search(model: Any, method: str) -> Any:
+def of_search(model, method):
     samples = list(batch(8).input_ids)
     plan = antiphase.search_calibration(model, score, samples, method=method, **STRONG)
     heads = {tuple(map(int, name.split("."))): found["change"] for name, found in plan.scores["heads"].items()}
     return plan.scores["held_out_before"], plan.scores["held_out_after"], Numbered(model).by_pair(heads)
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
+READERS = {
     **{
         f"calibrated, {mode}": lambda model, mode=mode: within(
             antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)), model
@@ -196,7 +192,7 @@ def test_encoder_decoders_are_refused_by_name(name, reader):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def assert_near(found: Any, expected: Any, where: str = "") -> None:
+def assert_near(found, expected, where=""):
     """Equal but for rounding, however nested."""
     if isinstance(found, Tensor) and found.is_floating_point():
         torch.testing.assert_close(found, expected.to(found.dtype), rtol=2e-4, atol=2e-5, equal_nan=True, msg=where)
@@ -217,17 +213,17 @@ def assert_near(found: Any, expected: Any, where: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def diffllama() -> Any:
+def diffllama():
     return sharp(AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
 
 
 @pytest.fixture(scope="module")
-def differential_llama() -> Any:
+def differential_llama():
     return sharp(differential(SMALL_LLAMA))
 
 
 @pytest.fixture(scope="module")
-def of_this_package(diffllama, differential_llama) -> dict[str, Any]:
+def of_this_package(diffllama, differential_llama):
     """The same models in this package's form."""
     config = antiphase.AntiphaseConfig(
         attention_type="differential", **SIZES, num_key_value_heads=4, rms_norm_eps=SMALL_LLAMA.rms_norm_eps
@@ -238,7 +234,7 @@ def of_this_package(diffllama, differential_llama) -> dict[str, Any]:
     return {"diffllama": convert_model(diffllama).double().eval(), "differential_llama": other.double().eval()}
 
 
-def check_read_alike(reader: str, model: Any, other: Any) -> None:
+def check_read_alike(reader, model, other):
     plain = within(torch.no_grad(), model)
     assert_near(plain, within(torch.no_grad(), other))
     found = READERS[reader](model)

@@ -1,13 +1,10 @@
 """The attention function, its masks, and swapping one in any model of transformers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -37,7 +34,7 @@ from antiphase.interface import (
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-FOREIGN: dict[str, Any] = {
+FOREIGN = {
     "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
     "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
     "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
@@ -48,7 +45,7 @@ FOREIGN: dict[str, Any] = {
 foreign = pytest.mark.parametrize("name", FOREIGN)
 
 
-def foreign_model(name: str, implementation: str) -> Any:
+def foreign_model(name, implementation):
     model = FOREIGN[name](implementation).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,7 +53,7 @@ def foreign_model(name: str, implementation: str) -> Any:
     return model
 
 
-def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
+def layer(kind="softmax", **fields):
     module = nn.Module()
     module.config = SimpleNamespace(attention_type=kind)
     for name, value in fields.items():
@@ -64,7 +61,7 @@ def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
     return module
 
 
-def tensors(kind: str = "softmax", *, keys: int = 5, queries: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(kind="softmax", *, keys=5, queries=5):
     """Four maps; two maps share a key in V2."""
     key_maps = 2 if kind == "differential_v2" else 4
     shapes = ((2, 4, queries, 6), (2, key_maps, keys, 6), (2, key_maps, keys, 6))
@@ -72,7 +69,7 @@ def tensors(kind: str = "softmax", *, keys: int = 5, queries: int = 5) -> tuple[
     return query, key, value
 
 
-def arguments(kind: str) -> dict[str, Any]:
+def arguments(kind):
     return {} if kind == "softmax" else {"lam": torch.tensor(0.4)}
 
 
@@ -229,7 +226,7 @@ def test_plain_causality_needs_no_mask_and_padding_one_row():
 def test_anything_but_plain_causality_is_a_mask_by_query():
     packed = packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1]]))
 
-    def both(*place: Any) -> Any:
+    def both(*place):
         return causal_mask_function(*place) & packed(*place)
 
     mask = antiphase_mask(1, 5, 5, mask_function=both)
@@ -285,13 +282,13 @@ def test_a_row_of_nothing_but_padding_leaves_no_nan_in_a_model(tiny_model):
 # ------------------------------------------------------------------------------------------ swapping
 
 
-def registered() -> tuple[set[str], set[str]]:
+def registered():
     return set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
 
 
-def counting(calls: list[str], name: str = "") -> Any:
-    def wrap(function: Any) -> Any:
-        def observe(*args: Any, **kwargs: Any) -> Any:
+def counting(calls, name=""):
+    def wrap(function):
+        def observe(*args, **kwargs):
             calls.append(name)
             return function(*args, **kwargs)
 
@@ -300,8 +297,8 @@ def counting(calls: list[str], name: str = "") -> Any:
     return wrap
 
 
-def zeroing(function: Any) -> Any:
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+def zeroing(function):
+    def replaced(*args, **kwargs):
         out, weights = function(*args, **kwargs)
         return torch.zeros_like(out), weights
 
@@ -315,7 +312,7 @@ def test_a_function_is_swapped_in_and_the_model_is_as_before_afterwards(name, im
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[0, :3] = 0
     before, names = model(ids, attention_mask=mask).logits, registered()
-    calls: list[str] = []
+    calls = []
     with swapped(model, counting(calls)):
         during = model(ids, attention_mask=mask).logits
     assert len(calls) == (4 if name == "diffllama" else 2)  # DiffLlama calls twice a layer
@@ -334,7 +331,7 @@ def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[0, :3] = 0
     before = model(ids, attention_mask=mask).logits
-    calls: list[str] = []
+    calls = []
     with swapped(model, counting(calls)):
         torch.testing.assert_close(model(ids, attention_mask=mask).logits, before)
     assert len(calls) == 3
@@ -348,8 +345,8 @@ def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_
 def test_a_swapped_function_of_a_differential_layer_gets_lambda(tiny_model, implementation):
     model, seen = tiny_model(attn_implementation=implementation), []
 
-    def wrap(function: Any) -> Any:
-        def observe(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrap(function):
+        def observe(module, query, key, value, *args, **kwargs):
             seen.append((query.shape[1], key.shape[1], value.shape[1], kwargs["lam"].item() == module.lam().item()))
             return function(module, query, key, value, *args, **kwargs)
 
@@ -382,8 +379,8 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
     with pytest.raises(RuntimeError, match="of the caller"), swapped(model, zeroing):
         raise RuntimeError("of the caller")
 
-    def failing(function: Any) -> Any:
-        def fail(*args: Any, **kwargs: Any) -> Any:
+    def failing(function):
+        def fail(*args, **kwargs):
             raise RuntimeError("of the function")
 
         return fail
@@ -391,7 +388,7 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
     with pytest.raises(RuntimeError, match="of the function"), swapped(model, failing):
         model(ids)
 
-    def broken(function: Any) -> Any:
+    def broken(function):
         raise RuntimeError("of the wrap")
 
     with pytest.raises(RuntimeError, match="of the wrap"), swapped(model, broken):
@@ -408,8 +405,8 @@ def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
         model.set_attn_implementation("maskless")
         before, names = model(ids).logits, registered()
 
-        def wrap(function: Any) -> Any:
-            def observe(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        def wrap(function):
+            def observe(module, query, key, value, mask, **kwargs):
                 seen.append(mask)
                 return function(module, query, key, value, mask, **kwargs)
 

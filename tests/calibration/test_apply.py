@@ -1,7 +1,5 @@
 """Calibrated models against an eager procedure that holds whole maps and walks through sequences one by one."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math
@@ -191,8 +189,7 @@ NAMES = ["llama", "mistral", "qwen2", "gpt2", "gpt_neox", "diffllama", "softmax"
 
 @pytest.mark.parametrize("side", ["none", "left", "right", "middle"])
 @pytest.mark.parametrize(
-    ("name", "mode"),
-    [*itertools.product(NAMES, ["paper", "prompt", "running"]), ("bert", "paper"), ("bert", "prompt")],
+    ("name", "mode"), [*itertools.product(NAMES, ["paper", "prompt", "running"]), ("bert", "paper"), ("bert", "prompt")]
 )
 @torch.no_grad()
 def test_one_forward_equals_the_eager_procedure(name, mode, side):
@@ -495,10 +492,7 @@ def test_a_plan_for_another_model_is_refused():
         other.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
     with pytest.raises(InputError, match="another model: its weights"), calibrated(other, plan):
         pass
-    with (
-        pytest.raises(InputError, match=r"another model: its model_type"),
-        calibrated(build("gpt2"), plan),
-    ):
+    with pytest.raises(InputError, match=r"another model: its model_type"), calibrated(build("gpt2"), plan):
         pass
 
 

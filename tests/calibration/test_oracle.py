@@ -1,7 +1,5 @@
 """The rule on whole maps: published code's files, and the properties that it states."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Training batches depend on seed and step alone, show every block once an epoch, and never show what is held out."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 
@@ -33,11 +31,11 @@ SYMBOLS = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(SYMBOLS, needles=3, queries=2, sequence_length=LENGTH)
 
 
-def synthetic(*, batch_size: int = 8, needle_share: float = 0.5, seed: int = 0) -> SyntheticStream:
+def synthetic(*, batch_size=8, needle_share=0.5, seed=0):
     return SyntheticStream(TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training"))
 
 
-def text(*, blocks: int = 13, batch_size: int = 4, needle_share: float = 0.0, seed: int = 0) -> TextStream:
+def text(*, blocks=13, batch_size=4, needle_share=0.0, seed=0):
     """Block i is i at every place; a rest at the end belongs to no block."""
     tokens = numpy.repeat(numpy.arange(blocks + 1, dtype=numpy.uint16) + 100, LENGTH)[: blocks * LENGTH + 3]
     return TextStream(
@@ -122,7 +120,7 @@ def test_of_a_text_batch_all_counts_but_the_needles():
 
 
 @pytest.fixture
-def prepared(text_tokenizer, generated_text) -> PreparedData:
+def prepared(text_tokenizer, generated_text):
     """The first half of the text for training, with a mark at every other token that validation lacks."""
     tokens = numpy.array(text_tokenizer.encode(generated_text), dtype=numpy.uint16)
     training, validation = tokens[: len(tokens) // 2].copy(), tokens[len(tokens) // 2 :].copy()
@@ -282,12 +280,12 @@ def test_a_run_reads_the_shares_of_its_settings(prepared):
 class OneLongValue(SymbolLanguage):
     """One value of all takes four tokens."""
 
-    def answer(self, value: int) -> list[int]:
+    def answer(self, value):
         return super().answer(value) * (4 if value == 7 else 1)
 
 
 def test_the_one_value_that_is_too_long_is_seen_before_training():
-    def task(length: int) -> RetrievalTask:
+    def task(length):
         return RetrievalTask(OneLongValue(9, 700, 5), needles=3, queries=2, sequence_length=length)
 
     check_task(task(26))  # one token to open with, and five facts of five
@@ -300,7 +298,7 @@ def test_the_one_value_that_is_too_long_is_seen_before_training():
 END = 7
 
 
-def documents(lengths: list[int]) -> PackedTokens:
+def documents(lengths):
     """Documents of so many tokens, each token the number of its document from 100 on, with the end token between."""
     parts = [numpy.full(length, 100 + index) for index, length in enumerate(lengths)]
     whole = numpy.concatenate([numpy.append(part, END) for part in parts]).astype(numpy.uint16)
@@ -349,7 +347,7 @@ def test_text_without_long_documents_is_refused():
 
 
 def test_what_is_trained_on_asks_for_several_at_once_and_what_is_measured_does_not():
-    def prepared(together: int) -> PreparedData:
+    def prepared(together):
         settings = DataSettings(
             sequence_length=LENGTH, needles=3, queries=2, keys=9, numbers=11, fillers=5, asked_together=together
         )

@@ -1,7 +1,5 @@
 """The contract of ``differential_attention``: what it refuses, packed sequences, autocast."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -37,11 +35,7 @@ BAD = {
     "scale": ((QUERY, KEY, VALUE, 0.5), {"scale": float("inf")}, r"scale must be finite, got inf"),
     "mask dtype": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.zeros(4, 6)}, r"boolean.*float32.*additive"),
     "mask shape": ((QUERY, KEY, VALUE, 0.5), {"attn_mask": torch.ones(5, 6, dtype=torch.bool)}, r"\(1, 2, 4, 6\)"),
-    "window": (
-        (QUERY, KEY, VALUE, 0.5),
-        {"sliding_window": 0},
-        r"at least 1, got 0",
-    ),
+    "window": ((QUERY, KEY, VALUE, 0.5), {"sliding_window": 0}, r"at least 1, got 0"),
     "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, native, triton, got 'fast'"),
     "weights": ((QUERY, KEY, VALUE, 0.5), {"impl": "blockwise", "return_weights": True}, r'impl="reference"'),
     "one cu_seqlens": ((QUERY, KEY, VALUE, 0.5), {"cu_seqlens_q": torch.tensor([0, 4]).int()}, r"given together"),

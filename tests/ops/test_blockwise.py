@@ -1,7 +1,5 @@
 """The blockwise operator equals the reference: outputs and every gradient, at odd sizes and in forced rare branches."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

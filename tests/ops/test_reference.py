@@ -1,7 +1,5 @@
 """The reference is the formula of the paper: checked against sums written out by hand, and by gradcheck."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,9 +1,5 @@
 """Rows of attention equal those of the whole map, in any model, without the whole map."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -28,11 +24,11 @@ SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_
 POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
 
 
-def assert_near(found: Any, expected: Any) -> None:
+def assert_near(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def rows_of(whole: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rows_of(whole, positions):
     """(B, heads, P, M) from the whole map (B, heads, N, M)."""
     return torch.stack([whole[row][:, positions[row]] for row in range(len(positions))])
 
@@ -70,7 +66,7 @@ def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
         assert_near(found.weights().sum(-1), (1 - found.lam).expand(2, 4, 3))
 
 
-FOREIGN: dict[str, Any] = {
+FOREIGN = {
     "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
     "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
     "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
@@ -139,7 +135,7 @@ class Largest(TorchDispatchMode):
 
     entries = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(tensor, torch.Tensor):

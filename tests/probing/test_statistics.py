@@ -1,7 +1,5 @@
 """Statistics of whole models against the maps that their own eager attention returns."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 

@@ -1,11 +1,6 @@
 """Synthetic records: a plain comparison, an awkward one with all that may be missing or hostile."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
@@ -17,7 +12,7 @@ from antiphase.report import write_report
 SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
 
 
-def make_run(arm: str, seed: int, *, quality: float, lambdas: list[float] | None) -> dict[str, Any]:
+def make_run(arm, seed, *, quality, lambdas):
     curve = []
     for step in range(0, 601, 50):
         learned = quality * (1 - math.exp(-step / (180 + 25 * seed)))
@@ -34,7 +29,7 @@ def make_run(arm: str, seed: int, *, quality: float, lambdas: list[float] | None
     }  # fmt: skip
 
 
-def make_needles(arms: list[str], *, needles: list[int], lengths: list[int], depths: list[float]) -> dict[str, Any]:
+def make_needles(arms, *, needles, lengths, depths):
     cells, summary = [], []
     for arm in arms:
         for trained in (True, False):
@@ -52,24 +47,15 @@ def make_needles(arms: list[str], *, needles: list[int], lengths: list[int], dep
                             "depth": depth,
                         }
                         interval = [max(0, accuracy - 0.05), min(1, accuracy + 0.04)]
-                        extra = {
-                            "accuracy": accuracy,
-                            "interval": interval,
-                            "samples": 400,
-                            "guess_rate": 1 / count,
-                        }
+                        extra = {"accuracy": accuracy, "interval": interval, "samples": 400, "guess_rate": 1 / count}
                         summary.append(place | extra)
                         if depth is not None:
-                            counts = {
-                                "samples": 200,
-                                "correct": round(200 * accuracy),
-                                "by_place": [accuracy, 0.5],
-                            }
+                            counts = {"samples": 200, "correct": round(200 * accuracy), "by_place": [accuracy, 0.5]}
                             cells += [place | counts | {"seed": seed} for seed in (0, 1)]
     return {"cells": cells, "summary": summary}
 
 
-def make_allocation(arms: list[str], seeds: list[int]) -> list[dict[str, Any]]:
+def make_allocation(arms, seeds):
     rows = []
     for arm in arms:
         maps = ["softmax"] if arm == "softmax" else ["first", "second", "difference"]
@@ -104,7 +90,7 @@ def make_allocation(arms: list[str], seeds: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def make_comparison(*, needles: list[int] | None = None, seeds: int = 3, tokens: int = 40) -> Record:
+def make_comparison(*, needles=None, seeds=3, tokens=40):
     """A complete record of softmax against differential."""
     generator = numpy.random.default_rng(0)
     arms = ["softmax", "differential"]
@@ -168,16 +154,13 @@ def make_comparison(*, needles: list[int] | None = None, seeds: int = 3, tokens:
     )  # fmt: skip
 
 
-def make_awkward() -> Record:
+def make_awkward():
     """Three arms, one seed, nulls, hostile text, a run that never passes, one depth, no allocation."""
     hostile = '<script>alert("x")</script>'
     arms = ["softmax", "differential", "<b>$x^ & [red]'s</b>"]
     runs = [make_run(arm, 0, quality=0.1, lambdas=None) for arm in arms]
     runs[0]["final"] = {"loss": None, "accuracy": None}
-    runs[1]["curve"] = [
-        {"step": 10, "train_loss": None, "loss": None, "accuracy": None},
-        {"step": 20, "accuracy": 0.3},
-    ]
+    runs[1]["curve"] = [{"step": 10, "train_loss": None, "loss": None, "accuracy": None}, {"step": 20, "accuracy": 0.3}]
     runs[1]["lambdas"] = [0.2, None]
     runs[2]["curve"] = []
     del runs[2]["best"]
@@ -214,22 +197,22 @@ def make_awkward() -> Record:
 
 
 @pytest.fixture
-def comparison() -> Record:
+def comparison():
     return make_comparison()
 
 
 @pytest.fixture
-def awkward() -> Record:
+def awkward():
     return make_awkward()
 
 
 @pytest.fixture
-def grid_comparison() -> Record:
+def grid_comparison():
     return make_comparison(needles=[4, 8, 16], seeds=2)
 
 
 @pytest.fixture(scope="session")
-def both_on_a_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both_on_a_page(tmp_path_factory):
     """The plain and the awkward record on one page: drawn once, read by many tests."""
     return write_report([make_comparison(), make_awkward()], tmp_path_factory.mktemp("page") / "report.html")
 
@@ -242,15 +225,15 @@ HOSTILE = (
 
 def make_look(
     *,
-    layers: int = 2,
-    heads: int = 3,
-    differential: bool = True,
-    words: Sequence[str] = ("The", " cat", " sat", ".", "\n", "No", " dog"),
-    target: Sequence[str] | None = None,
-    causal: bool = True,
-    spread: float = 2.0,
-    model: str = "runs/model",
-) -> Record:
+    layers=2,
+    heads=3,
+    differential=True,
+    words=("The", " cat", " sat", ".", "\n", "No", " dog"),
+    target=None,
+    causal=True,
+    spread=2.0,
+    model="runs/model",
+):
     """A record of ``antiphase look``; ``target`` makes its words the queries and those of ``words`` the keys."""
     generator = numpy.random.default_rng(7)
     rows, columns = len(words if target is None else target), len(words)
@@ -296,7 +279,7 @@ def make_look(
     )  # fmt: skip
 
 
-def make_pair(**fields: Any) -> Record:
+def make_pair(**fields):
     """A record of an encoder–decoder: maps from target to source, and those of each side."""
     words, target = ("the", "old", "boat", "sails", "."), ("das", "boot", "alte", ".")
     sides = {
@@ -305,7 +288,7 @@ def make_pair(**fields: Any) -> Record:
         ("target so far", "target so far"): make_look(words=("<s>", *target[:-1]), **fields),
     }
     cross, source, so_far = sides.values()
-    values: dict[str, Any] = {
+    values = {
         **cross.values, "maps": [], "masks": [],
         "sequences": {
             "source": source.values["sequences"]["text"], "target": cross.values["sequences"]["target"],
@@ -330,15 +313,15 @@ def make_pair(**fields: Any) -> Record:
 
 
 @pytest.fixture(scope="session")
-def pair_record() -> Callable[..., Record]:
+def pair_record():
     return make_pair
 
 
 @pytest.fixture(scope="session")
-def look_record() -> Callable[..., Record]:
+def look_record():
     return make_look
 
 
 @pytest.fixture(scope="session")
-def hostile_words() -> tuple[str, ...]:
+def hostile_words():
     return HOSTILE

@@ -1,9 +1,6 @@
 """Building the library, and what is said where it is missing, broken or of another version."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -39,7 +36,7 @@ def test_a_broken_file_is_named(elsewhere):
         attend("native")
 
 
-def compiled(source: str, target: Path) -> None:
+def compiled(source, target):
     if (reason := build.why_no_compiler()) is not None:
         pytest.skip(reason)
     target.with_suffix(".c").write_text(source)

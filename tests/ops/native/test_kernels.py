@@ -1,7 +1,5 @@
 """The native kernels equal the reference: outputs and every gradient, at sizes on both sides of each of their edges."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor

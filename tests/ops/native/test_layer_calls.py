@@ -1,7 +1,5 @@
 """What layers ask of the native kernels (values in halves, sink logits, autocast), and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Blocks of the kernels chosen by time: each candidate is tried in both versions, and wrong ones are not timed."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

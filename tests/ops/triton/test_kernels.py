@@ -1,7 +1,5 @@
 """The kernels equal the reference, under Triton's interpreter: outputs and every gradient at odd sizes."""
 
-from __future__ import annotations
-
 from random import Random
 from types import SimpleNamespace
 
