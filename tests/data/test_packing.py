@@ -150,16 +150,16 @@ AWKWARD += ["日本", "e\u0301", " \u0301", "<|endoftext|>", "🙂"]
 def test_cuts_are_exact_on_awkward_text(tokenizer, monkeypatch, words, piece):
     monkeypatch.setattr(packing, "PIECE", piece)
     text = "".join(words)
-    backend = packing._backend(tokenizer)[0]
-    found = [cut for batch in packing._batches([text], backend) for cut, _ in batch]
+    backend = packing.backend_of(tokenizer)[0]
+    found = [cut for batch in packing.batches([text], backend) for cut, _ in batch]
     assert "".join(found) == text
     ids = [token for cut in found for token in tokenizer(cut)["input_ids"]]
     assert ids == tokenizer(text)["input_ids"]
 
 
 def test_long_documents_are_cut(tokenizer):
-    backend = packing._backend(tokenizer)[0]
-    batches = list(packing._batches([BOOK * 2500, "short"], backend))
+    backend = packing.backend_of(tokenizer)[0]
+    batches = list(packing.batches([BOOK * 2500, "short"], backend))
     longest = max(len(piece) for batch in batches for piece, _ in batch)
     assert longest < packing.PIECE + 200
     assert len(batches) == 2

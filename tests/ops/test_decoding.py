@@ -8,6 +8,7 @@ import torch
 from antiphase.interface import join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.ops.decoding import attend_few
+from support.attention import assert_errs_at_most_twice
 
 
 def inputs(halves, *, heads, groups, queries, keys, dtype=torch.float64):
@@ -53,11 +54,9 @@ def test_the_error_is_at_most_twice_that_of_the_reference_at_the_same_dtype(halv
     tensors = [t.detach() for t in inputs(halves, heads=4, groups=2, queries=1, keys=300, dtype=dtype)]
     lam = torch.tensor(0.4)
     exact = reference(halves, *(t.double() for t in tensors), lam.double())
-    rounding = (exact.to(dtype).double() - exact).abs().max()
-    eager = (reference(halves, *tensors, lam).double() - exact).abs().max()
     few = attend_few(*tensors, lam, None, groups=2, is_causal=False, sliding_window=None, scale=6**-0.5)
     assert few.dtype == dtype
-    assert (few.double() - exact).abs().max() <= 2 * (eager + rounding)
+    assert_errs_at_most_twice(few, reference(halves, *tensors, lam), exact)
 
 
 def test_lambda_of_any_shape_that_broadcasts():

@@ -29,7 +29,7 @@ import antiphase
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
 from antiphase.instrumentation.hooks import swapped
 from antiphase.interface import join_halves
-from antiphase.probing.maps import _visible, attention_maps
+from antiphase.probing.maps import attention_maps, visible_pairs
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -235,4 +235,4 @@ def test_a_window_without_a_mask_by_query_is_the_functions_own(causal, expected)
     call = AttentionCall(
         layer, 0, SOFTMAX, tensor, tensor, tensor, None, {"sliding_window": 2}, own=lambda: (tensor, None)
     )
-    assert _visible(call).sum(-1).tolist() == expected
+    assert visible_pairs(call).sum(-1).tolist() == expected

@@ -20,7 +20,7 @@ def printed(record, width=80):
 
 def drawn(table, width):
     output = io.StringIO()
-    for part in terminal._drawn(table, width):
+    for part in terminal.drawn_parts(table, width):
         Console(file=output, width=width).print(part)
     return output.getvalue()
 

@@ -1,6 +1,7 @@
 """Building the library, and what is said where it is missing, broken or of another version."""
 
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -40,7 +41,9 @@ def compiled(source, target):
     if (reason := build.why_no_compiler()) is not None:
         pytest.skip(reason)
     target.with_suffix(".c").write_text(source)
-    build._run([*build._compiler(), "-shared", "-fPIC", "-x", "c", str(target.with_suffix(".c")), "-o", str(target)])
+    compiler = next(filter(shutil.which, build.COMPILERS))
+    source_file = str(target.with_suffix(".c"))
+    subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", source_file, "-o", str(target)], check=True)
 
 
 @pytest.mark.parametrize("source", ["int other;", 'const char *antiphase_sources(void) { return "others"; }'])
