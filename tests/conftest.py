@@ -1,6 +1,7 @@
 """What all tests share: where the golden files lie, and one thread so that results repeat."""
 
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -67,6 +68,45 @@ def golden():
             return {key: file.get_tensor(key).double() for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
 
     return read
+
+
+@pytest.fixture(name="antiphase")
+def _command_line(monkeypatch, capsys, tmp_path):
+    """``antiphase("train --output", folder)`` → exit code, stdout, stderr; words of a string are split."""
+
+    from antiphase.cli import main
+
+    def run(*arguments):
+        words = [word for part in arguments for word in (part.split() if isinstance(part, str) else [str(part)])]
+        monkeypatch.setattr("sys.argv", ["antiphase", *words])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def refused(antiphase, tmp_path):
+    """Run a command that must be refused, in one sentence that matches, and leave the disk as it was."""
+
+    def listing():
+        files = tmp_path.rglob("*")
+        return {path.relative_to(tmp_path): path.read_bytes() if path.is_file() else None for path in files}
+
+    def run(pattern, *arguments):
+        before = listing()
+        code, _, err = antiphase(*arguments)
+        assert code == 2, err
+        assert re.fullmatch(r"antiphase: [^\n]+\n", err), err
+        assert "Traceback" not in err
+        assert re.search(pattern, err), err
+        assert listing() == before
+        return err
+
+    return run
 
 
 @pytest.fixture

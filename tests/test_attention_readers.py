@@ -9,21 +9,8 @@ from dataclasses import asdict
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    DiffLlamaConfig,
-    DynamicCache,
-    GPT2Config,
-    Lfm2Config,
-    LlamaConfig,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 import antiphase
 from antiphase.calibration.gate import screen
@@ -54,12 +41,12 @@ SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": LAYERS,
     "num_attention_heads": MAPS, "max_position_embeddings": 96,
 }  # fmt: skip
-SMALL_GPT2 = GPT2Config(vocab_size=61, n_embd=48, n_layer=LAYERS, n_head=MAPS, n_positions=96, attn_pdrop=0.0)
-SMALL_LLAMA = LlamaConfig(**SIZES, num_key_value_heads=4)
-SMALL_BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
+SMALL_GPT2 = hf.GPT2Config(vocab_size=61, n_embd=48, n_layer=LAYERS, n_head=MAPS, n_positions=96, attn_pdrop=0.0)
+SMALL_LLAMA = hf.LlamaConfig(**SIZES, num_key_value_heads=4)
+SMALL_BERT = hf.BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
 
 
-def differential(config, auto=AutoModelForCausalLM):
+def differential(config, auto=hf.AutoModelForCausalLM):
     return auto.from_config(antiphase.differential_config(config))
 
 
@@ -68,14 +55,14 @@ CAUSAL = {
     "differential_gpt2": lambda: differential(SMALL_GPT2),
 }
 REFUSED = {
-    "bart": lambda: BartForConditionalGeneration(
-        BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
                    decoder_attention_heads=MAPS, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=96)
     ),
-    "t5": lambda: T5ForConditionalGeneration(
-        T5Config(vocab_size=61, d_model=48, d_kv=6, d_ff=24, num_layers=LAYERS, num_heads=MAPS)
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=61, d_model=48, d_kv=6, d_ff=24, num_layers=LAYERS, num_heads=MAPS)
     ),
-    "antiphase_sequence_to_sequence": lambda: AutoModelForSeq2SeqLM.from_config(
+    "antiphase_sequence_to_sequence": lambda: hf.AutoModelForSeq2SeqLM.from_config(
         antiphase.SequenceToSequenceConfig(
             vocab_size=61, source_vocab_size=61, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=MAPS,
             pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -214,7 +201,7 @@ def assert_near(found, expected, where=""):
 
 @pytest.fixture(scope="module")
 def diffllama():
-    return sharp(AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
+    return sharp(hf.AutoModelForCausalLM.from_config(hf.DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +215,7 @@ def of_this_package(diffllama, differential_llama):
     config = antiphase.AntiphaseConfig(
         attention_type="differential", **SIZES, num_key_value_heads=4, rms_norm_eps=SMALL_LLAMA.rms_norm_eps
     )
-    other = AutoModelForCausalLM.from_config(config)
+    other = hf.AutoModelForCausalLM.from_config(config)
     weights = {name.replace(".differential", ""): tensor for name, tensor in differential_llama.state_dict().items()}
     other.load_state_dict(weights)
     return {"diffllama": convert_model(diffllama).double().eval(), "differential_llama": other.double().eval()}
@@ -263,7 +250,7 @@ def test_steps_under_calibration_are_those_of_the_same_model(name, mode, request
     ids, found = batch().input_ids, []
     for model in (request.getfixturevalue(name), of_this_package[name]):
         with antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)):
-            cache = DynamicCache(config=model.config)
+            cache = hf.DynamicCache(config=model.config)
             pieces = [model(input_ids=part, past_key_values=cache).logits for part in ids.tensor_split((20, 21, 22), 1)]
         found.append(torch.cat(pieces, dim=1))
     assert_near(*found)
@@ -291,7 +278,7 @@ def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differentia
 @torch.no_grad()
 def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan():
     fields = {**SIZES, "num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "full_attention"]}
-    model = sharp(AutoModelForCausalLM.from_config(Lfm2Config(**fields)))
+    model = sharp(hf.AutoModelForCausalLM.from_config(hf.Lfm2Config(**fields)))
     ids = batch().input_ids
     plain = model(input_ids=ids).logits
     assert attention_statistics(model, input_ids=ids).layers == [1, 2]
@@ -314,7 +301,7 @@ def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan()
 @torch.no_grad()
 def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
     """As in models that go through their layers again and again."""
-    model = sharp(AutoModelForCausalLM.from_config(SMALL_LLAMA))
+    model = sharp(hf.AutoModelForCausalLM.from_config(SMALL_LLAMA))
     model.model.layers[2] = model.model.layers[1]
     ids = batch().input_ids
     plain = model(input_ids=ids).logits

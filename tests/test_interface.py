@@ -4,21 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers as hf
 from torch import nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LayoutLMConfig,
-    LayoutLMModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
@@ -35,11 +22,11 @@ from antiphase.interface import (
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 FOREIGN = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attn_implementation=how)),
+    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
     ),
 }
 foreign = pytest.mark.parametrize("name", FOREIGN)
@@ -255,10 +242,10 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_layers_that_do_not_say_their_direction_hide_no_more_than_their_mask(padded):
-    if not LayoutLMModel._supports_sdpa:
+    if not hf.LayoutLMModel._supports_sdpa:
         pytest.skip("LayoutLM of this version of transformers has no SDPA to compare with")
-    config = LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
-    model = LayoutLMModel(config).double().eval()
+    config = hf.LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
+    model = hf.LayoutLMModel(config).double().eval()
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     if padded:
         mask[0, :3] = 0
@@ -283,7 +270,7 @@ def test_a_row_of_nothing_but_padding_leaves_no_nan_in_a_model(tiny_model):
 
 
 def registered():
-    return set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+    return set(hf.AttentionInterface._global_mapping), set(hf.AttentionMaskInterface._global_mapping)
 
 
 def counting(calls, name=""):
@@ -400,7 +387,7 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
 
 def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
     model, ids, seen = foreign_model("llama", "sdpa"), torch.randint(3, 61, (1, 9)), []
-    AttentionInterface.register("maskless", interface.antiphase_attention)
+    hf.AttentionInterface.register("maskless", interface.antiphase_attention)
     try:
         model.set_attn_implementation("maskless")
         before, names = model(ids).logits, registered()
@@ -417,7 +404,7 @@ def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
         assert seen == [None, None]
         assert registered() == names
     finally:
-        del AttentionInterface._global_mapping["maskless"]
+        del hf.AttentionInterface._global_mapping["maskless"]
 
 
 def test_a_model_that_never_calls_the_function_is_refused_by_name(monkeypatch):

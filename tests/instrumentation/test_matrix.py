@@ -15,22 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    DiffLlamaConfig,
-    EsmConfig,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-    RobertaConfig,
-)
 
 import antiphase
 from antiphase.calibration.gate import screen
@@ -95,25 +81,25 @@ CASES = {
     "V2": Case(own("differential_v2"), "V2"),
     "V2 across": Case(own("differential_v2_across")),
     "antiphase encoder": Case(lambda: antiphase.VanillaConfig(attention_type="differential", **ENCODER), "V1", True),
-    "differential_llama": Case(inside(lambda: LlamaConfig(**GROUPED)), "inside"),
+    "differential_llama": Case(inside(lambda: hf.LlamaConfig(**GROUPED)), "inside"),
     "differential_mistral": Case(
-        inside(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
+        inside(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
     ),
-    "differential_qwen2": Case(inside(lambda: Qwen2Config(**GROUPED)), "inside"),
-    "differential_qwen3": Case(inside(lambda: Qwen3Config(**GROUPED, head_dim=6)), "inside"),
-    "differential_gpt2": Case(inside(lambda: GPT2Config(**SMALL_GPT2)), "inside"),
-    "differential_bert": Case(inside(lambda: BertConfig(**BERT)), "inside", True),
-    "diffllama": Case(lambda: DiffLlamaConfig(**GROUPED), "diffllama"),
-    "llama": Case(lambda: LlamaConfig(**GROUPED)),
-    "mistral": Case(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW), window=(WINDOW, WINDOW)),
-    "qwen2": Case(lambda: Qwen2Config(**GROUPED)),
-    "qwen3": Case(lambda: Qwen3Config(**GROUPED, head_dim=6)),
-    "gemma": Case(lambda: GemmaConfig(**GROUPED, head_dim=6)),
-    "gpt2": Case(lambda: GPT2Config(**SMALL_GPT2)),
-    "gpt_neox": Case(lambda: GPTNeoXConfig(**SIZES)),
-    "bert": Case(lambda: BertConfig(**BERT), is_encoder=True),
-    "roberta": Case(lambda: RobertaConfig(**BERT), is_encoder=True),
-    "esm": Case(lambda: EsmConfig(**BERT, pad_token_id=0, mask_token_id=2), is_encoder=True),
+    "differential_qwen2": Case(inside(lambda: hf.Qwen2Config(**GROUPED)), "inside"),
+    "differential_qwen3": Case(inside(lambda: hf.Qwen3Config(**GROUPED, head_dim=6)), "inside"),
+    "differential_gpt2": Case(inside(lambda: hf.GPT2Config(**SMALL_GPT2)), "inside"),
+    "differential_bert": Case(inside(lambda: hf.BertConfig(**BERT)), "inside", True),
+    "diffllama": Case(lambda: hf.DiffLlamaConfig(**GROUPED), "diffllama"),
+    "llama": Case(lambda: hf.LlamaConfig(**GROUPED)),
+    "mistral": Case(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW), window=(WINDOW, WINDOW)),
+    "qwen2": Case(lambda: hf.Qwen2Config(**GROUPED)),
+    "qwen3": Case(lambda: hf.Qwen3Config(**GROUPED, head_dim=6)),
+    "gemma": Case(lambda: hf.GemmaConfig(**GROUPED, head_dim=6)),
+    "gpt2": Case(lambda: hf.GPT2Config(**SMALL_GPT2)),
+    "gpt_neox": Case(lambda: hf.GPTNeoXConfig(**SIZES)),
+    "bert": Case(lambda: hf.BertConfig(**BERT), is_encoder=True),
+    "roberta": Case(lambda: hf.RobertaConfig(**BERT), is_encoder=True),
+    "esm": Case(lambda: hf.EsmConfig(**BERT, pad_token_id=0, mask_token_id=2), is_encoder=True),
 }  # fmt: skip
 every_case = pytest.mark.parametrize("name", CASES)
 
@@ -121,7 +107,7 @@ every_case = pytest.mark.parametrize("name", CASES)
 def built(name):
     """In fp64, with attention that is far from uniform."""
     case = CASES[name]
-    auto = AutoModelForMaskedLM if case.is_encoder else AutoModelForCausalLM
+    auto = hf.AutoModelForMaskedLM if case.is_encoder else hf.AutoModelForCausalLM
     torch.manual_seed(3)
     model = auto.from_config(case.config()).double().eval()
     generator = torch.Generator().manual_seed(5)

@@ -12,17 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from antiphase import differential_attention
 from antiphase.ops import blocks, blockwise
 from antiphase.ops.shapes import product_dtype
-from support.attention import (
-    assert_blind_rows_are_zero,
-    assert_documents_are_apart,
-    assert_equal_to_reference,
-    assert_errs_at_most_twice,
-    assert_keeps_the_tolerance_rule,
-    assert_poison_stays,
-    drawn_call,
-    inputs,
-    run,
-)  # fmt: skip
+from support import attention
+from support.attention import inputs, run
 
 
 @pytest.fixture(params=["one block", "many blocks"])
@@ -45,7 +36,9 @@ def test_equals_the_reference(key_maps, is_causal, window, queries, keys):
         query, key, value = inputs(2, heads, groups, queries, keys, 4, 5, key_maps)
         shape = tuple({"heads": heads, "queries": queries}.get(size, size) for size in lam_shape)
         lam = torch.rand(shape, dtype=torch.float64, requires_grad=True)
-        assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=is_causal, sliding_window=window)
+        attention.assert_equal_to_reference(
+            "blockwise", query, key, value, lam, is_causal=is_causal, sliding_window=window
+        )
 
 
 @pytest.mark.usefixtures("cuts")
@@ -56,28 +49,28 @@ def test_masks_that_broadcast(shape, key_maps):
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(shape) > 0.4
     for is_causal in (False, True):
-        assert_equal_to_reference("blockwise", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+        attention.assert_equal_to_reference("blockwise", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
 
 
 @pytest.mark.usefixtures("cuts")
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 def test_rows_that_see_nothing_are_zero_with_zero_gradient(impl):
-    assert_blind_rows_are_zero(impl, 6)
+    attention.assert_blind_rows_are_zero(impl, 6)
 
 
 @pytest.mark.usefixtures("cuts")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(data):
-    tensors, options = drawn_call(data, 19, 6)
-    assert_equal_to_reference("blockwise", *tensors, **options)
+    tensors, options = attention.drawn_call(data, 19, 6)
+    attention.assert_equal_to_reference("blockwise", *tensors, **options)
 
 
 @pytest.mark.parametrize("impl", ["blockwise", "auto"])
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_documents_end_to_end(impl, data):
-    assert_documents_are_apart(impl, data, 9)
+    attention.assert_documents_are_apart(impl, data, 9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -168,7 +161,9 @@ def test_forward_mode_is_refused_not_ignored():
 @pytest.mark.parametrize("key_maps", [1, 2])
 def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, key_maps):
     tensors = inputs(2, 4, 2, 150, 150, 16, 24, key_maps, dtype)
-    assert_keeps_the_tolerance_rule("blockwise", *tensors, torch.rand(4, 1, requires_grad=True), is_causal=True)
+    attention.assert_keeps_the_tolerance_rule(
+        "blockwise", *tensors, torch.rand(4, 1, requires_grad=True), is_causal=True
+    )
 
 
 def test_uninitialised_memory_never_shows(monkeypatch):
@@ -184,7 +179,7 @@ def test_uninitialised_memory_never_shows(monkeypatch):
     monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 64)
     query, key, value = inputs(2, 4, 2, 11, 9, 4, 5, 2)
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
-    assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
+    attention.assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
 
 
 def test_nan_in_a_query_stays_in_its_row():
@@ -270,14 +265,14 @@ def test_strided_input_as_models_give_it():
     key = torch.randn(2, 7, 4, 4, dtype=torch.float64).transpose(1, 2).requires_grad_()
     value = torch.randn(2, 7, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     lam = torch.rand((), dtype=torch.float64, requires_grad=True)
-    assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
+    attention.assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(impl, poison, window):
-    assert_poison_stays(impl, 8, 4, poison, window)
+    attention.assert_poison_stays(impl, 8, 4, poison, window)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
@@ -346,4 +341,4 @@ def test_bf16_products_where_the_processor_has_them(monkeypatch, has_instruction
     exact = differential_attention(query.double(), key.double(), value.double(), 0.4, is_causal=True, impl="reference")
     found = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
     eager = differential_attention(query, key, value, 0.4, is_causal=True, impl="reference")
-    assert_errs_at_most_twice(found, eager, exact)
+    attention.assert_errs_at_most_twice(found, eager, exact)

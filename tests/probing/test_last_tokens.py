@@ -4,18 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers as hf
 
 from antiphase.probing.last_tokens import LastTokens
 
@@ -38,11 +27,11 @@ OWN = {
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
          "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}  # fmt: skip
 FOREIGN = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attention_bias=True, attn_implementation=how)),
+    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
     ),
 }
 EVERY = [*OWN, *FOREIGN]
@@ -208,9 +197,9 @@ def test_a_model_is_the_same_afterwards(build, ids, spans):
 
 def test_attention_that_is_not_read_is_refused_by_name(build, ids):
     """A soft cap on the scores is not what queries and keys give."""
-    gemma = Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.05, attn_implementation="eager")
+    gemma = hf.Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.05, attn_implementation="eager")
     with pytest.raises(ValueError, match="softcap"):
-        LastTokens(Gemma2ForCausalLM(gemma).eval(), ids, POSITIONS)
+        LastTokens(hf.Gemma2ForCausalLM(gemma).eval(), ids, POSITIONS)
 
 
 def test_a_layer_that_is_not_linear_after_its_heads_is_refused_by_name(build, ids, spans):

@@ -2,27 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    BartConfig,
-    BartModel,
-    BertConfig,
-    BertModel,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertModel,
-)
+import transformers as hf
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 import antiphase
@@ -36,18 +16,18 @@ SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_
 N = 13
 
 FOREIGN = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SIZES, head_dim=8, sliding_window=5, attn_logit_softcapping=0.3)
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=5, attn_logit_softcapping=0.3)
     ),
-    "gpt_oss": lambda: GptOssForCausalLM(
-        GptOssConfig(**SIZES, head_dim=8, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
+    "gpt_oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**SIZES, head_dim=8, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
     ),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
-    "bert": lambda: BertModel(BertConfig(**BASE, num_attention_heads=4)),
-    "modernbert": lambda: ModernBertModel(
-        ModernBertConfig(
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
+    "bert": lambda: hf.BertModel(hf.BertConfig(**BASE, num_attention_heads=4)),
+    "modernbert": lambda: hf.ModernBertModel(
+        hf.ModernBertConfig(
             **BASE,
             num_attention_heads=4,
             local_attention=6,
@@ -135,11 +115,11 @@ def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_parts_of_an_encoder_and_decoder_are_told_apart(ids, says_so):
-    config = BartConfig(
+    config = hf.BartConfig(
         vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=24,
         decoder_attention_heads=4, decoder_ffn_dim=24, max_position_embeddings=64,
     )  # fmt: skip
-    model = BartModel(config).eval()
+    model = hf.BartModel(config).eval()
     for layer in model.decoder.layers:
         layer.self_attn.is_causal = says_so  # NLLB's are not, and are given a mask that hides what comes after
     found = attention_maps(model, ids, ids[:, :7])
@@ -171,7 +151,7 @@ def test_differential_attention_inside_other_architectures(name, ids):
     """The weights are those that give the outputs of the layer's attention function."""
     config = FOREIGN[name]().config
     config.attention_probs_dropout_prob = config.attn_pdrop = 0.0
-    model = AutoModel.from_config(antiphase.differential_config(config)).eval()
+    model = hf.AutoModel.from_config(antiphase.differential_config(config)).eval()
     calls = []
 
     def wrap(function):
@@ -196,7 +176,7 @@ def test_differential_attention_inside_other_architectures(name, ids):
 
 def test_diffllama_is_the_same_model_in_another_form(ids):
     """Its two calls a layer count once, and map i is subtracted from by map i + H."""
-    model = DiffLlamaForCausalLM(DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
+    model = hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
     model = enlarged(model)
     found = attention_maps(model, ids)
     model.set_attn_implementation("eager")

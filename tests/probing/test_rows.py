@@ -2,19 +2,8 @@
 
 import pytest
 import torch
+import transformers as hf
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
 
 from antiphase.probing.rows import attention_rows
 
@@ -67,11 +56,11 @@ def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
 
 
 FOREIGN = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
+    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attn_implementation=how)),
+    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
+    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
+    "gpt2": lambda how: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
     ),
 }
 
@@ -108,7 +97,7 @@ def test_rows_of_other_models_equal_their_own_weights(name, implementation):
 def test_arguments_that_would_change_the_rows_are_refused_by_name():
     ids = torch.randint(3, 61, (2, 13))
     with pytest.raises(ValueError, match="does not support the arguments softcap"):
-        attention_rows(Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
+        attention_rows(hf.Gemma2ForCausalLM(hf.Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
 
 
 def test_a_window_given_to_the_function_narrows_the_rows():

@@ -14,18 +14,8 @@ from antiphase import differential_attention
 from antiphase.interface import softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
-from support.attention import (
-    assert_blind_rows_are_zero,
-    assert_documents_are_apart,
-    assert_equal_to_reference,
-    assert_errs_at_most_twice,
-    assert_keeps_the_tolerance_rule,
-    assert_poison_stays,
-    cotangent,
-    drawn_call,
-    inputs,
-    run,
-)  # fmt: skip
+from support import attention
+from support.attention import cotangent, inputs, run
 
 AROUND_EDGES = [(1, 7), (12, 12), (49, 49), (97, 97), (47, 130), (130, 47), (5, 300), (300, 300)]
 """Queries and keys around rows that go together (6, 12 or 16), blocks (48), panels (8 to 32) and tiles (256)."""
@@ -47,7 +37,9 @@ def test_equals_the_reference(queries, keys, window):
     ):
         query, key, value = inputs(2, heads, groups, queries, keys, width, value_width, key_maps)
         lam = torch.rand(2, 1, queries, dtype=torch.float64, requires_grad=True)
-        assert_equal_to_reference("native", query, key, value, lam, is_causal=is_causal, sliding_window=window)
+        attention.assert_equal_to_reference(
+            "native", query, key, value, lam, is_causal=is_causal, sliding_window=window
+        )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -56,7 +48,7 @@ def test_masks_that_broadcast(shape):
     query, key, value = inputs(2, 4, 2, 70, 90, 4, 5, 2)
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
     for is_causal in (False, True):
-        assert_equal_to_reference(
+        attention.assert_equal_to_reference(
             "native", query, key, value, lam, attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal
         )
 
@@ -72,27 +64,27 @@ def test_padding_of_whole_panels(side):
     if side != "left":
         mask[1, ..., 41:] = False
     for is_causal in (False, True):
-        assert_equal_to_reference("native", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+        attention.assert_equal_to_reference("native", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_rows_that_see_nothing_are_zero_with_zero_gradient():
-    assert_blind_rows_are_zero("native", 60)
+    attention.assert_blind_rows_are_zero("native", 60)
 
 
 @pytest.mark.usefixtures("kernels")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(data):
-    tensors, options = drawn_call(data, 70, 20)
-    assert_equal_to_reference("native", *tensors, **options)
+    tensors, options = attention.drawn_call(data, 70, 20)
+    attention.assert_equal_to_reference("native", *tensors, **options)
 
 
 @pytest.mark.usefixtures("kernels")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_documents_end_to_end(data):
-    assert_documents_are_apart("native", data, 60)
+    attention.assert_documents_are_apart("native", data, 60)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -118,7 +110,9 @@ def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
 @pytest.mark.parametrize("key_maps", [1, 2])
 def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, length, width, value_width, key_maps):
     tensors = inputs(1, 2, 1, length, length, width, value_width, key_maps, dtype)
-    assert_keeps_the_tolerance_rule("native", *tensors, torch.rand(2, length, requires_grad=True), is_causal=True)
+    attention.assert_keeps_the_tolerance_rule(
+        "native", *tensors, torch.rand(2, length, requires_grad=True), is_causal=True
+    )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -162,7 +156,7 @@ def test_what_a_call_leaves_in_its_scratch_is_not_read_by_the_next(dtype):
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 30])
 def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, window):
-    assert_poison_stays("native", 80, 41, poison, window)
+    attention.assert_poison_stays("native", 80, 41, poison, window)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -273,7 +267,7 @@ def test_scores_at_the_edge_of_what_a_number_holds(dtype):
         if dtype == torch.float64:
             torch.testing.assert_close(found, exact)
             continue
-        assert_errs_at_most_twice(found, eager, exact)
+        attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -10,19 +10,13 @@ import torch
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
 from antiphase.interface import differential_output
 from support import attention
-from support.attention import (
-    assert_equal_to_reference,
-    assert_errs_at_most_twice,
-    assert_keeps_the_tolerance_rule,
-    in_full,
-    run,
-)  # fmt: skip
+from support.attention import in_full, run
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 inputs = partial(attention.inputs, dtype=torch.float32)
-check = partial(assert_equal_to_reference, "triton", **TOLERANCE)
+check = partial(attention.assert_equal_to_reference, "triton", **TOLERANCE)
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +144,7 @@ def test_half_precision_over_several_blocks_of_queries():
 def assert_half_precision(dtype, key_maps, batch, width, value_width, options, tokens=90):
     tensors = inputs(batch, 2, 1, tokens, tokens, width, value_width, key_maps, dtype=dtype)
     lam = torch.rand(batch, 2, tokens, requires_grad=True)  # one λ for all would have an error by luck
-    assert_keeps_the_tolerance_rule("triton", *tensors, lam, **options)
+    attention.assert_keeps_the_tolerance_rule("triton", *tensors, lam, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,7 +156,7 @@ def test_a_few_queries_in_half_precision(dtype, key_maps):
     eager, found = (
         differential_attention(query, key, value, lam, is_causal=True, impl=impl) for impl in ("reference", "triton")
     )
-    assert_errs_at_most_twice(found, eager, exact)
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -175,7 +169,7 @@ def test_half_precision_where_the_maps_cancel(dtype, key_maps, queries):
     exact = differential_attention(query.double(), key.double(), value.double(), 0.98, impl="reference")
     with torch.no_grad():
         eager, found = (differential_attention(query, key, value, 0.98, impl=impl) for impl in ("reference", "triton"))
-    assert_errs_at_most_twice(found, eager, exact)
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.parametrize("queries", [1, 20])
@@ -185,7 +179,7 @@ def test_the_ratio_of_the_maps_may_exceed_what_fp16_holds(queries):
     key[:, 1, 0] = 1.0  # the first map sees all alike, the second the first key alone: its total is 150 times smaller
     exact = differential_attention(query.double(), key.double(), value.double(), 4000.0, impl="reference")
     eager, found = (differential_attention(query, key, value, 4000.0, impl=impl) for impl in ("reference", "triton"))
-    assert_errs_at_most_twice(found, eager, exact)
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.fixture
