@@ -18,26 +18,9 @@ from antiphase.interface import (
     is_differential,
     join_halves,
 )
+from support.models import BASE, FOREIGN, foreign_model
 
-BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
-SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-FOREIGN = {
-    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
 foreign = pytest.mark.parametrize("name", FOREIGN)
-
-
-def foreign_model(name, implementation):
-    model = FOREIGN[name](implementation).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
 
 
 def layer(kind="softmax", **fields):

@@ -73,17 +73,12 @@ def test_of_a_repeated_sequence_all_but_the_first_time_counts():
     batch = synthetic(needle_share=0.0).batch(5)
     assert (batch.input_ids[:, 0] == SYMBOLS.opening()[0]).all()
     periods = (batch.labels == IGNORED_LABEL).sum(1) - 1
+    assert len(set(periods.tolist())) > 2  # with one for all, looking back a fixed distance would do
     for ids, labels, period in zip(batch.input_ids[:, 1:], batch.labels[:, 1:], periods.tolist(), strict=True):
         assert SHORTEST_PERIOD <= period <= (LENGTH - 1) // 2
         assert torch.equal(ids[period:], ids[:-period])
         assert (labels[:period] == IGNORED_LABEL).all()
         assert torch.equal(labels[period:], ids[period:])
-
-
-def test_repeated_sequences_have_periods_of_their_own():
-    """With one period for all, looking back a fixed distance would do, and nothing would be found by its content."""
-    labels = synthetic(needle_share=0.0).batch(0).labels
-    assert len(set((labels == IGNORED_LABEL).sum(1).tolist())) > 2
 
 
 def test_of_a_synthetic_retrieval_sequence_the_answers_count():
@@ -305,19 +300,14 @@ def documents(lengths):
     return PackedTokens(whole, LENGTH)
 
 
-def test_blocks_inside_one_document_are_told_from_others():
+@pytest.mark.parametrize("at_once", [2, 1 << 12])
+def test_blocks_inside_one_document_are_told_from_others(at_once, monkeypatch):
+    monkeypatch.setattr("antiphase.data.packing.SCANNED", at_once)
     packed = documents([3 * LENGTH, 5, 5, 2 * LENGTH, 4])
     expected = [index for index in range(len(packed)) if not (packed.block(index) == END).any()]
     assert packed.without(END).tolist() == expected
     assert 0 < len(expected) < len(packed)
     assert documents([4, 5, 6, 7, 9]).without(END).tolist() == []
-
-
-def test_blocks_are_looked_through_in_parts(monkeypatch):
-    packed = documents([3 * LENGTH, 5, 5, 2 * LENGTH, 4])
-    whole = packed.without(END).tolist()
-    monkeypatch.setattr("antiphase.data.packing.SCANNED", 2)
-    assert packed.without(END).tolist() == whole
 
 
 @pytest.mark.parametrize(("share", "rows"), [(0.0, 0), (0.5, 3), (1.0, 6)])

@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 from antiphase.probing.last_tokens import LastTokens
+from support.models import FOREIGN, SIZES, foreign_model
 
 LENGTH, SPANS = 13, 3
 POSITIONS = torch.tensor([[10, 11], [9, 10]])
@@ -24,16 +25,6 @@ OWN = {
     "V2": {"attention_type": "differential_v2"},
     "V2 across": {"attention_type": "differential_v2_across"},
 }
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}  # fmt: skip
-FOREIGN = {
-    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attention_bias=True, attn_implementation=how)),
-    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
 EVERY = [*OWN, *FOREIGN]
 
 
@@ -44,12 +35,7 @@ def build(tiny_model):
             fields = {"attention_type": "differential", **OWN[name]}
             kind = fields.pop("attention_type")
             return tiny_model(kind, **fields, attn_implementation=implementation or "antiphase").double()
-        torch.manual_seed(1)
-        model = FOREIGN[name](implementation or "sdpa").eval().double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.2 * torch.randn_like(parameter)
-        return model
+        return foreign_model(name, implementation or "sdpa").double()
 
     return make
 

@@ -6,9 +6,7 @@ import transformers as hf
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase.probing.rows import attention_rows
-
-BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
-SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+from support.models import FOREIGN, SIZES, foreign_model
 
 POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
 
@@ -55,26 +53,11 @@ def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
         assert_near(found.weights().sum(-1), (1 - found.lam).expand(2, 4, 3))
 
 
-FOREIGN = {
-    "llama": lambda how: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: hf.GPT2LMHeadModel(
-        hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
-
-
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
 def test_rows_of_other_models_equal_their_own_weights(name, implementation):
     ids = torch.randint(3, 61, (2, 13))
-    eager = FOREIGN[name]("eager").eval()
-    with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    model = FOREIGN[name](implementation).eval()
-    model.load_state_dict(eager.state_dict())
+    eager, model = (foreign_model(name, how) for how in ("eager", implementation))
     layers = attention_rows(model, ids, POSITIONS)
     whole = eager(ids, output_attentions=True).attentions
     assert len(layers) == len(whole) == 2  # DiffLlama calls its attention function twice a layer
@@ -111,7 +94,7 @@ def test_a_window_given_to_the_function_narrows_the_rows():
     AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
     try:
         (first, _), (plain, _) = (
-            attention_rows(FOREIGN["mistral"](how).eval(), ids, POSITIONS) for how in ("windowed", "sdpa")
+            attention_rows(foreign_model("mistral", how), ids, POSITIONS) for how in ("windowed", "sdpa")
         )
     finally:
         del AttentionInterface._global_mapping["windowed"], AttentionMaskInterface._global_mapping["windowed"]

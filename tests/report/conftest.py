@@ -1,6 +1,7 @@
 """Synthetic records: a plain comparison, an awkward one with all that may be missing or hostile."""
 
 import math
+from itertools import product
 
 import numpy
 import pytest
@@ -9,6 +10,7 @@ from antiphase.codes import encode
 from antiphase.records import Record
 from antiphase.report import write_report
 
+LAST = "difference"
 SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
 
 
@@ -31,62 +33,39 @@ def make_run(arm, seed, *, quality, lambdas):
 
 def make_needles(arms, *, needles, lengths, depths):
     cells, summary = [], []
-    for arm in arms:
-        for trained in (True, False):
-            for count in needles:
-                for length in lengths:
-                    for depth in [*depths, None]:
-                        level = 0.9 - 0.1 * arms.index(arm) - 0.02 * count if trained else 1 / count
-                        accuracy = round(max(0.0, level - 0.2 * (depth or 0) * (1 - (depth or 0))), 3)
-                        place = {
-                            "arm": arm,
-                            "trained": trained,
-                            "needles": count,
-                            "queries": 2,
-                            "length": length,
-                            "depth": depth,
-                        }
-                        interval = [max(0, accuracy - 0.05), min(1, accuracy + 0.04)]
-                        extra = {"accuracy": accuracy, "interval": interval, "samples": 400, "guess_rate": 1 / count}
-                        summary.append(place | extra)
-                        if depth is not None:
-                            counts = {"samples": 200, "correct": round(200 * accuracy), "by_place": [accuracy, 0.5]}
-                            cells += [place | counts | {"seed": seed} for seed in (0, 1)]
+    for arm, trained, count, length, depth in product(arms, (True, False), needles, lengths, [*depths, None]):
+        level = 0.9 - 0.1 * arms.index(arm) - 0.02 * count if trained else 1 / count
+        accuracy = round(max(0.0, level - 0.2 * (depth or 0) * (1 - (depth or 0))), 3)
+        place = {"arm": arm, "trained": trained, "needles": count, "queries": 2, "length": length, "depth": depth}
+        interval = [max(0, accuracy - 0.05), min(1, accuracy + 0.04)]
+        extra = {"accuracy": accuracy, "interval": interval, "samples": 400, "guess_rate": 1 / count}
+        summary.append(place | extra)
+        if depth is not None:
+            counts = {"samples": 200, "correct": round(200 * accuracy), "by_place": [accuracy, 0.5]}
+            cells += [place | counts | {"seed": seed} for seed in (0, 1)]
     return {"cells": cells, "summary": summary}
 
 
 def make_allocation(arms, seeds):
     rows = []
-    for arm in arms:
-        maps = ["softmax"] if arm == "softmax" else ["first", "second", "difference"]
-        for seed in seeds:
-            for trained in (True, False):
-                for layer in ("all", 0, 1):
-                    for index, name in enumerate(maps):
-                        spans = {
-                            span: {
-                                "share": round(0.1 + 0.03 * place + 0.005 * seed, 4),
-                                "signed": round((0.1 + 0.02 * place) * (-1 if index == 2 and place == 4 else 1), 4),
-                                **(
-                                    {}
-                                    if name in ("first", "second")
-                                    else {
-                                        "contribution": round(0.5 - 0.2 * place + 0.01 * seed, 4),
-                                        "contribution_norm": 0.7,
-                                    }
-                                ),
-                            }
-                            for place, span in enumerate(SPANS)
-                        }
-                        row = {"arm": arm, "seed": seed, "trained": trained, "layer": layer, "map": name}
-                        row |= {"spans": spans, "answer_to_noise": {"signed": 0.4, "share": 0.3}}
-                        if name not in ("first", "second"):
-                            change = -1.5 - 0.25 * seed if layer == "all" else -0.5
-                            row["knockout"] = {
-                                "answer": {"change": change, "interval": [change - 0.5, change + 0.5]},
-                                "filler": {"change": 0.01, "interval": [-0.02, 0.04]},
-                            }
-                        rows.append(row)
+    maps = [(arm, name) for arm in arms for name in (["softmax"] if arm == "softmax" else ["first", "second", LAST])]
+    for (arm, name), seed, trained, layer in product(maps, seeds, (True, False), ("all", 0, 1)):
+        spans = {
+            span: {
+                "share": round(0.1 + 0.03 * place + 0.005 * seed, 4),
+                "signed": round((0.1 + 0.02 * place) * (-1 if name == LAST and place == 4 else 1), 4),
+            }
+            for place, span in enumerate(SPANS)
+        }
+        row = {"arm": arm, "seed": seed, "trained": trained, "layer": layer, "map": name, "spans": spans,
+               "answer_to_noise": {"signed": 0.4, "share": 0.3}}  # fmt: skip
+        if name not in ("first", "second"):
+            change = -1.5 - 0.25 * seed if layer == "all" else -0.5
+            filler = {"change": 0.01, "interval": [-0.02, 0.04]}
+            row["knockout"] = {"answer": {"change": change, "interval": [change - 0.5, change + 0.5]}, "filler": filler}
+            for place, span in enumerate(SPANS):
+                spans[span] |= {"contribution": round(0.5 - 0.2 * place + 0.01 * seed, 4), "contribution_norm": 0.7}
+        rows.append(row)
     return rows
 
 

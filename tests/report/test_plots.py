@@ -154,22 +154,9 @@ def test_an_arm_has_one_colour_everywhere(comparison):
 def test_save_figures_writes_what_the_record_has(comparison, awkward, tmp_path):
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
     others = (
-        "benchmark",
-        "allocation-",
-        "sink-",
-        "calibrat",
-        "look-",
-        "loss-",
-        "classifier-",
-        "translation-",
-        "harness",
-        "hallucination",
-        "claims",
-        "study-",
-        "ablations",
-        "gradient-norms",
-        "learning-rates",
-    )
+        "benchmark", "allocation-", "sink-", "calibrat", "look-", "loss-", "classifier-", "translation-",
+        "harness", "hallucination", "claims", "study-", "ablations", "gradient-norms", "learning-rates",
+    )  # fmt: skip
     assert names == [f"{name}.png" for name in figures.FIGURES if not name.startswith(others)]
     paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
