@@ -1,6 +1,7 @@
 """Run everything that can be checked on one machine, and write a record: ``make full``.
 
-``.ci/run`` runs a selection in minutes; this runs all tests, the kernels and the examples. A failing step does not stop
+``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of
+``tests/mutations`` and the examples. A failing step does not stop
 the others; it is in the record, and the exit code is 1.
 """
 
@@ -33,6 +34,7 @@ def main() -> int:
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
     steps += [attempted(name, step) for name, step in SANITIZERS.items()]
+    steps.append(run("mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {}))
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)

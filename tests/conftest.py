@@ -1,12 +1,9 @@
 """What all tests share: where the golden files lie, and one thread so that results repeat."""
 
-from __future__ import annotations
-
 import random
+import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +14,13 @@ from antiphase.ops.native import build, library
 ROOT = Path(__file__).parent.parent
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--native-library", type=Path, help="native kernels built with build.SANITIZED or build.EMULATED, to be tested"
     )
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Put another library in the place of the built one."""
     path = config.getoption("--native-library")
     if path is not None:
@@ -36,44 +33,87 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _one_seed() -> None:
+def _one_seed():
     """Every test starts from the same random state, whatever ran before it."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_counts() -> None:
+def _ctrl_c_counts():
     """A shell ignores Ctrl-C for what it starts in the background; the tests of stops and their runs need it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
-def shared() -> Path:
-    """The folder with text and golden tensors beside the checkout; tests that need it skip where it is absent."""
+def shared():
+    """The folder with text beside the checkout; tests that need it skip where it is absent."""
     folder = ROOT.parent / "shared"
     if not folder.is_dir():
-        pytest.skip("the folder ../shared with golden tensors and text is absent")
+        pytest.skip("the folder ../shared with text is absent")
     return folder
 
 
 @pytest.fixture
-def golden(shared: Path) -> Callable[[str], tuple[dict[str, torch.Tensor], dict[str, str]]]:
-    """A reader of golden files: tensors and metadata by name."""
+def golden():
+    """A reader of golden files: tensors, in fp64, and metadata by name; skips where the file is absent."""
     from safetensors import safe_open
 
-    def read(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        with safe_open(shared / "golden" / f"{name}.safetensors", "pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
+    def read(name):
+        folders = (ROOT / "tests" / "golden", ROOT.parent / "shared" / "golden")
+        path = next((path for folder in folders if (path := folder / f"{name}.safetensors").is_file()), None)
+        if path is None:
+            pytest.skip(f"{name}.safetensors of ../shared/golden is absent")
+        with safe_open(path, "pt") as file:
+            return {key: file.get_tensor(key).double() for key in file.keys()}, file.metadata()  # noqa: SIM118 – no mapping
 
     return read
 
 
+@pytest.fixture(name="antiphase")
+def _command_line(monkeypatch, capsys, tmp_path):
+    """``antiphase("train --output", folder)`` → exit code, stdout, stderr; words of a string are split."""
+
+    from antiphase.cli import main
+
+    def run(*arguments):
+        words = [word for part in arguments for word in (part.split() if isinstance(part, str) else [str(part)])]
+        monkeypatch.setattr("sys.argv", ["antiphase", *words])
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
 @pytest.fixture
-def tiny_config() -> Callable[..., Any]:
+def refused(antiphase, tmp_path):
+    """Run a command that must be refused, in one sentence that matches, and leave the disk as it was."""
+
+    def listing():
+        files = tmp_path.rglob("*")
+        return {path.relative_to(tmp_path): path.read_bytes() if path.is_file() else None for path in files}
+
+    def run(pattern, *arguments):
+        before = listing()
+        code, _, err = antiphase(*arguments)
+        assert code == 2, err
+        assert re.fullmatch(r"antiphase: [^\n]+\n", err), err
+        assert "Traceback" not in err
+        assert re.search(pattern, err), err
+        assert listing() == before
+        return err
+
+    return run
+
+
+@pytest.fixture
+def tiny_config():
     """A factory of small configurations: ``tiny_config("softmax", num_hidden_layers=1)``."""
 
-    def build(attention_type: str = "differential", **fields: Any) -> Any:
+    def build(attention_type="differential", **fields):
         sizes = {
             "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
             "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 96, "pad_token_id": 0,
@@ -85,10 +125,10 @@ def tiny_config() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def tiny_model(tiny_config: Callable[..., Any]) -> Callable[..., Any]:
+def tiny_model(tiny_config):
     """A factory of small models in evaluation mode, every parameter random and large enough to matter."""
 
-    def build(attention_type: str = "differential", *, kind: Any = None, **fields: Any) -> Any:
+    def build(attention_type="differential", *, kind=None, **fields):
         model = (kind or antiphase.AntiphaseForCausalLM)(tiny_config(attention_type, **fields)).eval()
         generator = torch.Generator().manual_seed(5)
         with torch.no_grad():
@@ -102,13 +142,13 @@ def tiny_model(tiny_config: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def tiny_preset_text() -> str:
+def tiny_preset_text():
     """A preset of two narrow layers and twenty steps that trains within a second."""
     return TINY_PRESET
 
 
 @pytest.fixture
-def tiny_preset(tmp_path: Path, tiny_preset_text: str) -> Path:
+def tiny_preset(tmp_path, tiny_preset_text):
     """The same as a file."""
     path = tmp_path / "tiny.yaml"
     path.write_text(tiny_preset_text, encoding="utf-8")
@@ -135,7 +175,7 @@ compare: {seeds: [0, 1], processes: 2}
 
 
 @pytest.fixture(scope="session")
-def generated_text() -> str:
+def generated_text():
     """Sentences of made-up words, always the same."""
     draw = random.Random(7)
     words = ["".join(draw.choices("abdeilmnorstu", k=draw.randint(1, 7))) for _ in range(150)]
@@ -144,7 +184,7 @@ def generated_text() -> str:
 
 
 @pytest.fixture(scope="session")
-def text_tokenizer(generated_text: str) -> Any:
+def text_tokenizer(generated_text):
     """A small byte-level BPE tokenizer of that text, in which every digit is a token."""
     from antiphase.data.tokenization import train_tokenizer
 

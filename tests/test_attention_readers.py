@@ -4,30 +4,13 @@ The oracle of DiffLlama and of a differential Llama is the same model in this pa
 the attention function's own. Every other kind of model: ``tests/instrumentation/test_matrix.py``.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    DiffLlamaConfig,
-    DynamicCache,
-    GPT2Config,
-    Lfm2Config,
-    LlamaConfig,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 import antiphase
 from antiphase.calibration.gate import screen
@@ -58,28 +41,28 @@ SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": LAYERS,
     "num_attention_heads": MAPS, "max_position_embeddings": 96,
 }  # fmt: skip
-SMALL_GPT2 = GPT2Config(vocab_size=61, n_embd=48, n_layer=LAYERS, n_head=MAPS, n_positions=96, attn_pdrop=0.0)
-SMALL_LLAMA = LlamaConfig(**SIZES, num_key_value_heads=4)
-SMALL_BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
+SMALL_GPT2 = hf.GPT2Config(vocab_size=61, n_embd=48, n_layer=LAYERS, n_head=MAPS, n_positions=96, attn_pdrop=0.0)
+SMALL_LLAMA = hf.LlamaConfig(**SIZES, num_key_value_heads=4)
+SMALL_BERT = hf.BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
 
 
-def differential(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
+def differential(config, auto=hf.AutoModelForCausalLM):
     return auto.from_config(antiphase.differential_config(config))
 
 
-CAUSAL: dict[str, Callable[[], Any]] = {
+CAUSAL = {
     "differential_llama": lambda: differential(SMALL_LLAMA),
     "differential_gpt2": lambda: differential(SMALL_GPT2),
 }
-REFUSED: dict[str, Callable[[], Any]] = {
-    "bart": lambda: BartForConditionalGeneration(
-        BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
+REFUSED = {
+    "bart": lambda: hf.BartForConditionalGeneration(
+        hf.BartConfig(vocab_size=61, d_model=48, encoder_layers=3, decoder_layers=3, encoder_attention_heads=MAPS,
                    decoder_attention_heads=MAPS, encoder_ffn_dim=24, decoder_ffn_dim=24, max_position_embeddings=96)
     ),
-    "t5": lambda: T5ForConditionalGeneration(
-        T5Config(vocab_size=61, d_model=48, d_kv=6, d_ff=24, num_layers=LAYERS, num_heads=MAPS)
+    "t5": lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=61, d_model=48, d_kv=6, d_ff=24, num_layers=LAYERS, num_heads=MAPS)
     ),
-    "antiphase_sequence_to_sequence": lambda: AutoModelForSeq2SeqLM.from_config(
+    "antiphase_sequence_to_sequence": lambda: hf.AutoModelForSeq2SeqLM.from_config(
         antiphase.SequenceToSequenceConfig(
             vocab_size=61, source_vocab_size=61, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=MAPS,
             pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -88,7 +71,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
-def sharp(model: Any) -> Any:
+def sharp(model):
     """In fp64, with attention that is far from uniform."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -97,15 +80,15 @@ def sharp(model: Any) -> Any:
     return model.double().eval()
 
 
-def batch(count: int = 3) -> Any:
+def batch(count=3):
     return TASK.sample(count, keyed_generator("readers"))
 
 
-def words(number: int) -> str:
+def words(number):
     return str(number)
 
 
-def score(model: Any, samples: Any) -> Tensor:
+def score(model, samples):
     """Log-probability of the last token."""
     ids = torch.stack(list(samples))
     return model(input_ids=ids).logits[:, -2].log_softmax(-1).gather(1, ids[:, -1:])[:, 0]
@@ -114,15 +97,15 @@ def score(model: Any, samples: Any) -> Tensor:
 class Numbered:
     """Maps by the pairs that they are in, 2i and 2i + 1, whatever the model's own numbering."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         maps = range(model.config.get_text_config().num_attention_heads)
         is_diffllama = model.config.model_type == "diffllama"
         self.own = [n // 2 + n % 2 * MAPS // 2 if is_diffllama else n for n in maps]
 
-    def plan(self, heads: dict[int, list[int]], **rule: Any) -> CalibrationPlan:
+    def plan(self, heads, **rule):
         return CalibrationPlan({layer: [self.own[n] for n in maps] for layer, maps in heads.items()}, **rule)
 
-    def by_pair(self, found: dict[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    def by_pair(self, found):
         return {(layer, n): found[layer, own] for layer, _ in found for n, own in enumerate(self.own)}
 
 
@@ -131,26 +114,26 @@ EVERY = {layer: list(range(MAPS)) for layer in range(LAYERS)}
 STRONG = {"alpha": 1.5, "beta": 0.2}
 
 
-def within(block: Any, model: Any) -> Tensor:
+def within(block, model):
     with block, torch.no_grad():
         return model(input_ids=batch().input_ids).logits
 
 
-def of_statistics(model: Any) -> Any:
+def of_statistics(model):
     found = attention_statistics(model, {"end": batch().input_ids > 9}, top=4, input_ids=batch().input_ids)
     own = Numbered(model).own
     by_map = (found.received, found.sinks, found.entropy, found.first_share, found.span_share["end"], found.top_logits)
     return [one[:, :, own] for one in by_map], vars(found.differences)
 
 
-def of_search(model: Any, method: str) -> Any:
+def of_search(model, method):
     samples = list(batch(8).input_ids)
     plan = antiphase.search_calibration(model, score, samples, method=method, **STRONG)
     heads = {tuple(map(int, name.split("."))): found["change"] for name, found in plan.scores["heads"].items()}
     return plan.scores["held_out_before"], plan.scores["held_out_after"], Numbered(model).by_pair(heads)
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
+READERS = {
     **{
         f"calibrated, {mode}": lambda model, mode=mode: within(
             antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)), model
@@ -196,7 +179,7 @@ def test_encoder_decoders_are_refused_by_name(name, reader):
     assert not any(module._forward_hooks for module in model.modules())
 
 
-def assert_near(found: Any, expected: Any, where: str = "") -> None:
+def assert_near(found, expected, where=""):
     """Equal but for rounding, however nested."""
     if isinstance(found, Tensor) and found.is_floating_point():
         torch.testing.assert_close(found, expected.to(found.dtype), rtol=2e-4, atol=2e-5, equal_nan=True, msg=where)
@@ -217,28 +200,28 @@ def assert_near(found: Any, expected: Any, where: str = "") -> None:
 
 
 @pytest.fixture(scope="module")
-def diffllama() -> Any:
-    return sharp(AutoModelForCausalLM.from_config(DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
+def diffllama():
+    return sharp(hf.AutoModelForCausalLM.from_config(hf.DiffLlamaConfig(**SIZES, num_key_value_heads=4)))
 
 
 @pytest.fixture(scope="module")
-def differential_llama() -> Any:
+def differential_llama():
     return sharp(differential(SMALL_LLAMA))
 
 
 @pytest.fixture(scope="module")
-def of_this_package(diffllama, differential_llama) -> dict[str, Any]:
+def of_this_package(diffllama, differential_llama):
     """The same models in this package's form."""
     config = antiphase.AntiphaseConfig(
         attention_type="differential", **SIZES, num_key_value_heads=4, rms_norm_eps=SMALL_LLAMA.rms_norm_eps
     )
-    other = AutoModelForCausalLM.from_config(config)
+    other = hf.AutoModelForCausalLM.from_config(config)
     weights = {name.replace(".differential", ""): tensor for name, tensor in differential_llama.state_dict().items()}
     other.load_state_dict(weights)
     return {"diffllama": convert_model(diffllama).double().eval(), "differential_llama": other.double().eval()}
 
 
-def check_read_alike(reader: str, model: Any, other: Any) -> None:
+def check_read_alike(reader, model, other):
     plain = within(torch.no_grad(), model)
     assert_near(plain, within(torch.no_grad(), other))
     found = READERS[reader](model)
@@ -267,7 +250,7 @@ def test_steps_under_calibration_are_those_of_the_same_model(name, mode, request
     ids, found = batch().input_ids, []
     for model in (request.getfixturevalue(name), of_this_package[name]):
         with antiphase.calibrated(model, Numbered(model).plan(SOME, mode=mode, **STRONG)):
-            cache = DynamicCache(config=model.config)
+            cache = hf.DynamicCache(config=model.config)
             pieces = [model(input_ids=part, past_key_values=cache).logits for part in ids.tensor_split((20, 21, 22), 1)]
         found.append(torch.cat(pieces, dim=1))
     assert_near(*found)
@@ -295,7 +278,7 @@ def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differentia
 @torch.no_grad()
 def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan():
     fields = {**SIZES, "num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "full_attention"]}
-    model = sharp(AutoModelForCausalLM.from_config(Lfm2Config(**fields)))
+    model = sharp(hf.AutoModelForCausalLM.from_config(hf.Lfm2Config(**fields)))
     ids = batch().input_ids
     plain = model(input_ids=ids).logits
     assert attention_statistics(model, input_ids=ids).layers == [1, 2]
@@ -318,7 +301,7 @@ def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan()
 @torch.no_grad()
 def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
     """As in models that go through their layers again and again."""
-    model = sharp(AutoModelForCausalLM.from_config(SMALL_LLAMA))
+    model = sharp(hf.AutoModelForCausalLM.from_config(SMALL_LLAMA))
     model.model.layers[2] = model.model.layers[1]
     ids = batch().input_ids
     plain = model(input_ids=ids).logits

@@ -11,6 +11,7 @@ import torch
 import typer
 
 from antiphase import cli
+from antiphase.records import Record
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = sorted(
@@ -18,44 +19,6 @@ COMMANDS = sorted(
     for group, app in [("", cli.app), *((group.name, group.typer_instance) for group in cli.app.registered_groups)]
     for command in app.registered_commands
 )
-
-
-@pytest.fixture
-def antiphase(monkeypatch, capsys, tmp_path):
-    """``antiphase("train --output", folder)`` → exit code, stdout, stderr; words of a string are split."""
-
-    def run(*arguments):
-        words = [word for part in arguments for word in (part.split() if isinstance(part, str) else [str(part)])]
-        monkeypatch.setattr("sys.argv", ["antiphase", *words])
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
-
-
-@pytest.fixture
-def refused(antiphase, tmp_path):
-    """Run a command that must be refused, in one sentence that matches, and leave the disk as it was."""
-
-    def run(pattern, *arguments):
-        before = listing(tmp_path)
-        code, _, err = antiphase(*arguments)
-        assert code == 2, err
-        assert re.fullmatch(r"antiphase: [^\n]+\n", err), err
-        assert "Traceback" not in err
-        assert re.search(pattern, err), err
-        assert listing(tmp_path) == before
-        return err
-
-    return run
-
-
-def listing(folder):
-    """Every path below a folder with its content."""
-    return {path.relative_to(folder): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
 @pytest.fixture
@@ -80,7 +43,7 @@ BOOK = (
 
 
 @pytest.fixture
-def foreign_model(tmp_path):
+def foreign_model(tmp_path, capsys):
     """A tiny model of another family, with a tokenizer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -95,6 +58,7 @@ def foreign_model(tmp_path):
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    capsys.readouterr()  # what saving has printed
     return folder
 
 
@@ -147,25 +111,6 @@ def test_no_command_prints_the_help(antiphase):
     code, out, err = antiphase("")
     assert code == 2
     assert "compare" in out + err
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        ("bogus", "no such command 'bogus'"),
-        ("compare", "missing option '--output'; see antiphase compare --help"),
-        ("train --outptu x", "--outptu"),
-        ("train --output x --seed one", "--seed"),
-        ("tune --output x", "--learning-rates"),
-        ("evaluate bogus model --output x", "no such command 'bogus'"),
-        ("evaluate needles --output x", "MODEL|model"),
-        ("evaluate needles m --samples many --output x", "--samples"),
-        ("report --output x.html", "RUN"),
-        ("env extra", "extra"),
-    ],
-)
-def test_wrong_words_cost_one_sentence(refused, words, pattern):
-    refused(pattern, words)
 
 
 def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch):
@@ -230,6 +175,13 @@ def bad_files(tmp_path, text):
     (tmp_path / "small.txt").write_text("A few words only.")
     (tmp_path / "latin.yaml").write_bytes(b"description: \xff")
     (tmp_path / "bad.yaml").write_bytes(b"model: [")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bogus"}')
+    (tmp_path / "notes.json").write_text('{"values": 3}')
+    Record(kind="other", values={"a": 1}).save(tmp_path / "good")
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
@@ -239,49 +191,61 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
     refused(pattern, f"{command} {tiny} --output out {words}")
 
 
-@pytest.mark.parametrize("command", ["train", "compare"])
 @pytest.mark.parametrize(
-    ("preset", "pattern"),
+    ("words", "pattern"),
     [
-        ("demmo", "--preset demmo: unknown preset; did you mean 'demo'"),
-        ("none.yaml", "--preset none.yaml: there is no such file"),
-        ("latin.yaml", "--preset latin.yaml cannot be read as UTF-8"),
-        ("bad.yaml", "--preset bad.yaml is not valid YAML"),
-    ],
-)
-@pytest.mark.usefixtures("bad_files")
-def test_preset_that_cannot_be_used_costs_one_sentence(refused, command, preset, pattern):
-    refused(pattern, f"{command} --preset {preset} --output out")
-
-
-@pytest.mark.parametrize(
-    ("command", "pattern"),
-    [
-        ("compare --seeds 0,x", "--seeds must be comma-separated numbers, got '0,x'"),
-        ("compare --seeds 1.5", "--seeds must be comma-separated numbers"),
-        ("compare --seeds 0,", "--seeds must be comma-separated numbers"),
-        ("compare --seeds 0,1,0", "--seeds must be different whole numbers"),
-        ("tune --learning-rates 1e-3 --seeds 2,2", "--seeds must be different whole numbers"),
-        ("tune --learning-rates 1e-3,fast", "--learning-rates must be comma-separated numbers"),
-        ("tune --learning-rates 0", "--learning-rates must be different numbers above 0"),
-        ("tune --learning-rates nan", "--learning-rates must be different numbers above 0"),
-        ("tune --learning-rates 1e-3,0.001", "--learning-rates must be different numbers above 0"),
-        ("compare --set evaluation.needles=[64]", r"evaluation.needles \(64\) is more than the 7 different keys"),
-        ("compare --set evaluation.lengths=[9]", r"evaluation.lengths \(9\) is too short"),
+        # the command itself
+        ("bogus", "no such command 'bogus'"),
+        ("compare", "missing option '--output'; see antiphase compare --help"),
+        ("train --outptu x", "--outptu"),
+        ("train --output x --seed one", "--seed"),
+        ("tune --output x", "--learning-rates"),
+        ("evaluate bogus model --output x", "no such command 'bogus'"),
+        ("evaluate needles --output x", "MODEL|model"),
+        ("evaluate needles m --samples many --output x", "--samples"),
+        ("report --output x.html", "RUN"),
+        ("env extra", "extra"),
+        # presets, studies
+        ("train --preset demmo --output out", "--preset demmo: unknown preset; did you mean 'demo'"),
+        ("compare --preset none.yaml --output out", "--preset none.yaml: there is no such file"),
+        ("train --preset latin.yaml --output out", "--preset latin.yaml cannot be read as UTF-8"),
+        ("compare --preset bad.yaml --output out", "--preset bad.yaml is not valid YAML"),
+        ("compare TINY --seeds 0,x", "--seeds must be comma-separated numbers, got '0,x'"),
+        ("compare TINY --seeds 1.5", "--seeds must be comma-separated numbers"),
+        ("compare TINY --seeds 0,", "--seeds must be comma-separated numbers"),
+        ("compare TINY --seeds 0,1,0", "--seeds must be different whole numbers"),
+        ("tune TINY --learning-rates 1e-3 --seeds 2,2", "--seeds must be different whole numbers"),
+        ("tune TINY --learning-rates 1e-3,fast", "--learning-rates must be comma-separated numbers"),
+        ("tune TINY --learning-rates 0", "--learning-rates must be different numbers above 0"),
+        ("tune TINY --learning-rates nan", "--learning-rates must be different numbers above 0"),
+        ("tune TINY --learning-rates 1e-3,0.001", "--learning-rates must be different numbers above 0"),
+        ("compare TINY --set evaluation.needles=[64]", r"evaluation.needles \(64\) is more than the 7 different keys"),
+        ("compare TINY --set evaluation.lengths=[9]", r"evaluation.lengths \(9\) is too short"),
         (
-            "compare --set evaluation.queries=[99]",
+            "compare TINY --set evaluation.queries=[99]",
             r"data.sequence_length \(25\) is too short for 3 .* lower data.needles or evaluation.queries",
         ),
-        ("compare --set evaluation.queries=[1,1]", "evaluation.queries must be different numbers of at least 1"),
-        ("compare --set evaluation.queries=[0]", "evaluation.queries must be different numbers of at least 1"),
-        ("compare --set compare.arms.softmax.model.hiden_size=8", "did you mean 'hidden_size'"),
-        ("compare --set compare.arms={softmax:{}}", "compare.arms|valid YAML"),
-        ("compare --set compare.arms.softmax.model.num_attention_heads=3", "num_attention_heads"),
+        ("compare TINY --set evaluation.queries=[1,1]", "evaluation.queries must be different numbers of at least 1"),
+        ("compare TINY --set evaluation.queries=[0]", "evaluation.queries must be different numbers of at least 1"),
+        ("compare TINY --set compare.arms.softmax.model.hiden_size=8", "did you mean 'hidden_size'"),
+        ("compare TINY --set compare.arms={softmax:{}}", "compare.arms|valid YAML"),
+        ("compare TINY --set compare.arms.softmax.model.num_attention_heads=3", "num_attention_heads"),
+        # models and records
+        ("evaluate needles mine --output out", "MODEL mine: this folder holds no model .config.json is missing."),
+        ("evaluate needles broken --output out", "MODEL broken: no causal language model could be loaded"),
+        ("evaluate needles file --output out", "MODEL file"),
+        ("evaluate needles ./missing --output out", "MODEL ./missing"),
+        ("report mine --output page.html", "mine/record.json: there is no record here"),
+        ("report missing --output page.html", "missing: there is no record here"),
+        ("report notes.json --output page.html", "notes.json is not a record"),
+        ("report good --output mine", "--output mine is a folder"),
+        ("report good --output good/record.json/page.html", "--output .* cannot be"),
+        ("report good notes.json --output page.html", "notes.json is not a record"),
     ],
 )
-def test_studies_that_cannot_be_used_cost_one_sentence(refused, tiny, command, pattern):
-    word, _, rest = command.partition(" ")
-    refused(pattern, f"{word} {tiny} --output out {rest}")
+@pytest.mark.usefixtures("bad_files", "tiny")
+def test_what_cannot_be_used_costs_one_sentence(refused, words, pattern):
+    refused(pattern, words.replace("TINY", "--preset tiny.yaml --output out"))
 
 
 @pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
@@ -293,10 +257,8 @@ def test_studies_that_cannot_be_used_cost_one_sentence(refused, tiny, command, p
         ("file/deep", "--output file/deep cannot be made"),
     ],
 )
-def test_output_that_is_something_else_is_left_alone(refused, tmp_path, tiny, command, output, pattern):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
-    (tmp_path / "file").write_text("mine")
+@pytest.mark.usefixtures("bad_files")
+def test_output_that_is_something_else_is_left_alone(refused, tiny, command, output, pattern):
     refused(pattern, f"{command} {tiny} --output {output}")
     refused(pattern, f"{command} {tiny} --output {output} --resume")
 
@@ -420,7 +382,6 @@ def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tiny):
 
 
 def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
-    antiphase("--version")  # takes along what saving the model has printed
     refused("--data is missing: .*llama was not trained here", "evaluate perplexity llama --output new")
     refused(
         "--length 301 is longer than the 300", "evaluate perplexity llama --length 301 --data book.txt --output new"
@@ -437,43 +398,6 @@ def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp
     assert row["tokens"] == 4 * 299
 
 
-@pytest.mark.parametrize(
-    ("model", "pattern"),
-    [
-        ("mine", "MODEL mine: this folder holds no model .config.json is missing."),
-        ("broken", "MODEL broken: no causal language model could be loaded"),
-        ("notes.txt", "MODEL notes.txt"),
-        ("./missing", "MODEL ./missing"),
-    ],
-)
-def test_model_that_cannot_be_loaded_costs_one_sentence(refused, tmp_path, model, pattern):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text('{"model_type": "bogus"}')
-    (tmp_path / "notes.txt").write_text("mine")
-    refused(pattern, f"evaluate needles {model} --output out")
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        ("mine --output page.html", "mine/record.json: there is no record here"),
-        ("missing --output page.html", "missing: there is no record here"),
-        ("notes.json --output page.html", "notes.json is not a record"),
-        ("good --output mine", "--output mine is a folder"),
-        ("good --output good/record.json/page.html", "--output .* cannot be"),
-        ("good notes.json --output page.html", "notes.json is not a record"),
-    ],
-)
-def test_report_on_something_else_costs_one_sentence(refused, tmp_path, words, pattern):
-    from antiphase.records import Record
-
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "notes.json").write_text('{"values": 3}')
-    Record(kind="other", values={"a": 1}).save(tmp_path / "good")
-    refused(pattern, f"report {words}")
-
-
 def test_env_names_versions(antiphase):
     code, out, _ = antiphase("env")
     assert code == 0
@@ -482,7 +406,6 @@ def test_env_names_versions(antiphase):
 
 
 def test_probe_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
-    antiphase("--version")  # takes along what saving the model has printed
     refused("--length must be at least 2, got 1", "probe llama --data book.txt --length 1 --output new")
     refused("--alpha must be above 0, got 0.0", "probe llama --data book.txt --alpha 0 --output new")
     refused("--samples must be at least 1", "probe llama --data book.txt --samples 0 --output new")
@@ -533,7 +456,6 @@ def test_look_refuses(refused, foreign_model, pattern, arguments):
 
 
 def test_further_measurements_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
-    antiphase("--version")  # takes along what saving the model has printed
     words = "llama --data book.txt --length 48 --samples 2"
     refused("--bits must be at least 2, got 8, 1", f"evaluate quantization {words} --bits 8,1 --output new")
     refused("--bits must not name a value twice", f"evaluate quantization {words} --bits 8,8 --output new")
@@ -568,7 +490,6 @@ def test_benchmarks_on_a_gpu_need_the_kernels(subject, refused, monkeypatch):
 
 @pytest.mark.slow
 def test_needles_and_attention_in_plain_text_for_several_models(antiphase, refused, tmp_path, foreign_model, text):
-    antiphase("--version")  # takes along what saving the model has printed
     shutil.copytree(tmp_path / "llama", tmp_path / "copy")
     words = "llama --against copy --data book.txt --needles 2 --depths 0,1 --samples 2"
     code, out, err = antiphase(f"evaluate needles {words} --length 150,200 --output needles")
@@ -610,7 +531,6 @@ def test_a_finished_run_is_extended(antiphase, refused, tmp_path, tiny):
 
 
 def test_learning_in_context_of_another_family(antiphase, refused, tmp_path, foreign_model):
-    antiphase("--version")  # takes along what saving the model has printed
     (tmp_path / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(40)))
     (tmp_path / "task.yaml").write_text("template: cr\ndata: rows.all\n")
     (tmp_path / "text.yaml").write_text("template: continuation\ndata: rows.all\n")
@@ -671,7 +591,6 @@ def test_nothing_is_evaluated_twice(
 
 def test_downstream_tasks_of_another_family(antiphase, refused, tmp_path, foreign_model):
     pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
-    antiphase("--version")  # takes along what saving the model has printed
     (tmp_path / "tasks").mkdir()
     (tmp_path / "rows.jsonl").write_text('{"q": "noon", "a": 1}\n{"q": "storm", "a": 0}\n' * 4)
     (tmp_path / "tasks" / "harbour.yaml").write_text(
@@ -695,7 +614,6 @@ def test_downstream_tasks_of_another_family(antiphase, refused, tmp_path, foreig
 
 
 def test_hallucination_of_another_family(antiphase, refused, tmp_path, foreign_model):
-    antiphase("--version")  # takes along what saving the model has printed
     rows = [
         {"document": f"It was {i}. A gull walked. Nobody spoke. All left.", "summary": f"It was {i}."} for i in range(9)
     ]

@@ -1,7 +1,5 @@
 """Weights in 8 bits: never further from the weight than the docstring says, difference and row sum included."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 
@@ -11,13 +9,13 @@ FP32 = 2e-7
 """Rounding of scale, square and product in fp32, relative to the largest weight."""
 
 
-def softmax(scores: numpy.ndarray) -> numpy.ndarray:
+def softmax(scores):
     raised = numpy.exp(scores - scores.max(-1, keepdims=True))
     return raised / raised.sum(-1, keepdims=True)
 
 
 @pytest.fixture(params=[0.0, 0.5, 2.0, 8.0, 30.0], ids=lambda spread: f"scores of spread {spread}")
-def weights(request) -> numpy.ndarray:
+def weights(request):
     """Softmax rows from uniform to nearly one-hot, (5, 2, 37, 251)."""
     return softmax(numpy.random.default_rng(3).normal(0.0, request.param, (5, 2, 37, 251)))
 

@@ -272,7 +272,7 @@ def test_rows_of_the_presets(batch, shares, rows):
 
 @pytest.mark.parametrize(("label", "repeat"), [(0.45, 0.25), (0.0, 0.75), (0.6, 0.0)])
 def test_shares_of_a_batch_add_up_to_at_most_one(label, repeat):
-    def shares(needle: float) -> list[str]:
+    def shares(needle):
         return [f"data.needle_share={needle}", f"data.label_share={label}", f"data.repeat_share={repeat}"]
 
     load_preset("half-hour", shares(1 - label - repeat), data=["text.txt"])

@@ -1,27 +1,11 @@
 """The attention function, its masks, and swapping one in any model of transformers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LayoutLMConfig,
-    LayoutLMModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers as hf
+from torch import nn
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
@@ -29,29 +13,12 @@ from antiphase.instrumentation.hooks import observed, swapped
 from antiphase.interface import antiphase_mask
 from antiphase.layers.functions import antiphase_attention, eager_attention, is_differential, join_halves
 from antiphase.layers.masks import combine_mask
+from support.models import BASE, FOREIGN, foreign_model
 
-BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
-SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-FOREIGN: dict[str, Any] = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
 foreign = pytest.mark.parametrize("name", FOREIGN)
 
 
-def foreign_model(name: str, implementation: str) -> Any:
-    model = FOREIGN[name](implementation).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
-
-
-def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
+def layer(kind="softmax", **fields):
     module = nn.Module()
     module.config = SimpleNamespace(attention_type=kind)
     for name, value in fields.items():
@@ -59,7 +26,7 @@ def layer(kind: str = "softmax", **fields: Any) -> nn.Module:
     return module
 
 
-def tensors(kind: str = "softmax", *, keys: int = 5, queries: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+def tensors(kind="softmax", *, keys=5, queries=5):
     """Four maps; two maps share a key in V2."""
     key_maps = 2 if kind == "differential_v2" else 4
     shapes = ((2, 4, queries, 6), (2, key_maps, keys, 6), (2, key_maps, keys, 6))
@@ -67,7 +34,7 @@ def tensors(kind: str = "softmax", *, keys: int = 5, queries: int = 5) -> tuple[
     return query, key, value
 
 
-def arguments(kind: str) -> dict[str, Any]:
+def arguments(kind):
     return {} if kind == "softmax" else {"lam": torch.tensor(0.4)}
 
 
@@ -196,6 +163,17 @@ def test_the_last_query_stands_at_the_last_key_and_the_window_counts_from_it():
     assert torch.equal(visible, expected)
 
 
+@every_kind
+@both_functions
+def test_a_window_is_not_counted_from_the_empty_slots_of_a_static_cache(function, kind):
+    """A step's mask says which keys its query sees; the last key is not the query's own."""
+    query, key, value = tensors(kind, queries=1, keys=8)
+    mask = torch.tensor([False, False, True, True, True, False, False, False]).expand(2, 1, 1, 8)
+    found = function(layer(kind), query, key, value, mask, sliding_window=3, **arguments(kind))[0]
+    expected = function(layer(kind), query, key[:, :, 2:5], value[:, :, 2:5], None, **arguments(kind))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
 # ------------------------------------------------------------------------------------------ the mask function
 
 
@@ -213,7 +191,7 @@ def test_plain_causality_needs_no_mask_and_padding_one_row():
 def test_anything_but_plain_causality_is_a_mask_by_query():
     packed = packed_sequence_mask_function(torch.tensor([[0, 0, 1, 1, 1]]))
 
-    def both(*place: Any) -> Any:
+    def both(*place):
         return causal_mask_function(*place) & packed(*place)
 
     mask = antiphase_mask(1, 5, 5, mask_function=both)
@@ -242,10 +220,10 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_layers_that_do_not_say_their_direction_hide_no_more_than_their_mask(padded):
-    if not LayoutLMModel._supports_sdpa:
+    if not hf.LayoutLMModel._supports_sdpa:
         pytest.skip("LayoutLM of this version of transformers has no SDPA to compare with")
-    config = LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
-    model = LayoutLMModel(config).double().eval()
+    config = hf.LayoutLMConfig(**BASE, num_attention_heads=4, attn_implementation="sdpa")
+    model = hf.LayoutLMModel(config).double().eval()
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     if padded:
         mask[0, :3] = 0
@@ -269,13 +247,13 @@ def test_a_row_of_nothing_but_padding_leaves_no_nan_in_a_model(tiny_model):
 # ------------------------------------------------------------------------------------------ swapping
 
 
-def registered() -> tuple[set[str], set[str]]:
-    return set(AttentionInterface._global_mapping), set(AttentionMaskInterface._global_mapping)
+def registered():
+    return set(hf.AttentionInterface._global_mapping), set(hf.AttentionMaskInterface._global_mapping)
 
 
-def counting(calls: list[str], name: str = "") -> Any:
-    def wrap(function: Any) -> Any:
-        def observe(*args: Any, **kwargs: Any) -> Any:
+def counting(calls, name=""):
+    def wrap(function):
+        def observe(*args, **kwargs):
             calls.append(name)
             return function(*args, **kwargs)
 
@@ -284,8 +262,8 @@ def counting(calls: list[str], name: str = "") -> Any:
     return wrap
 
 
-def zeroing(function: Any) -> Any:
-    def replaced(*args: Any, **kwargs: Any) -> Any:
+def zeroing(function):
+    def replaced(*args, **kwargs):
         out, weights = function(*args, **kwargs)
         return torch.zeros_like(out), weights
 
@@ -299,7 +277,7 @@ def test_a_function_is_swapped_in_and_the_model_is_as_before_afterwards(name, im
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[0, :3] = 0
     before, names = model(ids, attention_mask=mask).logits, registered()
-    calls: list[str] = []
+    calls = []
     with swapped(model, counting(calls)):
         during = model(ids, attention_mask=mask).logits
     assert len(calls) == (4 if name == "diffllama" else 2)  # DiffLlama calls twice a layer
@@ -318,7 +296,7 @@ def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_
     ids, mask = torch.randint(3, 61, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
     mask[0, :3] = 0
     before = model(ids, attention_mask=mask).logits
-    calls: list[str] = []
+    calls = []
     with swapped(model, counting(calls)):
         torch.testing.assert_close(model(ids, attention_mask=mask).logits, before)
     assert len(calls) == 3
@@ -332,8 +310,8 @@ def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_
 def test_a_swapped_function_of_a_differential_layer_gets_lambda(tiny_model, implementation):
     model, seen = tiny_model(attn_implementation=implementation), []
 
-    def wrap(function: Any) -> Any:
-        def observe(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrap(function):
+        def observe(module, query, key, value, *args, **kwargs):
             seen.append((query.shape[1], key.shape[1], value.shape[1], kwargs["lam"].item() == module.lam().item()))
             return function(module, query, key, value, *args, **kwargs)
 
@@ -366,8 +344,8 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
     with pytest.raises(RuntimeError, match="of the caller"), swapped(model, zeroing):
         raise RuntimeError("of the caller")
 
-    def failing(function: Any) -> Any:
-        def fail(*args: Any, **kwargs: Any) -> Any:
+    def failing(function):
+        def fail(*args, **kwargs):
             raise RuntimeError("of the function")
 
         return fail
@@ -375,7 +353,7 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
     with pytest.raises(RuntimeError, match="of the function"), swapped(model, failing):
         model(ids)
 
-    def broken(function: Any) -> Any:
+    def broken(function):
         raise RuntimeError("of the wrap")
 
     with pytest.raises(RuntimeError, match="of the wrap"), swapped(model, broken):
@@ -387,13 +365,13 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
 
 def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
     model, ids, seen = foreign_model("llama", "sdpa"), torch.randint(3, 61, (1, 9)), []
-    AttentionInterface.register("maskless", interface.antiphase_attention)
+    hf.AttentionInterface.register("maskless", interface.antiphase_attention)
     try:
         model.set_attn_implementation("maskless")
         before, names = model(ids).logits, registered()
 
-        def wrap(function: Any) -> Any:
-            def observe(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        def wrap(function):
+            def observe(module, query, key, value, mask, **kwargs):
                 seen.append(mask)
                 return function(module, query, key, value, mask, **kwargs)
 
@@ -404,7 +382,7 @@ def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
         assert seen == [None, None]
         assert registered() == names
     finally:
-        del AttentionInterface._global_mapping["maskless"]
+        del hf.AttentionInterface._global_mapping["maskless"]
 
 
 def test_a_model_that_never_calls_the_function_is_refused_by_name(monkeypatch):

@@ -1,7 +1,5 @@
 """Which accuracies are split into models that learned and models that did not, by the rule."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

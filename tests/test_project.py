@@ -29,12 +29,12 @@ FOREIGN = re.compile(
 )
 
 
-def requirements() -> list[Requirement]:
+def requirements():
     lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     return [Requirement(line) for lines in lists for line in lines]
 
 
-def constraints() -> dict[str, str]:
+def constraints():
     pins = {}
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -46,7 +46,7 @@ def constraints() -> dict[str, str]:
     return pins
 
 
-def project_files() -> list[Path]:
+def project_files():
     """Files under version control, or about to be."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:

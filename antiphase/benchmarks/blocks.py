@@ -112,12 +112,12 @@ def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict
     """One row for each candidate; those that compute something else than what the kernel has now are not timed."""
     usual, case = trial.usual, trial.case
     repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU
-    expected = _results(trial, usual, seed)
+    expected = results_of(trial, usual, seed)
     ways: dict[str, Callable[[], object]] = {}
     reasons: dict[Blocks, str | None] = {}
     for blocks in dict.fromkeys((usual, *trial.candidates)):
         why = run_once(trial, blocks, seed)
-        if why is None and blocks != usual and not _agree(_results(trial, blocks, seed), expected, case.dtype):
+        if why is None and blocks != usual and not agree(results_of(trial, blocks, seed), expected, case.dtype):
             why = "it computes something else"
         reasons[blocks] = why
         if why is None:
@@ -146,13 +146,14 @@ def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable
     return call
 
 
-def _results(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
+def results_of(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
+    """What a trial's call gives with these blocks."""
     with tried({trial.kernel: blocks}):
         found = work(trial.scheme, trial.case, seed)()
     return [tensor for tensor in (found if isinstance(found, tuple) else (found,)) if tensor is not None]
 
 
-def _agree(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
     """Whether results differ by no more than one step of the input's dtype, root mean squares over a tensor.
 
     What the kernel has now has been compared with the reference; two orders of additions differ by roundings.

@@ -20,11 +20,12 @@ NO_LIMIT = 1 << 62
 def peak_extra_bytes(scheme: Scheme, case: Case, seed: int) -> int:
     """Bytes that the call adds at its peak: output, gradients and everything in between."""
     if torch.device(case.device).type == "cuda":
-        return _peak_on_gpu(work(scheme, case, seed), case.device)
+        return peak_on_gpu(work(scheme, case, seed), case.device)
     return peak_of(_call, scheme, case, seed, what=scheme.name)
 
 
-def _peak_on_gpu(run: Callable[[], object], device: str) -> int:
+def peak_on_gpu(run: Callable[[], object], device: str) -> int:
+    """Bytes that a call takes beyond what was there before, at most."""
     run()  # what libraries keep is theirs by now
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)

@@ -112,7 +112,7 @@ def benchmark_model(
     sizes, tokens = setting.sizes, setting.tokens
     width = sizes["hidden_size"] // sizes["num_attention_heads"]
     rounds, seconds = (7, 12.0) if quick else (15, 60.0)
-    models = _models(seed, setting, device)
+    models = models_of(seed, setting, device)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
     what = {"dtype": "bfloat16" if setting.is_half else "float32", "width": width}
@@ -146,11 +146,11 @@ def benchmark_model(
             model.to(torch.bfloat16)
     for length in setting.lengths:
         prompt = torch.randint(0, sizes["vocab_size"], (1, length), generator=generator).to(device)
-        for task, way in (("prefill", _prefill), ("tokens generated", _decode)):
+        for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
             compare(task, length, partial(_ways, way, models, prompt))
         if ours and length in compiled_lengths:
             compare(
-                "tokens generated", length, partial(_ways, _decode_compiled, ours, prompt, COMPILED), COMPILED_PAIRS
+                "tokens generated", length, partial(_ways, compiled_decoding, ours, prompt, COMPILED), COMPILED_PAIRS
             )
     return Record(
         kind="benchmark-model",
@@ -174,7 +174,7 @@ def _steps(
 ) -> dict[str, Callable[[], object]]:
     """A training step of each model by name."""
     return {
-        name + COMPILED * is_compiled: _step(
+        name + COMPILED * is_compiled: training_step(
             compiled(model) if is_compiled else model, ids, is_half=setting.is_half
         ) for name, model in models.items()
     }  # fmt: skip
@@ -190,7 +190,7 @@ def _ways(
     return {name + ending: way(model, prompt) for name, model in models.items()}
 
 
-def _models(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
+def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
     """Equal sizes; V2 has as many maps and half as many key-value heads, as its own default."""
     sizes = {**setting.sizes, "max_position_embeddings": max(setting.lengths) + NEW_TOKENS}
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
@@ -228,7 +228,8 @@ def afresh() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-def _step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:
+def training_step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:
+    """Forward, backward and AdamW, to be called again and again; gives the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def run() -> torch.Tensor:
@@ -253,7 +254,7 @@ def _prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], objec
     return run
 
 
-def _decode(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
+def decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
     """Steps of one token behind the prompt, which is in the cache already and is cut back to after each round."""
     cache = DynamicCache()
     with torch.no_grad():
@@ -273,7 +274,7 @@ def _decode(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object
     return run
 
 
-def _decode_compiled(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
+def compiled_decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
     """The same with a compiled step and the cache of fixed size that it needs."""
     length = prompt.shape[1]
     cache = StaticCache(model.config, max_cache_len=length + NEW_TOKENS)

@@ -118,7 +118,7 @@ def pack(
     """
     if sequence_length < 1:
         raise InputError(f"data.sequence_length must be at least 1, got {sequence_length}")
-    backend, end, largest = _backend(tokenizer)
+    backend, end, largest = backend_of(tokenizer)
     content = fingerprint(paths, text_field, flag=flag)
     identity = {"content": content, "tokenizer": _digest(backend.to_str()), "end": end, "format": FORMAT}
     name = _digest(json.dumps(identity, sort_keys=True))[:32]
@@ -144,7 +144,7 @@ def pack(
     return PackedTokens(tokens, sequence_length, flag, content=name)
 
 
-def _backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:
+def backend_of(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:
     """The tokenizer's own backend without padding and truncation, its end token, and its largest id."""
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise InputError(
@@ -200,7 +200,7 @@ def _write(
     total = count = 0
     try:
         with open(temporary, "wb") as file:
-            for batch in _batches(texts, backend):
+            for batch in batches(texts, backend):
                 written = _write_batch(file, batch, backend, end=end, kind=kind, first=count == 0)
                 count += sum(starts for _, starts in batch)
                 total += written
@@ -213,7 +213,7 @@ def _write(
     return {"tokens": total, "documents": count}
 
 
-def _batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
+def batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
     """Lists of (piece, whether it starts a document), of about ``BATCH`` characters."""
 
     def unchanged(text: str, position: int) -> bool:

@@ -104,7 +104,7 @@ class _Watch:
         if call.is_second_half:
             return
         name, lam = type(call.module).__name__, call.lam
-        visible = _visible(call)
+        visible = visible_pairs(call)
         if call.kind.subtracts:
             maps = rows_of(call, call.query, call.key, visible[None, None], lam).maps[0]
         elif weights is None:
@@ -136,7 +136,7 @@ class _Watch:
         return "decoder" if getattr(module, "is_causal", False) or not visible.all() else "cross"
 
 
-def _visible(call: AttentionCall) -> Tensor:
+def visible_pairs(call: AttentionCall) -> Tensor:
     """(N, M) bool on the mask's device."""
     mask, queries, keys = call.mask, call.query.shape[2], call.key.shape[2]
     if mask is not None and mask.shape[1] > 1:

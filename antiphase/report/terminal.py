@@ -29,7 +29,7 @@ def print_summary(record: Record, console: Console) -> None:
     """The tables to read first, the sentences of a comparison and its verdict."""
     # Text, never str: rich would read the brackets of "81 % [79–83]" as markup.
     for table in main_tables(record):
-        for part in _drawn(table, console.width):
+        for part in drawn_parts(table, console.width):
             console.print(part)
     for sentence in sentences(record):
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
@@ -37,7 +37,7 @@ def print_summary(record: Record, console: Console) -> None:
         console.print(Padding(Text(verdict_of(record)), (1, 0, 0, 1)))
 
 
-def _drawn(table: Table, width: int) -> Iterator[RichTable]:
+def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
     """Columns that say the same in every row become part of the title: a terminal is narrow.
 
     Where the words of all columns do not fit into ``width``, the table is drawn in several parts, each with the first

@@ -38,7 +38,7 @@ def test_attention(monkeypatch):
     for case in small:
         names = [(row["subject"], row["baseline"]) for row in rows
                  if (row["task"], row["dtype"], row["length"], row["width"])
-                 == (case.task, attention._name(case.dtype), case.length, 64)]  # fmt: skip
+                 == (case.task, str(case.dtype).removeprefix("torch."), case.length, 64)]  # fmt: skip
         skipped = {torch.bfloat16: "two calls", torch.float32: "fp32 cache"}[case.dtype]
         assert names == [pair for pair in compared[case.task] if skipped not in pair[1]]
     for row in rows:
@@ -126,8 +126,8 @@ def test_model(monkeypatch):
 def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
     monkeypatch.setattr(model, "NEW_TOKENS", 5)
     prompt = torch.randint(0, 4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    for built in model._models(0, model.Setting(model.SIZES, (64,), 64), "cpu").values():
-        run = model._decode(built, prompt)
+    for built in model.models_of(0, model.Setting(model.SIZES, (64,), 64), "cpu").values():
+        run = model.decoding(built, prompt)
         assert torch.equal(run(), run())
 
 
@@ -145,7 +145,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(model, "setting_of", lambda device: TINY)
     monkeypatch.setattr(model, "compiled", lambda built: torch.compile(built, backend="eager"))
     with model.afresh():
-        yield model._models(0, TINY, "cpu")
+        yield model.models_of(0, TINY, "cpu")
 
 
 def test_model_in_half_precision_and_compiled(tiny):
@@ -164,7 +164,7 @@ def test_model_in_half_precision_and_compiled(tiny):
 def test_steps_in_half_precision_learn(tiny):
     ids = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
     for built in tiny.values():
-        step = model._step(built, ids, is_half=True)
+        step = model.training_step(built, ids, is_half=True)
         losses = [step().item() for _ in range(4)]
         assert all(after < before for before, after in pairwise(losses))
 
@@ -172,7 +172,7 @@ def test_steps_in_half_precision_learn(tiny):
 def test_a_compiled_decoding_round_gives_the_tokens_of_the_plain_one(tiny):
     prompt = torch.randint(0, 50, (1, 12), generator=torch.Generator().manual_seed(0))
     for name in (model.OURS, model.OURS_V2, model.SOFTMAX):
-        plain, compiled = model._decode(tiny[name], prompt), model._decode_compiled(tiny[name], prompt)
+        plain, compiled = model.decoding(tiny[name], prompt), model.compiled_decoding(tiny[name], prompt)
         assert torch.equal(compiled(), plain())
         assert torch.equal(compiled(), plain())
 

@@ -1,7 +1,5 @@
 """``benchmarks/evaluation_loops.py``: both ways give the planted answers, and what is asked for is in the record."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys

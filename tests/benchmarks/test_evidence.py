@@ -1,7 +1,5 @@
 """Evidence: every combination is a run of its own; effects and their intervals are right where the truth is known."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import json

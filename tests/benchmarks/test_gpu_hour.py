@@ -1,7 +1,5 @@
 """The GPU hour: what fits is planned rightly, what is done outlives a kill, and every result of a test is kept."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

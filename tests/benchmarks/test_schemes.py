@@ -178,5 +178,5 @@ def test_clock_and_memory_are_those_of_the_device_itself(monkeypatch):
     for name in ("synchronize", "reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device=None: asked.append(device) or len(asked))
     paired_times({"nothing": lambda: None}, rounds=1, device="cuda:1")
-    assert memory._peak_on_gpu(lambda: None, "cuda:1") == 1
+    assert memory.peak_on_gpu(lambda: None, "cuda:1") == 1
     assert asked == ["cuda:1"] * 6

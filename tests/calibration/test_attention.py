@@ -1,7 +1,5 @@
 """Calibrated attention of one call, against the rule on whole maps: rounding, rows that look at sinks, steps."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

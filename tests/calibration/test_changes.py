@@ -1,7 +1,5 @@
 """Differences of scores against what is known: tails of binomials, symmetric draws, coverage of intervals."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Calibration plans: files, ranges, and what a damaged one says."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The search finds heads in which sinks were planted, by every method, and judges its choice on samples kept apart."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

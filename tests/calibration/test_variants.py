@@ -1,7 +1,5 @@
 """The paper's other rules, against the same on whole maps by hand, in a prefill and in the steps after it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig

@@ -1,13 +1,10 @@
 """Corpora: every format gives back the text that was written, and every bad input one clear sentence."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import datasets
 import pyarrow
@@ -21,34 +18,27 @@ from antiphase.data.corpora import documents, fingerprint
 from antiphase.errors import InputError
 
 # what splitlines() would break at, and what CSV and JSON have to quote
-HARD = [
-    "one\u0085still one",
-    "a\u2028b\x0bc\x0c",
-    'said "yes",\nand\tleft',
-    "naïve 日本語 🙂",
-    "\u00a0x",
-    "ends\n",
-]
+HARD = ["one\u0085still one", "a\u2028b\x0bc\x0c", 'said "yes",\nand\tleft', "naïve 日本語 🙂", "\u00a0x", "ends\n"]
 
 
-def write(path: Path, content: str | bytes) -> str:
+def write(path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return str(path)
 
 
-def write_csv(path: Path, rows: list[list[str]], delimiter: str = ",") -> str:
+def write_csv(path, rows, delimiter=","):
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows(rows)
     return str(path)
 
 
-def write_parquet(path: Path, columns: dict[str, Any]) -> str:
+def write_parquet(path, columns):
     pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2)
     return str(path)
 
 
-def message(paths: list[str], **options: Any) -> str:
+def message(paths, **options):
     """The error's text: one line, a sentence without a stop, the flag first."""
     with pytest.raises(InputError) as caught:
         list(documents(paths, **options))
@@ -62,18 +52,18 @@ def message(paths: list[str], **options: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.md", "README", "notes.rst", "a.b.c"])
-def test_a_plain_file_is_one_document_kept_as_written(tmp_path: Path, name: str) -> None:
+def test_a_plain_file_is_one_document_kept_as_written(tmp_path, name):
     text = "first\n\n" + "\n".join(HARD) + "  "
     assert list(documents([write(tmp_path / name, text)])) == [text]
 
 
-def test_carriage_returns_go_before_newlines_only_and_the_byte_order_mark_goes(tmp_path: Path) -> None:
+def test_carriage_returns_go_before_newlines_only_and_the_byte_order_mark_goes(tmp_path):
     path = write(tmp_path / "a.txt", b"\xef\xbb\xbfone\r\ntwo\rthree\r\r\n\xef\xbb\xbf")
     assert list(documents([path])) == ["one\ntwo\rthree\r\n\ufeff"]
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_text_that_is_not_utf8_is_refused_with_the_byte_position(tmp_path: Path, mark: bytes) -> None:
+def test_text_that_is_not_utf8_is_refused_with_the_byte_position(tmp_path, mark):
     content = mark + "é".encode() * 70_000 + b"\xe9!"
     path = write(tmp_path / "latin.txt", content)
     text = message([path], flag="--validation")
@@ -90,19 +80,9 @@ def test_text_that_is_not_utf8_is_refused_with_the_byte_position(tmp_path: Path,
 # ------------------------------------------------------------------------------------------ folders
 
 
-def test_folders_are_read_recursively_in_one_order_without_hidden_files(tmp_path: Path) -> None:
+def test_folders_are_read_recursively_in_one_order_without_hidden_files(tmp_path):
     folder = tmp_path / "corpus"
-    for name in [
-        "b.txt",
-        "a/z.txt",
-        "a/a.md",
-        "a.txt",
-        "B.txt",
-        "deep/er/x",
-        ".hidden",
-        ".git/config",
-        "a/.cache",
-    ]:
+    for name in ["b.txt", "a/z.txt", "a/a.md", "a.txt", "B.txt", "deep/er/x", ".hidden", ".git/config", "a/.cache"]:
         write(folder / name, name)
     write(folder / "empty.txt", "")
     write(folder / "image.png", b"\x89PNG\xff")
@@ -112,20 +92,20 @@ def test_folders_are_read_recursively_in_one_order_without_hidden_files(tmp_path
     assert list(documents([str(folder), str(folder / "b.txt")])) == [*expected, "b.txt"]
 
 
-def test_a_folder_says_what_it_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_says_what_it_leaves_out(tmp_path, caplog):
     write(tmp_path / "a.txt", "a")
     write(tmp_path / "scan.pdf", b"%PDF")
     list(documents([str(tmp_path)]))
     assert "scan.pdf" in caplog.text
 
 
-def test_a_broken_link_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_broken_link_in_a_folder_is_not_passed_over(tmp_path):
     write(tmp_path / "a.txt", "a")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")
     assert "b.txt" in message([str(tmp_path)])
 
 
-def test_missing_and_empty_inputs_are_refused_at_the_call(tmp_path: Path) -> None:
+def test_missing_and_empty_inputs_are_refused_at_the_call(tmp_path):
     good = write(tmp_path / "good.txt", "x")
     (tmp_path / "none").mkdir()
     write(tmp_path / "only" / ".hidden", "x")
@@ -158,16 +138,14 @@ def test_missing_and_empty_inputs_are_refused_at_the_call(tmp_path: Path) -> Non
         documents(good)
 
 
-def test_a_mistyped_path_beside_a_real_folder_is_not_looked_up_on_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mistyped_path_beside_a_real_folder_is_not_looked_up_on_the_hub(tmp_path, monkeypatch):
     write(tmp_path / "books" / "a.txt", "a")
     monkeypatch.chdir(tmp_path)
     assert "no such file or folder" in message(["books/b"])
 
 
 @pytest.mark.parametrize("content", [" \n\t\n", "\ufeff", "\ufeff \r\n"])
-def test_text_of_nothing_but_white_space_is_refused(tmp_path: Path, content: str) -> None:
+def test_text_of_nothing_but_white_space_is_refused(tmp_path, content):
     path = write(tmp_path / "a.txt", content)
     assert "empty" in message([path])
     assert "empty" in message([write(tmp_path / "good.txt", "x"), path])
@@ -177,7 +155,7 @@ def test_text_of_nothing_but_white_space_is_refused(tmp_path: Path, content: str
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.ndjson", "a.JSONL"])
-def test_json_lines(tmp_path: Path, name: str) -> None:
+def test_json_lines(tmp_path, name):
     lines = [json.dumps({"id": str(i), "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(HARD)]
     path = write(tmp_path / name, "\ufeff" + "\r\n".join(lines) + "\n\n")
     assert list(documents([path])) == HARD
@@ -185,7 +163,7 @@ def test_json_lines(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "delimiter"), [("a.csv", ","), ("a.tsv", "\t")])
-def test_csv_with_crlf_and_quoted_line_breaks(tmp_path: Path, name: str, delimiter: str) -> None:
+def test_csv_with_crlf_and_quoted_line_breaks(tmp_path, name, delimiter):
     rows = [["text", "category"], *([text, "x"] for text in HARD)]
     path = write_csv(tmp_path / name, rows, delimiter)
     assert b"\r\n" in Path(path).read_bytes()
@@ -193,22 +171,18 @@ def test_csv_with_crlf_and_quoted_line_breaks(tmp_path: Path, name: str, delimit
     assert list(documents([path], text_field="category")) == ["x"] * len(HARD)
 
 
-def test_a_csv_field_may_be_a_whole_book(tmp_path: Path) -> None:
+def test_a_csv_field_may_be_a_whole_book(tmp_path):
     book = "word " * 60_000
     assert list(documents([write_csv(tmp_path / "a.csv", [["text"], [book]])])) == [book]
 
 
-def test_parquet_is_read_whole_whatever_kind_of_string(tmp_path: Path) -> None:
+def test_parquet_is_read_whole_whatever_kind_of_string(tmp_path):
     texts = [f"{i} {text}" for i in range(120) for text in HARD]
     for index, kind in enumerate([pyarrow.string(), pyarrow.large_string(), pyarrow.string_view()]):
         path = write_parquet(tmp_path / f"{index}.parquet", {"n": list(range(720)), "body": pyarrow.array(texts, kind)})
         assert list(documents([path])) == texts
     words = pyarrow.array(["x", "y", "x"]).dictionary_encode()
-    assert list(documents([write_parquet(tmp_path / "d.parquet", {"n": [1, 2, 3], "w": words})])) == [
-        "x",
-        "y",
-        "x",
-    ]
+    assert list(documents([write_parquet(tmp_path / "d.parquet", {"n": [1, 2, 3], "w": words})])) == ["x", "y", "x"]
 
 
 @pytest.mark.parametrize(
@@ -220,14 +194,14 @@ def test_parquet_is_read_whole_whatever_kind_of_string(tmp_path: Path) -> None:
         ("a.csv.gz", 'text\n"one\ntwo"'),
     ],
 )
-def test_gzip(tmp_path: Path, name: str, content: str) -> None:
+def test_gzip(tmp_path, name, content):
     whole = gzip.compress(content.encode())
     assert list(documents([write(tmp_path / name, whole)])) == ["one\ntwo"]
     assert "gzip" in message([write(tmp_path / name, whole[:-9])])
     assert "gzip" in message([write(tmp_path / name, content)])
 
 
-def test_the_column_is_text_or_the_only_one_of_strings(tmp_path: Path) -> None:
+def test_the_column_is_text_or_the_only_one_of_strings(tmp_path):
     line = write(tmp_path / "a.jsonl", '{"id": 3, "review": "good", "stars": null}\n{"id": 4, "review": "bad"}\n')
     assert list(documents([line])) == ["good", "bad"]
     table = write_csv(tmp_path / "a.csv", [["id", " review "], ["3", "good"], ["4", "5"]])
@@ -247,7 +221,7 @@ def test_the_column_is_text_or_the_only_one_of_strings(tmp_path: Path) -> None:
     assert "no column holds text" in message([write_parquet(tmp_path / "n.parquet", {"a": [1], "b": [2]})])
 
 
-def test_null_and_empty_rows_are_left_out(tmp_path: Path) -> None:
+def test_null_and_empty_rows_are_left_out(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": null, "id": "x"}\n{"text": ""}\n{"text": " "}\n{"text": "kept"}\n')
     assert list(documents([path])) == ["kept"]
     assert list(documents([write_parquet(tmp_path / "a.parquet", {"text": [None, "", "kept"]})])) == ["kept"]
@@ -275,13 +249,13 @@ def test_null_and_empty_rows_are_left_out(tmp_path: Path) -> None:
         ("a.parquet", "PAR1 not really", "Parquet"),
     ],
 )
-def test_malformed_tables_are_refused_with_the_place(tmp_path: Path, name: str, content: str, words: str) -> None:
+def test_malformed_tables_are_refused_with_the_place(tmp_path, name, content, words):
     text = message([write(tmp_path / name, content)])
     assert name in text
     assert words in text
 
 
-def test_a_cut_off_parquet_file_is_refused(tmp_path: Path) -> None:
+def test_a_cut_off_parquet_file_is_refused(tmp_path):
     whole = Path(write_parquet(tmp_path / "a.parquet", {"text": ["x" * 999, "y" * 999]})).read_bytes()
     for size in (len(whole) - 20, len(whole) // 2):
         assert "Parquet" in message([write(tmp_path / "b.parquet", whole[:size])])
@@ -293,7 +267,7 @@ printable = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min
 
 
 @given(texts=st.lists(printable, min_size=1, max_size=5))
-def test_every_format_gives_back_the_same_texts(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+def test_every_format_gives_back_the_same_texts(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("formats")
     lines = write(folder / "a.jsonl", "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))
     assert list(documents([lines])) == texts
@@ -306,7 +280,7 @@ def test_every_format_gives_back_the_same_texts(tmp_path_factory: pytest.TempPat
 # ------------------------------------------------------------------------------------------ fingerprint
 
 
-def test_the_fingerprint_follows_content_order_and_relative_names_only(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_content_order_and_relative_names_only(tmp_path):
     first = tmp_path / "first"
     write(first / "a.txt", "alpha")
     write(first / "sub" / "b.txt", "beta")
@@ -320,7 +294,7 @@ def test_the_fingerprint_follows_content_order_and_relative_names_only(tmp_path:
     assert fingerprint([str(moved)]) == base
 
     seen = {base, fingerprint([str(first)], "body")}
-    changes: list[tuple[str, str]] = [("a.txt", "Alpha"), ("c.txt", "gamma"), ("sub/b.txt", "bet")]
+    changes = [("a.txt", "Alpha"), ("c.txt", "gamma"), ("sub/b.txt", "bet")]
     for name, content in changes:
         write(moved / name, content)
         seen.add(fingerprint([str(moved)]))
@@ -335,10 +309,10 @@ def test_the_fingerprint_follows_content_order_and_relative_names_only(tmp_path:
 # ------------------------------------------------------------------------------------------ the Hub
 
 
-def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch):
     asked = []
 
-    def load_dataset(*arguments: Any, **options: Any) -> Any:
+    def load_dataset(*arguments, **options):
         asked.append((arguments, options))
         return datasets.Dataset.from_dict({"title": ["t"] * 3, "text": ["one", "", "two"]}).to_iterable_dataset()
 
@@ -361,8 +335,8 @@ def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch: 
         (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "scripts"),
     ],
 )
-def test_what_the_hub_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch, error: Exception, words: str) -> None:
-    def refuse(*arguments: Any, **options: Any) -> Any:
+def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, words):
+    def refuse(*arguments, **options):
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
@@ -372,7 +346,7 @@ def test_what_the_hub_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch, e
         fingerprint(["nobody-here/poems"])
 
 
-def test_the_fingerprint_of_a_hub_dataset_follows_its_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fingerprint_of_a_hub_dataset_follows_its_revision(monkeypatch):
     class Builder:
         hash = "first"
 

@@ -1,20 +1,10 @@
 """Contexts in plain text: the length asked for, needles between sentences at their depth, spans without gaps."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
 
-from antiphase.data.haystacks import (
-    LOOSE,
-    Cell,
-    Haystack,
-    encode,
-    output_tokens,
-    prompt_batch,
-    prompt_ids,
-)
+from antiphase.data.haystacks import LOOSE, Cell, Haystack, encode, output_tokens, prompt_batch, prompt_ids
 from antiphase.data.retrieval import CITIES, INSTRUCTION, SPANS, needle, question
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -26,7 +16,7 @@ def haystack(generated_text, text_tokenizer):
     return Haystack([generated_text[:half], generated_text[half:]], text_tokenizer)
 
 
-def cell(needles: int = 3, queries: int = 1, length: int = 333, depth: float | None = None) -> Cell:
+def cell(needles=3, queries=1, length=333, depth=None):
     return Cell(needles=needles, queries=queries, length=length, depth=depth)
 
 
@@ -146,7 +136,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(haystack, text_tokenizer):
     assert len(encode(text_tokenizer, context.text)) <= needed
 
 
-def _fits(haystack: Haystack, length: int) -> bool:
+def _fits(haystack, length):
     try:
         haystack.contexts(cell(8, 1, length), 1, seed=0)
     except InputError:
@@ -159,4 +149,4 @@ def test_a_tokenizer_that_cannot_say_where_its_tokens_lie_is_refused():
         is_fast = False
 
     with pytest.raises(InputError, match="Slow does not run on the tokenizers library"):
-        Haystack(["A text."], Slow())  # type: ignore[arg-type]  # what it is told apart by
+        Haystack(["A text."], Slow())

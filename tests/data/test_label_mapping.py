@@ -1,7 +1,5 @@
 """Labels in context: what a sequence says of itself, and that asking is written as training was."""
 
-from __future__ import annotations
-
 import re
 
 import numpy

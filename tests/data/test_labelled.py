@@ -1,7 +1,5 @@
 """Labelled rows: every format gives what was written, and bad lines are named by file and number."""
 
-from __future__ import annotations
-
 import json
 import logging
 

@@ -1,15 +1,11 @@
 """Packing: the tokens are those of whole documents, made once for equal content, and never half of them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -40,12 +36,12 @@ BOOK = (
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return train_tokenizer([BOOK], 420)
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> list[str]:
+def corpus(tmp_path):
     folder = tmp_path / "corpus"
     folder.mkdir()
     for index in range(3):
@@ -53,9 +49,9 @@ def corpus(tmp_path: Path) -> list[str]:
     return [str(folder)]
 
 
-def expected_tokens(paths: Sequence[str], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+def expected_tokens(paths, tokenizer):
     """Whole documents, one call each, the end token between them."""
-    ids: list[int] = []
+    ids = []
     for number, text in enumerate(documents(paths)):
         ids += [tokenizer.eos_token_id] if number else []
         ids += tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -65,11 +61,11 @@ def expected_tokens(paths: Sequence[str], tokenizer: PreTrainedTokenizerFast) ->
 class Counter:
     """Counts documents read for tokenization."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.calls = 0
         original = packing.documents
 
-        def counted(*arguments: Any, **options: Any) -> Any:
+        def counted(*arguments, **options):
             self.calls += 1
             return original(*arguments, **options)
 
@@ -79,9 +75,7 @@ class Counter:
 # ------------------------------------------------------------------------------------------ the tokens
 
 
-def test_tokens_are_whole_documents_with_the_end_token_between(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_whole_documents_with_the_end_token_between(corpus, tokenizer, tmp_path, monkeypatch):
     expected = expected_tokens(corpus, tokenizer)
     assert expected.count(tokenizer.eos_token_id) == 2
     for piece, batch in [(packing.PIECE, packing.BATCH), (100, 1), (37, 250), (5, 10_000)]:
@@ -93,7 +87,7 @@ def test_tokens_are_whole_documents_with_the_end_token_between(
         assert packed.tokens.tolist() == expected
 
 
-def word_level(**parts: Any) -> PreTrainedTokenizerFast:
+def word_level(**parts):
     """BPE with the given parts of the pipeline, trained on ``BOOK``."""
     backend = Tokenizer(models.BPE(unk_token="<unk>"))
     for name, part in parts.items():
@@ -103,7 +97,7 @@ def word_level(**parts: Any) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
 
 
-def with_special_tokens_around() -> PreTrainedTokenizerFast:
+def with_special_tokens_around():
     found = train_tokenizer([BOOK], 400)
     around = processors.TemplateProcessing(single="<|pad|> $A <|pad|>", special_tokens=[("<|pad|>", 1)])
     found.backend_tokenizer.post_processor = around
@@ -115,14 +109,11 @@ GPT_4 = Regex(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-OTHER_TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
+OTHER_TOKENIZERS = {
     "ours": lambda: train_tokenizer([BOOK], 400),
     "gpt-4": lambda: word_level(
         pre_tokenizer=pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(GPT_4, "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
+            [pre_tokenizers.Split(GPT_4, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         ),
         decoder=decoders.ByteLevel(),
     ),
@@ -141,9 +132,7 @@ OTHER_TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerFast]] = {
 
 
 @pytest.mark.parametrize("name", OTHER_TOKENIZERS)
-def test_cutting_documents_changes_no_token_of_any_tokenizer(
-    name: str, corpus: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cutting_documents_changes_no_token_of_any_tokenizer(name, corpus, tmp_path, monkeypatch):
     other = OTHER_TOKENIZERS[name]()
     expected = expected_tokens(corpus, other)
     for piece in (7, 41, 300):
@@ -152,50 +141,32 @@ def test_cutting_documents_changes_no_token_of_any_tokenizer(
         assert packed.tokens.tolist() == expected
 
 
-AWKWARD = [
-    "a",
-    "the",
-    "don't",
-    "12",
-    "7",
-    " ",
-    "  ",
-    "\n",
-    "\n\n",
-    "\t",
-    ".",
-    "”",
-    "\u0085",
-    "\x1f",
-    "\u00a0",
-]
+AWKWARD = ["a", "the", "don't", "12", "7", " ", "  ", "\n", "\n\n", "\t", ".", "”", "\u0085", "\x1f", "\u00a0"]
 AWKWARD += ["日本", "e\u0301", " \u0301", "<|endoftext|>", "🙂"]
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(AWKWARD), min_size=1, max_size=60), st.integers(1, 30))
-def test_cuts_are_exact_on_awkward_text(
-    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch, words: list[str], piece: int
-) -> None:
+def test_cuts_are_exact_on_awkward_text(tokenizer, monkeypatch, words, piece):
     monkeypatch.setattr(packing, "PIECE", piece)
     text = "".join(words)
-    backend = packing._backend(tokenizer)[0]
-    found = [cut for batch in packing._batches([text], backend) for cut, _ in batch]
+    backend = packing.backend_of(tokenizer)[0]
+    found = [cut for batch in packing.batches([text], backend) for cut, _ in batch]
     assert "".join(found) == text
     ids = [token for cut in found for token in tokenizer(cut)["input_ids"]]
     assert ids == tokenizer(text)["input_ids"]
 
 
-def test_long_documents_are_cut(tokenizer: PreTrainedTokenizerFast) -> None:
-    backend = packing._backend(tokenizer)[0]
-    batches = list(packing._batches([BOOK * 2500, "short"], backend))
+def test_long_documents_are_cut(tokenizer):
+    backend = packing.backend_of(tokenizer)[0]
+    batches = list(packing.batches([BOOK * 2500, "short"], backend))
     longest = max(len(piece) for batch in batches for piece, _ in batch)
     assert longest < packing.PIECE + 200
     assert len(batches) == 2
     assert [starts for batch in batches for _, starts in batch].count(True) == 2
 
 
-def test_tokens_of_a_real_book_are_those_of_one_call(tmp_path: Path) -> None:
+def test_tokens_of_a_real_book_are_those_of_one_call(tmp_path):
     if not VALIDATION_BOOKS.is_dir():
         pytest.skip("needs the books of ../shared/data, which are not here")
     (first, *_) = documents([str(VALIDATION_BOOKS)])
@@ -207,7 +178,7 @@ def test_tokens_of_a_real_book_are_those_of_one_call(tmp_path: Path) -> None:
     assert tokenizer.decode(packed.tokens.tolist()) == first[:300_000]
 
 
-def test_large_vocabularies_take_32_bits(corpus: list[str], tmp_path: Path) -> None:
+def test_large_vocabularies_take_32_bits(corpus, tmp_path):
     for count, dtype in [(2**16 - 420, np.uint16), (2**16 - 419, np.uint32)]:
         wide = train_tokenizer([BOOK], 420)
         assert wide.add_tokens([f"<extra {number}>" for number in range(count)]) == count
@@ -223,11 +194,11 @@ def test_large_vocabularies_take_32_bits(corpus: list[str], tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------ blocks and split
 
 
-def counting(count: int, sequence_length: int) -> PackedTokens:
+def counting(count, sequence_length):
     return PackedTokens(np.arange(count, dtype=np.uint16), sequence_length)
 
 
-def test_blocks_lie_end_to_end_and_the_rest_is_left_out() -> None:
+def test_blocks_lie_end_to_end_and_the_rest_is_left_out():
     packed = counting(38, 7)
     assert len(packed) == 5
     blocks = torch.stack([packed.block(index) for index in range(5)])
@@ -237,12 +208,10 @@ def test_blocks_lie_end_to_end_and_the_rest_is_left_out() -> None:
         with pytest.raises(IndexError):
             packed.block(index)
     with pytest.raises(FrozenInstanceError):
-        packed.sequence_length = 3  # type: ignore[misc]  # what the test is about
+        packed.sequence_length = 3
 
 
-def test_a_block_can_be_changed_without_changing_the_file(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_a_block_can_be_changed_without_changing_the_file(corpus, tokenizer, tmp_path):
     packed = pack(corpus, tokenizer, sequence_length=16, cache=tmp_path / "cache")
     before = packed.block(0).clone()
     packed.block(0).zero_()
@@ -252,7 +221,7 @@ def test_a_block_can_be_changed_without_changing_the_file(
 
 
 @given(st.integers(2, 300), st.integers(1, 9), st.integers(0, 8), st.floats(0.001, 0.999))
-def test_split_holds_out_the_tail_in_whole_blocks(blocks: int, length: int, rest: int, share: float) -> None:
+def test_split_holds_out_the_tail_in_whole_blocks(blocks, length, rest, share):
     packed = counting(blocks * length + min(rest, length - 1), length)
     train, validation = packed.split(share)
     assert len(train) >= 1
@@ -264,7 +233,7 @@ def test_split_holds_out_the_tail_in_whole_blocks(blocks: int, length: int, rest
     assert abs(len(validation) - share * blocks) <= 1
 
 
-def test_a_split_of_too_little_names_the_flag_and_the_sizes(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_split_of_too_little_names_the_flag_and_the_sizes(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text(BOOK)
     count = len(tokenizer(BOOK.replace("\r\n", "\n"))["input_ids"])
     packed = pack([str(tmp_path / "a.txt")], tokenizer, sequence_length=count // 2 + 1, cache=tmp_path, flag="--text")
@@ -275,7 +244,7 @@ def test_a_split_of_too_little_names_the_flag_and_the_sizes(tokenizer: PreTraine
             packed.split(share)
 
 
-def test_less_than_one_block_is_refused_with_the_numbers(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_less_than_one_block_is_refused_with_the_numbers(tokenizer, tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("a b c")
     count = len(tokenizer("a b c")["input_ids"])
@@ -286,14 +255,14 @@ def test_less_than_one_block_is_refused_with_the_numbers(tokenizer: PreTrainedTo
         pack([str(path)], tokenizer, sequence_length=0, cache=tmp_path / "cache")
 
 
-def test_a_text_that_gives_no_token_is_refused(tmp_path: Path) -> None:
+def test_a_text_that_gives_no_token_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("\u200b")
     deaf = word_level(normalizer=normalizers.Replace("\u200b", ""))
     with pytest.raises(InputError, match="holds 0 tokens"):
         pack([str(tmp_path / "a.txt")], deaf, sequence_length=1, cache=tmp_path / "cache")
 
 
-def test_a_tokenizer_without_end_token_is_refused(corpus: list[str], tmp_path: Path) -> None:
+def test_a_tokenizer_without_end_token_is_refused(corpus, tmp_path):
     endless = train_tokenizer([BOOK], 300)
     endless.eos_token = None
     with pytest.raises(InputError, match=r"data\.tokenizer"):
@@ -303,11 +272,9 @@ def test_a_tokenizer_without_end_token_is_refused(corpus: list[str], tmp_path: P
 # ------------------------------------------------------------------------------------------ the cache
 
 
-def test_equal_content_is_tokenized_once(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_content_is_tokenized_once(corpus, tokenizer, tmp_path, monkeypatch):
     counter = Counter(monkeypatch)
-    reported: list[int] = []
+    reported = []
     cache = tmp_path / "deep" / "cache"
     first = pack(corpus, tokenizer, sequence_length=16, cache=cache, progress=reported.append)
     assert counter.calls == 1
@@ -327,13 +294,11 @@ def test_equal_content_is_tokenized_once(
     assert len(list(cache.glob("*.tokens"))) == 1
 
 
-def test_other_content_tokenizer_or_column_is_tokenized_anew(
-    tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_content_tokenizer_or_column_is_tokenized_anew(tokenizer, tmp_path, monkeypatch):
     counter = Counter(monkeypatch)
     path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
 
-    def packed(used: PreTrainedTokenizerFast = tokenizer, **options: Any) -> list[int]:
+    def packed(used=tokenizer, **options):
         return pack([str(path)], used, sequence_length=1, cache=cache, **options).tokens.tolist()
 
     path.write_text(json.dumps({"text": "one two", "other": "three"}))
@@ -344,14 +309,12 @@ def test_other_content_tokenizer_or_column_is_tokenized_anew(
     assert len({tuple(ids) for ids in results}) == 4
 
 
-def test_packing_that_was_interrupted_is_not_taken_for_whole(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packing_that_was_interrupted_is_not_taken_for_whole(corpus, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(packing, "PIECE", 100)
     monkeypatch.setattr(packing, "BATCH", 200)
     cache = tmp_path / "cache"
 
-    def interrupt(tokens: int) -> None:
+    def interrupt(tokens):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -364,13 +327,7 @@ def test_packing_that_was_interrupted_is_not_taken_for_whole(
 @pytest.mark.parametrize(
     "damage", ["no sidecar", "empty sidecar", "other sidecar", "no digest", "short", "other content", "gone"]
 )
-def test_a_damaged_cache_is_made_again(
-    damage: str,
-    corpus: list[str],
-    tokenizer: PreTrainedTokenizerFast,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_damaged_cache_is_made_again(damage, corpus, tokenizer, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     expected = pack(corpus, tokenizer, sequence_length=16, cache=cache).tokens.tolist()
     (data,), (sidecar,) = cache.glob("*.tokens"), cache.glob("*.json")
@@ -397,9 +354,7 @@ def test_a_damaged_cache_is_made_again(
     assert counter.calls == 1
 
 
-def test_the_sidecar_says_what_the_file_holds(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_the_sidecar_says_what_the_file_holds(corpus, tokenizer, tmp_path):
     packed = pack(corpus, tokenizer, sequence_length=16, cache=tmp_path / "cache")
     (sidecar,) = (tmp_path / "cache").glob("*.json")
     tree = json.loads(sidecar.read_text())
@@ -409,14 +364,12 @@ def test_the_sidecar_says_what_the_file_holds(
     assert tree["versions"]["tokenizers"]
 
 
-def test_packers_at_the_same_time_tokenize_once_and_agree(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packers_at_the_same_time_tokenize_once_and_agree(corpus, tokenizer, tmp_path, monkeypatch):
     counter = Counter(monkeypatch)
     barrier = threading.Barrier(4)
-    found: list[list[int]] = []
+    found = []
 
-    def work() -> None:
+    def work():
         barrier.wait()
         found.append(pack(corpus, tokenizer, sequence_length=16, cache=tmp_path / "cache").tokens.tolist())
 
@@ -443,9 +396,7 @@ packing.pack(corpus, tokenizer, sequence_length=16, cache=cache, progress=lambda
 
 @pytest.mark.essential
 @pytest.mark.slow
-def test_a_packer_that_dies_leaves_neither_lock_nor_half_a_file(
-    corpus: list[str], tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
+def test_a_packer_that_dies_leaves_neither_lock_nor_half_a_file(corpus, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     cache = tmp_path / "cache"
     command = [sys.executable, "-c", DIES_HALF_WAY, corpus[0], str(tmp_path / "tokenizer"), str(cache)]

@@ -1,7 +1,5 @@
 """Retrieval sequences: every token in one part, values that differ, questions drawn anew, needles where they belong."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 
@@ -26,15 +24,15 @@ KEYS, NUMBERS, FILLERS = 9, 11, 5
 SYMBOLS = SymbolLanguage(KEYS, NUMBERS, FILLERS)
 
 
-def is_key(ids: torch.Tensor) -> torch.Tensor:
+def is_key(ids):
     return (ids >= 2) & (ids < 2 + KEYS)
 
 
-def is_number(ids: torch.Tensor) -> torch.Tensor:
+def is_number(ids):
     return (ids >= 2 + KEYS) & (ids < 2 + KEYS + NUMBERS)
 
 
-def symbol_task(needles: int = 4, queries: int = 3, sequence_length: int = 37) -> RetrievalTask:
+def symbol_task(needles=4, queries=3, sequence_length=37):
     return RetrievalTask(SYMBOLS, needles=needles, queries=queries, sequence_length=sequence_length)
 
 
@@ -52,7 +50,7 @@ def task(request):
     return RetrievalTask(language, needles=4, queries=3, sequence_length=333)
 
 
-def answers_of(batch) -> list[list[list[int]]]:
+def answers_of(batch):
     """Token ids of each answer, [row][question]."""
     return [
         [[int(ids[place]) for place in question if place >= 0] for question in questions]
@@ -254,10 +252,10 @@ def test_labels_are_the_answers_and_nothing_else(task):
 
 def test_answers_of_unequal_length_are_filled_up_with_no_position():
     class Uneven(SymbolLanguage):
-        def answer(self, value: int) -> list[int]:
+        def answer(self, value):
             return super().answer(value) * (1 + value % 3)
 
-        def ending(self) -> list[int]:
+        def ending(self):
             return [1]
 
     task = RetrievalTask(Uneven(KEYS, NUMBERS, FILLERS), needles=3, queries=4, sequence_length=60)

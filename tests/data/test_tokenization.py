@@ -1,11 +1,5 @@
 """Tokenizers: lossless, digit by digit, the same for the same text, and usable after saving."""
 
-from __future__ import annotations
-
-import random
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,7 +19,7 @@ PROSE = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return train_tokenizer(PROSE, 400)
 
 
@@ -34,21 +28,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @example("👩🏽‍🚀 e\u0301 \u200f\ufeff 汉字 . , 's ?")
 @example(f"literal {END} and {PAD} ")
 @example("  leading, 12  \n\n \t trailing  ")
-def test_decoding_gives_back_the_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_decoding_gives_back_the_text(tokenizer, text):
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text
 
 
 @given(st.integers(1, 9), st.randoms(use_true_random=False))
-def test_numbers_of_one_width_have_equally_many_tokens(
-    tokenizer: PreTrainedTokenizerFast, width: int, source: random.Random
-) -> None:
+def test_numbers_of_one_width_have_equally_many_tokens(tokenizer, width, source):
     numbers = ["".join(source.choices("0123456789", k=width)) for _ in range(5)]
     for template in ("{}", "the {} of", "x={};", "({}, "):
         assert len({len(tokenizer(template.format(number))["input_ids"]) for number in numbers}) == 1
 
 
-def test_no_entry_joins_a_digit_to_anything(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_no_entry_joins_a_digit_to_anything(tokenizer):
     joined = [
         token for token in tokenizer.get_vocab() if len(token) > 1 and any(char in "0123456789" for char in token)
     ]
@@ -67,7 +59,7 @@ def test_digits_stay_together_in_twos_where_asked():
     assert pairs.decode(pairs("in 1999,  12 of 7")["input_ids"]) == "in 1999,  12 of 7"
 
 
-def test_special_tokens_padding_and_size(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_special_tokens_padding_and_size(tokenizer):
     assert len(tokenizer) == 400
     assert set(tokenizer.get_vocab().values()) == set(range(400))
     assert (tokenizer.eos_token, tokenizer.bos_token, tokenizer.pad_token) == (END, END, PAD)
@@ -81,38 +73,38 @@ def test_special_tokens_padding_and_size(tokenizer: PreTrainedTokenizerFast) -> 
     assert tokenizer(END)["input_ids"] == [tokenizer.eos_token_id]
 
 
-def test_words_of_the_text_become_entries(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_words_of_the_text_become_entries(tokenizer):
     assert "Ġtimes" in tokenizer.get_vocab()
     assert len(tokenizer(PROSE[0])["input_ids"]) < 0.6 * len(PROSE[0].encode())
 
 
-def test_training_is_deterministic_and_reads_a_stream() -> None:
-    def stream() -> Iterator[str]:
+def test_training_is_deterministic_and_reads_a_stream():
+    def stream():
         yield from PROSE
 
     first, second = train_tokenizer(stream(), 350), train_tokenizer(list(PROSE), 350)
     assert first.backend_tokenizer.to_str() == second.backend_tokenizer.to_str()
 
 
-def test_cutting_long_documents_does_not_change_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cutting_long_documents_does_not_change_the_vocabulary(monkeypatch):
     text = "\n".join(PROSE * 20)
     whole = train_tokenizer([text], 400)
     monkeypatch.setattr(tokenization, "TRAINING_PIECE", 50)
     assert train_tokenizer([text], 400).get_vocab() == whole.get_vocab()
 
 
-def test_document_marks_in_the_text_spend_no_merges() -> None:
+def test_document_marks_in_the_text_spend_no_merges():
     text = END.join(["abc"] * 1000)
     assert not [token for token in train_tokenizer([text], 300).get_vocab() if "end" in token and token != END]
 
 
 @pytest.mark.parametrize("size", [-1, 0, 257])
-def test_a_vocabulary_without_room_for_all_bytes_is_refused(size: int) -> None:
+def test_a_vocabulary_without_room_for_all_bytes_is_refused(size):
     with pytest.raises(InputError, match=rf"data\.vocabulary_size must be at least 258.*got {size}"):
         train_tokenizer(PROSE, size)
 
 
-def test_the_smallest_vocabulary_still_holds_every_text() -> None:
+def test_the_smallest_vocabulary_still_holds_every_text():
     smallest = train_tokenizer(["aaaa"], 258)
     assert len(smallest) == 258
     assert smallest.decode(smallest("日本 🙂 12")["input_ids"]) == "日本 🙂 12"
@@ -121,7 +113,7 @@ def test_the_smallest_vocabulary_still_holds_every_text() -> None:
 # ----------------------------------------------------------------------------------------- saving and loading
 
 
-def test_a_saved_tokenizer_comes_back_the_same(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_comes_back_the_same(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     for loaded in (load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         assert isinstance(loaded, PreTrainedTokenizerFast)
@@ -134,8 +126,8 @@ def test_a_saved_tokenizer_comes_back_the_same(tokenizer: PreTrainedTokenizerFas
         assert loaded.decode(loaded(text)["input_ids"]) == text
 
 
-def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def folder(name: str, **files: str) -> str:
+def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path, monkeypatch):
+    def folder(name, **files):
         (tmp_path / name).mkdir()
         for stem, content in files.items():
             (tmp_path / name / f"{stem}.json").write_text(content)
@@ -163,7 +155,7 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path: Path, monke
         with pytest.raises(InputError, match=r"^--tokenizer "):
             load_tokenizer(name, flag="--tokenizer")
 
-    def out_of_reach(name: str, **options: object) -> None:
+    def out_of_reach(name, **options):
         raise OSError("We couldn't connect to the Hub.\nCheck your connection.")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", out_of_reach)
@@ -171,7 +163,7 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path: Path, monke
         load_tokenizer("nobody-here/nothing")
 
 
-def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
+def test_code_of_a_repository_is_never_run(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "X", "auto_map": {"AutoTokenizer": ["code.X", null]}}'
     )
@@ -185,7 +177,7 @@ def test_code_of_a_repository_is_never_run(tmp_path: Path) -> None:
 
 
 @given(st.text(st.sampled_from("ab \n。"), max_size=200), st.integers(1, 20))
-def test_pieces_join_to_the_text_and_none_is_empty(text: str, size: int) -> None:
+def test_pieces_join_to_the_text_and_none_is_empty(text, size):
     found = list(pieces(text, size))
     assert "".join(found) == text
     assert all(found)
@@ -193,7 +185,7 @@ def test_pieces_join_to_the_text_and_none_is_empty(text: str, size: int) -> None
     assert list(pieces(text, size, lambda text, position: False)) == ([text] if text else [])
 
 
-def test_pieces_cut_before_single_white_space() -> None:
+def test_pieces_cut_before_single_white_space():
     assert list(pieces("aa bb  cc\ndd", 3, lambda text, position: True)) == ["aa bb  cc", "\ndd"]
     assert list(pieces("aaaa bbbb cccc", 5)) == ["aaaa bbbb", " cccc"]
     assert list(pieces("a" * 10, 3)) == ["aaa", "aaa", "aaaa"]

@@ -7,37 +7,23 @@ returned. An identity leaves logits as they are; statistics are those of the ora
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    DiffLlamaConfig,
-    EsmConfig,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-    RobertaConfig,
-)
 
 import antiphase
 from antiphase.calibration.gate import screen
 from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
-from antiphase.data.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.evals.allocation import allocation
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
@@ -50,11 +36,11 @@ from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
 
 LAYERS, MAPS, N, WINDOW = 2, 8, 23, 7
-SIZES: dict[str, Any] = {
+SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": LAYERS,
     "num_attention_heads": MAPS, "max_position_embeddings": 96,
 }  # fmt: skip
-SMALL_GPT2: dict[str, Any] = {"vocab_size": 61, "n_embd": 48, "n_layer": LAYERS, "n_head": MAPS, "n_positions": 96,
+SMALL_GPT2 = {"vocab_size": 61, "n_embd": 48, "n_layer": LAYERS, "n_head": MAPS, "n_positions": 96,
                               "attn_pdrop": 0.0}  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 4}
 BERT = {**SIZES, "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0}
@@ -71,11 +57,11 @@ class Case:
     window: tuple[int | None, ...] = (None,) * LAYERS
 
 
-def own(kind: str, **fields: Any) -> Callable[[], Any]:
+def own(kind, **fields):
     return lambda: antiphase.AntiphaseConfig(attention_type=kind, **{**GROUPED, **fields})
 
 
-def inside(config: Any) -> Callable[[], Any]:
+def inside(config):
     return lambda: antiphase.differential_config(config())
 
 
@@ -95,33 +81,33 @@ CASES = {
     "V2": Case(own("differential_v2"), "V2"),
     "V2 across": Case(own("differential_v2_across")),
     "antiphase encoder": Case(lambda: antiphase.VanillaConfig(attention_type="differential", **ENCODER), "V1", True),
-    "differential_llama": Case(inside(lambda: LlamaConfig(**GROUPED)), "inside"),
+    "differential_llama": Case(inside(lambda: hf.LlamaConfig(**GROUPED)), "inside"),
     "differential_mistral": Case(
-        inside(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
+        inside(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
     ),
-    "differential_qwen2": Case(inside(lambda: Qwen2Config(**GROUPED)), "inside"),
-    "differential_qwen3": Case(inside(lambda: Qwen3Config(**GROUPED, head_dim=6)), "inside"),
-    "differential_gpt2": Case(inside(lambda: GPT2Config(**SMALL_GPT2)), "inside"),
-    "differential_bert": Case(inside(lambda: BertConfig(**BERT)), "inside", True),
-    "diffllama": Case(lambda: DiffLlamaConfig(**GROUPED), "diffllama"),
-    "llama": Case(lambda: LlamaConfig(**GROUPED)),
-    "mistral": Case(lambda: MistralConfig(**GROUPED, sliding_window=WINDOW), window=(WINDOW, WINDOW)),
-    "qwen2": Case(lambda: Qwen2Config(**GROUPED)),
-    "qwen3": Case(lambda: Qwen3Config(**GROUPED, head_dim=6)),
-    "gemma": Case(lambda: GemmaConfig(**GROUPED, head_dim=6)),
-    "gpt2": Case(lambda: GPT2Config(**SMALL_GPT2)),
-    "gpt_neox": Case(lambda: GPTNeoXConfig(**SIZES)),
-    "bert": Case(lambda: BertConfig(**BERT), is_encoder=True),
-    "roberta": Case(lambda: RobertaConfig(**BERT), is_encoder=True),
-    "esm": Case(lambda: EsmConfig(**BERT, pad_token_id=0, mask_token_id=2), is_encoder=True),
+    "differential_qwen2": Case(inside(lambda: hf.Qwen2Config(**GROUPED)), "inside"),
+    "differential_qwen3": Case(inside(lambda: hf.Qwen3Config(**GROUPED, head_dim=6)), "inside"),
+    "differential_gpt2": Case(inside(lambda: hf.GPT2Config(**SMALL_GPT2)), "inside"),
+    "differential_bert": Case(inside(lambda: hf.BertConfig(**BERT)), "inside", True),
+    "diffllama": Case(lambda: hf.DiffLlamaConfig(**GROUPED), "diffllama"),
+    "llama": Case(lambda: hf.LlamaConfig(**GROUPED)),
+    "mistral": Case(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW), window=(WINDOW, WINDOW)),
+    "qwen2": Case(lambda: hf.Qwen2Config(**GROUPED)),
+    "qwen3": Case(lambda: hf.Qwen3Config(**GROUPED, head_dim=6)),
+    "gemma": Case(lambda: hf.GemmaConfig(**GROUPED, head_dim=6)),
+    "gpt2": Case(lambda: hf.GPT2Config(**SMALL_GPT2)),
+    "gpt_neox": Case(lambda: hf.GPTNeoXConfig(**SIZES)),
+    "bert": Case(lambda: hf.BertConfig(**BERT), is_encoder=True),
+    "roberta": Case(lambda: hf.RobertaConfig(**BERT), is_encoder=True),
+    "esm": Case(lambda: hf.EsmConfig(**BERT, pad_token_id=0, mask_token_id=2), is_encoder=True),
 }  # fmt: skip
 every_case = pytest.mark.parametrize("name", CASES)
 
 
-def built(name: str) -> Any:
+def built(name):
     """In fp64, with attention that is far from uniform."""
     case = CASES[name]
-    auto = AutoModelForMaskedLM if case.is_encoder else AutoModelForCausalLM
+    auto = hf.AutoModelForMaskedLM if case.is_encoder else hf.AutoModelForCausalLM
     torch.manual_seed(3)
     model = auto.from_config(case.config()).double().eval()
     generator = torch.Generator().manual_seed(5)
@@ -131,17 +117,17 @@ def built(name: str) -> Any:
     return model
 
 
-def batch() -> RetrievalBatch:
+def batch():
     task = RetrievalTask(SymbolLanguage(9, 11, 5), needles=3, queries=1, sequence_length=N)
     return task.sample(2, keyed_generator("matrix"))
 
 
-def logits_of(model: Any) -> Tensor:
+def logits_of(model):
     with torch.no_grad():
         return model(input_ids=batch().input_ids).logits
 
 
-def near(found: Tensor, expected: Tensor) -> None:
+def near(found, expected):
     """Logits but for rounding: λ and the norms of transformers are in fp32 whatever the model is in."""
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -171,9 +157,7 @@ class Call:
     """What it returns."""
 
 
-def computed(
-    case: Case, layer: int, module: Any, query: Tensor, key: Tensor, value: Tensor, kwargs: Any, change: Change
-) -> Call:
+def computed(case, layer, module, query, key, value, kwargs, change):
     maps, groups, number = query.shape[1], key.shape[1], torch.arange(query.shape[1])
     if case.form in ("V1", "inside"):
         value_head = number // (2 * maps // groups)
@@ -206,7 +190,7 @@ def computed(
     return Call(layer, weights, hidden, visible, lam, heads, returned)
 
 
-def _lambda(form: str, module: Any, kwargs: Any) -> Tensor:
+def _lambda(form, module, kwargs):
     if form in ("V1", "V2"):
         return kwargs["lam"].detach()
     home = module.differential if form == "inside" else module
@@ -215,14 +199,14 @@ def _lambda(form: str, module: Any, kwargs: Any) -> Tensor:
 
 
 @contextmanager
-def by_hand(model: Any, case: Case, change: Change | None = None) -> Iterator[list[Call]]:
+def by_hand(model, case, change=None):
     """All attention within the block computed by hand; without a change, held against the model's own."""
-    calls: list[Call] = []
+    calls = []
     form = change or (lambda layer, weights, visible, scores: weights)
-    seen: list[Tensor] = []
+    seen = []
 
-    def wrap(function: Any) -> Any:
-        def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    def wrap(function):
+        def attend(module, query, key, value, mask, **kwargs):
             seen[:] = seen if seen and seen[-1] is query else [*seen, query]
             layer = (len(seen) - 1) % LAYERS
             call = computed(case, layer, module, query, key, value, kwargs, form)
@@ -238,7 +222,7 @@ def by_hand(model: Any, case: Case, change: Change | None = None) -> Iterator[li
         yield calls
 
 
-def layers_of(model: Any, case: Case) -> list[Call]:
+def layers_of(model, case):
     """The calls of one forward pass, the two of a DiffLlama layer made one, with heads' outputs subtracted."""
     with by_hand(model, case) as calls:
         logits_of(model)
@@ -253,14 +237,14 @@ def layers_of(model: Any, case: Case) -> list[Call]:
     return found
 
 
-def pairs(form: str, by_map: Tensor) -> Tensor:
+def pairs(form, by_map):
     """(B, maps, ...) as (B, H, S, ...)."""
     if form == "softmax":
         return by_map.unsqueeze(2)
     return by_map.unflatten(1, (2, -1)).transpose(1, 2) if form == "diffllama" else by_map.unflatten(1, (-1, 2))
 
 
-def signed(form: str, call: Call) -> Tensor:
+def signed(form, call):
     """(B, H, N, N): what multiplies the values."""
     maps = pairs(form, call.weights)
     return maps[:, :, 0] if form == "softmax" else maps[:, :, 0] - call.lam.unsqueeze(-1) * maps[:, :, 1]
@@ -274,16 +258,16 @@ SOME = {0: [1, 2], 1: [0, 5, 7]}
 
 
 @contextmanager
-def looked_at(model: Any) -> Iterator[None]:
+def looked_at(model):
     with observed(model, lambda call, heads, weights: None):
         yield
 
 
-def plan(heads: dict[int, list[int]] = EVERY, **rule: Any) -> CalibrationPlan:
+def plan(heads=EVERY, **rule):
     return CalibrationPlan(heads, **{"alpha": 1e30, **rule})
 
 
-IDENTITIES: dict[str, Callable[[Any], AbstractContextManager[None]]] = {
+IDENTITIES = {
     **{
         f"calibrated, {mode}, {what}": lambda model, mode=mode, heads=heads: antiphase.calibrated(
             model, plan(heads, mode=mode)
@@ -310,7 +294,7 @@ REFUSED_IDENTITY = {
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 @every_case
-def test_what_is_to_change_nothing_changes_nothing(name: str, identity: str) -> None:
+def test_what_is_to_change_nothing_changes_nothing(name, identity):
     model = built(name)
     plain = logits_of(model)
     refusals = [why for (model_name, start), why in REFUSED_IDENTITY.items()
@@ -327,15 +311,15 @@ def test_what_is_to_change_nothing_changes_nothing(name: str, identity: str) -> 
 
 
 @every_case
-def test_heads_of_a_layer_are_changed_before_what_follows_them(name: str) -> None:
+def test_heads_of_a_layer_are_changed_before_what_follows_them(name):
     """A transform that doubles every head's output does what a hook on the values would do."""
     model = built(name)
     plain = logits_of(model)
     with transformed(model, lambda call: 2 * call.own()[0]):
         found = logits_of(model)
 
-    def wrap(function: Any) -> Any:
-        def doubled(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    def wrap(function):
+        def doubled(module, query, key, value, mask, **kwargs):
             return function(module, query, key, 2 * value, mask, **kwargs)
 
         return doubled
@@ -351,7 +335,7 @@ def test_heads_of_a_layer_are_changed_before_what_follows_them(name: str) -> Non
 ALPHA, BETA = 1.3, 0.2
 
 
-def calibrate(weights: Tensor, visible: Tensor, beta: float = BETA) -> Tensor:
+def calibrate(weights, visible, beta=BETA):
     """The rule on maps (B, N, N) of a whole text without padding."""
     received = weights.sum(-2) / visible.sum(0)
     sinks = received > ALPHA / int(visible[-1].sum())
@@ -359,7 +343,7 @@ def calibrate(weights: Tensor, visible: Tensor, beta: float = BETA) -> Tensor:
     return redistribute(weights, sinks.unsqueeze(-2), beta=beta)
 
 
-def score(model: Any, samples: Any) -> Tensor:
+def score(model, samples):
     """Log-probability of the last token."""
     ids = torch.stack(list(samples))
     return model(input_ids=ids).logits[:, -2].log_softmax(-1).gather(1, ids[:, -1:])[:, 0]
@@ -369,10 +353,10 @@ without_sinks = pytest.mark.parametrize("name", [name for name in CASES if name 
 
 
 @without_sinks
-def test_calibration_is_the_rule_on_maps_made_by_hand(name: str) -> None:
+def test_calibration_is_the_rule_on_maps_made_by_hand(name):
     model = built(name)
 
-    def change(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
+    def change(layer, weights, visible, scores):
         new = [calibrate(one, visible) if head in SOME[layer] else one for head, one in enumerate(weights.unbind(1))]
         return torch.stack(new, dim=1)
 
@@ -384,11 +368,11 @@ def test_calibration_is_the_rule_on_maps_made_by_hand(name: str) -> None:
 
 
 @without_sinks
-def test_slopes_are_those_of_maps_moved_by_hand(name: str) -> None:
+def test_slopes_are_those_of_maps_moved_by_hand(name):
     model, ids, step = built(name), list(batch().input_ids), 1e-2
     slopes = screen(model, plan(alpha=ALPHA, beta=BETA, mode="paper"), score, ids)
 
-    def moved(layer: int, weights: Tensor, visible: Tensor, scores: Tensor, *, by: float) -> Tensor:
+    def moved(layer, weights, visible, scores, *, by):
         new = [*weights.unbind(1)]
         if layer == 1:
             new[2] = new[2] + by * (calibrate(new[2], visible) - new[2])
@@ -403,10 +387,10 @@ def test_slopes_are_those_of_maps_moved_by_hand(name: str) -> None:
 
 
 @without_sinks
-def test_quantization_rounds_scores_before_the_softmax(name: str) -> None:
+def test_quantization_rounds_scores_before_the_softmax(name):
     model = built(name)
 
-    def change(layer: int, weights: Tensor, visible: Tensor, scores: Tensor) -> Tensor:
+    def change(layer, weights, visible, scores):
         step = scores.abs().amax((-1, -2), keepdim=True) / 7  # 4 bits, a step by map
         return ((scores / step).round() * step).masked_fill(~visible, -torch.inf).softmax(-1)
 
@@ -421,7 +405,7 @@ def test_quantization_rounds_scores_before_the_softmax(name: str) -> None:
 
 
 @every_case
-def test_statistics_and_rows_are_those_of_the_maps(name: str) -> None:
+def test_statistics_and_rows_are_those_of_the_maps(name):
     model, case, ids = built(name), CASES[name], batch().input_ids
     layers = layers_of(model, case)
     span = torch.zeros_like(ids, dtype=torch.bool)
@@ -455,12 +439,12 @@ def test_statistics_and_rows_are_those_of_the_maps(name: str) -> None:
         close(one.weights().double(), signed(case.form, layer)[0])
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found, expected):
     torch.testing.assert_close(found.double(), expected.double(), rtol=1e-5, atol=1e-6)
 
 
 @every_case
-def test_figures_that_are_made_of_rows(name: str) -> None:
+def test_figures_that_are_made_of_rows(name):
     """Allocation of the prompt's last token, and sizes of heads' outputs beside those of their values."""
     model, case, given = built(name), CASES[name], batch()
     layers = layers_of(model, case)
@@ -485,7 +469,7 @@ def test_figures_that_are_made_of_rows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_encoder])
-def test_last_tokens_run_again_and_their_parts_add_up(name: str) -> None:
+def test_last_tokens_run_again_and_their_parts_add_up(name):
     model, ids = built(name), batch().input_ids
     positions = torch.tensor([[N - 3, N - 2], [7, N - 2]])
     targets = ids.gather(1, positions + 1)

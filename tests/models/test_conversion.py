@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import (
     DiffLlamaConfig,
@@ -209,13 +208,9 @@ def test_only_v2_separates_the_pair():
 
 
 @pytest.mark.parametrize("name", ["unilm_diffattn_mha", "unilm_diffattn_gqa"])
-def test_a_layer_of_unilm_loads(tiny_config, shared, name):
-    path = shared / "golden" / f"{name}.safetensors"
-    if not path.is_file():
-        pytest.skip(f"{path.name} is absent")
-    with safe_open(path, "pt") as file:
-        depth, embed = int(file.metadata()["depth"]), int(file.metadata()["embed_dim"])
-        golden = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 – safe_open is no mapping
+def test_a_layer_of_unilm_loads(tiny_config, golden, name):
+    golden, settings = golden(name)
+    depth, embed = int(settings["depth"]), int(settings["embed_dim"])
     state = {key.removeprefix("param."): tensor for key, tensor in golden.items() if key.startswith("param.")}
     width = len(state["lambda_q1"])
     maps, key_maps = len(state["q_proj.weight"]) // width, len(state["k_proj.weight"]) // width

@@ -1,7 +1,5 @@
 """The blockwise operator equals the reference: outputs and every gradient, at odd sizes and in forced rare branches."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -13,30 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase import differential_attention
 from antiphase.ops import blocks, blockwise
-from antiphase.ops.shapes import positions_mask, product_dtype
-
-
-def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64):
-    query = torch.randn(batch, 2 * heads, queries, width, dtype=dtype, requires_grad=True)
-    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
-    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
-    return query, key, value
-
-
-def run(impl, query, key, value, lam, **options):
-    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
-    out = differential_attention(query, key, value, lam, impl=impl, **options)
-    cotangent = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
-    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent)
-
-
-def assert_equal_to_reference(query, key, value, lam, **options):
-    names = ("out", "query", "key", "value", "lam")
-    expected = run("reference", query, key, value, lam, **options)
-    found = run("blockwise", query, key, value, lam, **options)
-    for name, one, other in zip(names, found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
-        assert one.isfinite().all(), name
+from antiphase.ops.shapes import product_dtype
+from support import attention
+from support.attention import inputs, run
 
 
 @pytest.fixture(params=["one block", "many blocks"])
@@ -59,7 +36,9 @@ def test_equals_the_reference(key_maps, is_causal, window, queries, keys):
         query, key, value = inputs(2, heads, groups, queries, keys, 4, 5, key_maps)
         shape = tuple({"heads": heads, "queries": queries}.get(size, size) for size in lam_shape)
         lam = torch.rand(shape, dtype=torch.float64, requires_grad=True)
-        assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+        attention.assert_equal_to_reference(
+            "blockwise", query, key, value, lam, is_causal=is_causal, sliding_window=window
+        )
 
 
 @pytest.mark.usefixtures("cuts")
@@ -70,74 +49,28 @@ def test_masks_that_broadcast(shape, key_maps):
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(shape) > 0.4
     for is_causal in (False, True):
-        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+        attention.assert_equal_to_reference("blockwise", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
 
 
 @pytest.mark.usefixtures("cuts")
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 def test_rows_that_see_nothing_are_zero_with_zero_gradient(impl):
-    query, key, value = inputs(2, 2, 2, 6, 6, 4, 5, 2)
-    lam = torch.rand((), dtype=torch.float64, requires_grad=True)
-    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool)
-    mask[0, :, 2] = False
-    mask[1] = False
-    out, grad_query, grad_key, grad_value, grad_lam = run(impl, query, key, value, lam, attn_mask=mask, is_causal=True)
-    assert out[0, :, 2].count_nonzero() == 0
-    assert out[1].count_nonzero() == 0
-    assert out[0, :, 3].count_nonzero() > 0
-    assert grad_query[0, :, 2].count_nonzero() == 0
-    assert grad_key[1].count_nonzero() == grad_value[1].count_nonzero() == 0
-    assert grad_lam.isfinite()
+    attention.assert_blind_rows_are_zero(impl, 6)
 
 
 @pytest.mark.usefixtures("cuts")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(data):
-    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    heads, key_maps = groups * repeats, data.draw(st.sampled_from([1, 2]))
-    batch, queries, keys = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 19)), data.draw(st.integers(1, 19)))
-    query, key, value = inputs(
-        batch, heads, groups, queries, keys, data.draw(st.integers(1, 5)), data.draw(st.integers(1, 6)), key_maps
-    )
-    lam_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
-    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
-    mask_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
-    mask = data.draw(st.sampled_from([None, torch.rand(*mask_shape, keys) > 0.5]))
-    assert_equal_to_reference(
-        query, key, value, lam,
-        attn_mask=mask,
-        is_causal=data.draw(st.booleans()),
-        sliding_window=data.draw(st.sampled_from([None, 1, 2, 5, 50])),
-        scale=data.draw(st.sampled_from([None, 0.1, 1.0])),
-    )  # fmt: skip
+    tensors, options = attention.drawn_call(data, 19, 6)
+    attention.assert_equal_to_reference("blockwise", *tensors, **options)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("impl", ["blockwise", "auto"])
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_any_documents_end_to_end(data):
-    """Packed sequences equal one call with a mask that separates them, in values and gradients."""
-    documents = data.draw(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5))
-    is_causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
-    impl = data.draw(st.sampled_from(["blockwise", "auto"]))
-    key_maps, groups = data.draw(st.sampled_from([1, 2])), data.draw(st.integers(1, 2))
-    edges = [torch.tensor([0, *itertools.accumulate(d[side] for d in documents)]).int() for side in (0, 1)]
-    queries, keys = int(edges[0][-1]), int(edges[1][-1])
-    tensors = inputs(1, 2 * groups, groups, queries, keys, 3, 4, key_maps)
-    lam = torch.rand(2 * groups, queries, dtype=torch.float64, requires_grad=True)
-    mask = torch.zeros(queries, keys, dtype=torch.bool)
-    for index, (length, breadth) in enumerate(documents):
-        rows = slice(int(edges[0][index]), int(edges[0][index + 1]))
-        columns = slice(int(edges[1][index]), int(edges[1][index + 1]))
-        seen = positions_mask(length, breadth, is_causal=is_causal, sliding_window=window, device=torch.device("cpu"))
-        mask[rows, columns] = True if seen is None else seen
-    expected = run("reference", *tensors, lam, attn_mask=mask)
-    found = run(
-        impl, *tensors, lam,
-        is_causal=is_causal, sliding_window=window, cu_seqlens_q=edges[0], cu_seqlens_k=edges[1],
-    )  # fmt: skip
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+def test_any_documents_end_to_end(impl, data):
+    attention.assert_documents_are_apart(impl, data, 9)
 
 
 @settings(max_examples=60, deadline=None)
@@ -224,40 +157,13 @@ def test_forward_mode_is_refused_not_ignored():
     assert found.abs().sum() > 0
 
 
-def test_a_window_takes_room_for_the_keys_that_a_block_sees():
-    query, key, value = inputs(1, 2, 2, 1000, 1000, 4, 4, 2)
-    plan = blockwise._plan(query, key, value, None, False, 10, 0.5)
-    assert plan.rooms["scores 0"].numel() == 2 * 128 * (128 + 9)
-
-
-@pytest.mark.parametrize("key_maps", [1, 2])
-@pytest.mark.parametrize("lam_shape", [(), (2, 1), (1, 2, 5)])
-def test_gradcheck(key_maps, lam_shape, monkeypatch):
-    monkeypatch.setattr(blocks, "QUERY_ROWS", 2)
-    query, key, value = inputs(1, 2, 1, 5, 5, 2, 3, key_maps)
-    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
-
-    def call(*tensors):
-        return differential_attention(*tensors, is_causal=True, impl="blockwise")
-
-    assert torch.autograd.gradcheck(call, (query, key, value, lam))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("key_maps", [1, 2])
 def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, key_maps):
-    """The tolerance rule: error ≤ 2 × (eager at the same dtype + one rounding), both against fp64, for every tensor."""
-    exact = inputs(2, 4, 2, 150, 150, 16, 24, key_maps)
-    exact_lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
-    low = [t.detach().to(dtype).requires_grad_() for t in exact]
-    low_lam = exact_lam.detach().float().requires_grad_()
-    truth = run("reference", *[t.detach().double().requires_grad_() for t in (*low, low_lam)], is_causal=True)
-    eager = run("reference", *low, low_lam, is_causal=True)
-    fast = run("blockwise", *low, low_lam, is_causal=True)
-    for name, true, slow, quick in zip(("out", "query", "key", "value", "lam"), truth, eager, fast, strict=True):
-        rounding = (true.to(quick.dtype).double() - true).abs().max()
-        budget = 2 * ((slow.double() - true).abs().max() + rounding)
-        assert (quick.double() - true).abs().max() <= budget, name
+    tensors = inputs(2, 4, 2, 150, 150, 16, 24, key_maps, dtype)
+    attention.assert_keeps_the_tolerance_rule(
+        "blockwise", *tensors, torch.rand(4, 1, requires_grad=True), is_causal=True
+    )
 
 
 def test_uninitialised_memory_never_shows(monkeypatch):
@@ -273,7 +179,7 @@ def test_uninitialised_memory_never_shows(monkeypatch):
     monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 64)
     query, key, value = inputs(2, 4, 2, 11, 9, 4, 5, 2)
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
-    assert_equal_to_reference(query, key, value, lam, is_causal=True)
+    attention.assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
 
 
 def test_nan_in_a_query_stays_in_its_row():
@@ -284,19 +190,6 @@ def test_nan_in_a_query_stays_in_its_row():
     out = differential_attention(query, key, value, 0.5, attn_mask=mask, is_causal=True, impl="blockwise")
     assert out[0, 0, 3].isnan().all()
     assert out[0, 0, [0, 1, 2, 4, 5]].isfinite().all()
-
-
-def test_what_is_hidden_has_no_influence():
-    """The causal edge: changing a key changes no earlier query; the last query stands at the last key."""
-    query, key, value = (t.detach() for t in inputs(1, 2, 2, 5, 8, 4, 5, 2))
-    before = differential_attention(query, key, value, 0.5, is_causal=True, impl="blockwise")
-    for place in range(8):
-        changed_key, changed_value = key.clone(), value.clone()
-        changed_key[:, :, place] += 3
-        changed_value[:, :, place] += 3
-        after = differential_attention(query, changed_key, changed_value, 0.5, is_causal=True, impl="blockwise")
-        differs = (after != before).any(-1).any(1)[0]
-        assert differs.tolist() == [row + 3 >= place for row in range(5)]
 
 
 class Largest(TorchDispatchMode):
@@ -312,11 +205,10 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def largest_tensor(batch, heads, length):
+def largest_tensor(batch, heads, length, window=0):
     """Of a forward and backward pass."""
-    tensors = inputs(batch, heads, heads, length, length, 8, 8, 2, dtype=torch.float32)
-    query, key, value = (t.detach() for t in tensors)
-    arguments = (query, key, value, torch.full((1, 1, 1), 0.5), None, True, 0, 1.0)
+    query, key, value = (t.detach() for t in inputs(batch, heads, heads, length, length, 8, 8, 2, dtype=torch.float32))
+    arguments = (query, key, value, torch.full((1, 1, 1), 0.5), None, True, window, 1.0)
     with Largest() as largest:
         blockwise.attend_backward(blockwise.attend(*arguments), *arguments)
     return largest.size
@@ -327,6 +219,7 @@ def test_only_as_much_memory_as_a_block_of_queries_needs():
     sizes = {length: largest_tensor(1, 1, length) for length in (4096, 8192)}
     assert sizes[4096] >= blocks.QUERY_ROWS * 4096  # the mode sees the buffer of one map's scores
     assert sizes[8192] <= 2 * sizes[4096]
+    assert largest_tensor(1, 2, 1000, window=10) == 2 * 128 * (128 + 9)  # the keys that a block sees, of two heads
 
 
 def test_heads_go_together_only_as_far_as_their_scores_stay_in_cache(monkeypatch):
@@ -372,20 +265,14 @@ def test_strided_input_as_models_give_it():
     key = torch.randn(2, 7, 4, 4, dtype=torch.float64).transpose(1, 2).requires_grad_()
     value = torch.randn(2, 7, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
     lam = torch.rand((), dtype=torch.float64, requires_grad=True)
-    assert_equal_to_reference(query, key, value, lam, is_causal=True)
+    attention.assert_equal_to_reference("blockwise", query, key, value, lam, is_causal=True)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(impl, poison, window):
-    query, key, value = (t.detach() for t in inputs(1, 2, 2, 8, 8, 4, 5, 2))
-    key[:, :, 4] = poison
-    out = differential_attention(query, key, value, 0.5, is_causal=True, sliding_window=window, impl=impl)
-    sees = [row for row in range(8) if row >= 4 and (window is None or row - 4 < window)]
-    blind = [row for row in range(8) if row not in sees]
-    assert out[0, :, blind].isfinite().all()
-    assert not out[0, :, sees].isfinite().any()
+    attention.assert_poison_stays(impl, 8, 4, poison, window)
 
 
 @pytest.mark.parametrize("impl", ["reference", "blockwise"])
@@ -433,14 +320,6 @@ def test_double_backward_is_refused():
         grad.sum().backward()
 
 
-def test_two_maps_of_equal_keys_equal_the_shared_key_form():
-    query, key, value = (t.detach() for t in inputs(2, 4, 2, 9, 9, 4, 5, 1))
-    doubled = key.repeat_interleave(2, dim=1)
-    shared = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
-    two = differential_attention(query, doubled, value, 0.4, is_causal=True, impl="blockwise")
-    torch.testing.assert_close(shared, two)
-
-
 def test_subtracting_two_sdpa_calls_gives_the_same():
     """An independent implementation: torch's own attention for each map."""
     query, key, value = (t.detach() for t in inputs(2, 3, 3, 33, 33, 8, 16, 2))
@@ -462,5 +341,4 @@ def test_bf16_products_where_the_processor_has_them(monkeypatch, has_instruction
     exact = differential_attention(query.double(), key.double(), value.double(), 0.4, is_causal=True, impl="reference")
     found = differential_attention(query, key, value, 0.4, is_causal=True, impl="blockwise")
     eager = differential_attention(query, key, value, 0.4, is_causal=True, impl="reference")
-    rounding = (exact.bfloat16() - exact).abs().max()
-    assert (found - exact).abs().max() <= 2 * ((eager - exact).abs().max() + rounding)
+    attention.assert_errs_at_most_twice(found, eager, exact)

@@ -1,32 +1,27 @@
 """Few queries against a cache give what the reference gives, in both forms, with every mask and gradient."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.ops.decoding import attend_few
+from support.attention import assert_errs_at_most_twice
 
 
-def inputs(
-    halves: int, *, heads: int, groups: int, queries: int, keys: int, dtype: Any = torch.float64
-) -> list[Tensor]:
+def inputs(halves, *, heads, groups, queries, keys, dtype=torch.float64):
     shapes = [(2, 2 * heads, queries, 6), (2, groups * halves, keys, 6), (2, groups * halves, keys, 6)]
     return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
 
 
-def reference(halves: int, query: Tensor, key: Tensor, value: Tensor, lam: Any, **options: Any) -> Tensor:
+def reference(halves, query, key, value, lam, **options):
     whole = join_halves(value) if halves == 2 else value
     return differential_attention(query, key, whole, lam, impl="reference", **options)
 
 
-MASKS: dict[str, Any] = {
+MASKS = {
     "none": lambda keys: None,
     "padding": lambda keys: torch.arange(keys) >= torch.tensor([0, 2])[:, None, None, None],
     "nothing to see in one row": lambda keys: torch.arange(keys) >= torch.tensor([0, keys])[:, None, None, None],
@@ -59,11 +54,9 @@ def test_the_error_is_at_most_twice_that_of_the_reference_at_the_same_dtype(halv
     tensors = [t.detach() for t in inputs(halves, heads=4, groups=2, queries=1, keys=300, dtype=dtype)]
     lam = torch.tensor(0.4)
     exact = reference(halves, *(t.double() for t in tensors), lam.double())
-    rounding = (exact.to(dtype).double() - exact).abs().max()
-    eager = (reference(halves, *tensors, lam).double() - exact).abs().max()
     few = attend_few(*tensors, lam, None, groups=2, is_causal=False, sliding_window=None, scale=6**-0.5)
     assert few.dtype == dtype
-    assert (few.double() - exact).abs().max() <= 2 * (eager + rounding)
+    assert_errs_at_most_twice(few, reference(halves, *tensors, lam), exact)
 
 
 def test_lambda_of_any_shape_that_broadcasts():
@@ -83,7 +76,7 @@ def test_the_operator_takes_this_way_for_few_rows_alone(monkeypatch, halves, hea
         tensors[2] = join_halves(tensors[2])
     calls = []
 
-    def counted(*arguments: Any, **options: Any) -> Tensor:
+    def counted(*arguments, **options):
         calls.append(options["groups"])
         return attend_few(*arguments, **options)
 

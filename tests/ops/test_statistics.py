@@ -1,7 +1,5 @@
 """Reductions of attention against whole maps, formed from their definition."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,31 +1,17 @@
 """What spans add to a layer's output, and what is likely without them, against whole eager passes in fp64."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers as hf
 
 from antiphase.probing.last_tokens import LastTokens
+from support.models import FOREIGN, SIZES, foreign_model
 
 LENGTH, SPANS = 13, 3
 POSITIONS = torch.tensor([[10, 11], [9, 10]])
-OWN: dict[str, dict[str, Any]] = {
+OWN = {
     "softmax": {"attention_type": "softmax"},
     "softmax with head norm": {"attention_type": "softmax", "head_norm": True},
     "gate": {"attention_type": "softmax", "output_gate": True},
@@ -39,55 +25,40 @@ OWN: dict[str, dict[str, Any]] = {
     "V2": {"attention_type": "differential_v2"},
     "V2 across": {"attention_type": "differential_v2_across"},
 }
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}  # fmt: skip
-FOREIGN: dict[str, Any] = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
 EVERY = [*OWN, *FOREIGN]
 
 
 @pytest.fixture
 def build(tiny_model):
-    def make(name: str, implementation: str | None = None) -> Any:
+    def make(name, implementation=None):
         if name in OWN:
             fields = {"attention_type": "differential", **OWN[name]}
             kind = fields.pop("attention_type")
             return tiny_model(kind, **fields, attn_implementation=implementation or "antiphase").double()
-        torch.manual_seed(1)
-        model = FOREIGN[name](implementation or "sdpa").eval().double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.2 * torch.randn_like(parameter)
-        return model
+        return foreign_model(name, implementation or "sdpa").double()
 
     return make
 
 
 @pytest.fixture
-def ids() -> Tensor:
+def ids():
     return torch.randint(3, 61, (2, LENGTH))
 
 
 @pytest.fixture
-def spans() -> Tensor:
+def spans():
     """Three spans that make up the text, in pieces."""
     kinds = torch.randint(0, SPANS, (2, LENGTH))
     return torch.stack([kinds == index for index in range(SPANS)], dim=1)
 
 
-def attention_of(model: Any) -> list[Any]:
+def attention_of(model):
     layers = model.transformer.h if hasattr(model, "transformer") else model.model.layers
     return [layer.attn if hasattr(layer, "attn") else layer.self_attn for layer in layers]
 
 
 @contextmanager
-def hooked(handles: list[Any]):
+def hooked(handles):
     try:
         yield
     finally:
@@ -95,13 +66,13 @@ def hooked(handles: list[Any]):
             handle.remove()
 
 
-def norms_of(attention: Any) -> list[Any]:
+def norms_of(attention):
     return [getattr(attention, name) for name in ("head_norm", "groupnorm") if hasattr(attention, name)]
 
 
-def scales_of(model: Any, ids: Tensor) -> dict[Any, Tensor]:
+def scales_of(model, ids):
     """What each norm of heads multiplies its input by, everywhere."""
-    scales: dict[Any, Tensor] = {}
+    scales = {}
     handles = [
         norm.register_forward_hook(lambda norm, args, out: scales.update({norm: out / args[0]}))
         for attention in attention_of(model)
@@ -112,12 +83,12 @@ def scales_of(model: Any, ids: Tensor) -> dict[Any, Tensor]:
     return scales
 
 
-def output_with_values_of(model: Any, ids: Tensor, index: int, kept: Tensor, scales: dict[Any, Tensor]) -> Tensor:
+def output_with_values_of(model, ids, index, kept, scales):
     """Output (B, N, hidden) of attention layer ``index`` with its values cleared outside the keys ``kept`` (B, N)."""
     attention = attention_of(model)[index]
     seen = {}
 
-    def clear(module: Any, args: Any, out: Tensor) -> Tensor:
+    def clear(module, args, out):
         if module is getattr(attention, "v_proj", None):
             return out * kept[..., None]
         query_and_key, value = out.split([2 * out.shape[-1] // 3, out.shape[-1] // 3], dim=-1)  # GPT-2
@@ -154,7 +125,7 @@ def test_contributions_are_those_of_the_values_alone_with_the_norm_of_the_whole(
         torch.testing.assert_close(layer.norms(), size, rtol=1e-5, atol=1e-6)
 
 
-def hidden_mask(hide: Tensor, window: int) -> Tensor:
+def hidden_mask(hide, window):
     """Causal within a window, and the last tokens do not see the keys (B, N): bool (B, 1, N, N)."""
     mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(1 - window).repeat(2, 1, 1)
     for row in range(2):
@@ -169,7 +140,7 @@ def test_a_knocked_out_span_is_a_mask_of_the_whole_pass(build, name, layer, ids,
     hide = spans[:, 1] & (torch.arange(LENGTH) < 9)
     targets = torch.tensor([[4, 7], [9, -1]])
 
-    def mask_of(attention: Any, args: Any, kwargs: Any) -> Any:
+    def mask_of(attention, args, kwargs):
         mask = hidden_mask(hide, {"V1 with a window": 5, "mistral": 4}.get(name, LENGTH))
         if name in FOREIGN:
             mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
@@ -212,9 +183,9 @@ def test_a_model_is_the_same_afterwards(build, ids, spans):
 
 def test_attention_that_is_not_read_is_refused_by_name(build, ids):
     """A soft cap on the scores is not what queries and keys give."""
-    gemma = Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.05, attn_implementation="eager")
+    gemma = hf.Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.05, attn_implementation="eager")
     with pytest.raises(ValueError, match="softcap"):
-        LastTokens(Gemma2ForCausalLM(gemma).eval(), ids, POSITIONS)
+        LastTokens(hf.Gemma2ForCausalLM(gemma).eval(), ids, POSITIONS)
 
 
 def test_a_layer_that_is_not_linear_after_its_heads_is_refused_by_name(build, ids, spans):

@@ -1,57 +1,33 @@
 """Whole maps equal the weights that each model's own eager attention returns, which are read another way."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    BartConfig,
-    BartModel,
-    BertConfig,
-    BertModel,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GptOssConfig,
-    GptOssForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    ModernBertConfig,
-    ModernBertModel,
-)
+import transformers as hf
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 import antiphase
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
 from antiphase.instrumentation.hooks import swapped
 from antiphase.layers.functions import join_halves
-from antiphase.probing.maps import _visible, attention_maps
+from antiphase.probing.maps import attention_maps, visible_pairs
 
-BASE: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
-SIZES: dict[str, Any] = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
+SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 N = 13
 
-FOREIGN: dict[str, Any] = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SIZES, head_dim=8, sliding_window=5, attn_logit_softcapping=0.3)
+FOREIGN = {
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=4)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=5, attn_logit_softcapping=0.3)
     ),
-    "gpt_oss": lambda: GptOssForCausalLM(
-        GptOssConfig(**SIZES, head_dim=8, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
+    "gpt_oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**SIZES, head_dim=8, sliding_window=5, num_local_experts=2, num_experts_per_tok=1)
     ),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
-    "bert": lambda: BertModel(BertConfig(**BASE, num_attention_heads=4)),
-    "modernbert": lambda: ModernBertModel(
-        ModernBertConfig(
+    "gpt2": lambda: hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=64)),
+    "bert": lambda: hf.BertModel(hf.BertConfig(**BASE, num_attention_heads=4)),
+    "modernbert": lambda: hf.ModernBertModel(
+        hf.ModernBertConfig(
             **BASE,
             num_attention_heads=4,
             local_attention=6,
@@ -68,11 +44,11 @@ CAUSAL = {"llama", "mistral", "gemma2", "gpt_oss", "gpt2"}
 
 
 @pytest.fixture
-def ids() -> torch.Tensor:
+def ids():
     return torch.randint(3, 61, (1, N), generator=torch.Generator().manual_seed(2))
 
 
-def enlarged(model: Any) -> Any:
+def enlarged(model):
     """Weights so large that maps are far from uniform."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,7 +62,7 @@ def enlarged(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_maps_are_the_weights_of_the_models_own_eager_attention(name: str, ids: torch.Tensor) -> None:
+def test_maps_are_the_weights_of_the_models_own_eager_attention(name, ids):
     model = enlarged(FOREIGN[name]())
     before = model.config._attn_implementation
     found = attention_maps(model, ids)
@@ -106,7 +82,7 @@ def test_maps_are_the_weights_of_the_models_own_eager_attention(name: str, ids: 
     assert spread.max() > 0.15, "a test of uniform maps would show little"
 
 
-def test_windows_are_in_the_masks_of_their_layers(ids: torch.Tensor) -> None:
+def test_windows_are_in_the_masks_of_their_layers(ids):
     layers = attention_maps(FOREIGN["gemma2"](), ids)
     distance = torch.arange(N)[:, None] - torch.arange(N)
     near = (distance >= 0) & (distance < 5)
@@ -114,7 +90,7 @@ def test_windows_are_in_the_masks_of_their_layers(ids: torch.Tensor) -> None:
     assert layers[1].visible.equal(distance >= 0)
 
 
-def test_soft_caps_and_sinks_without_a_key_are_in_the_weights(ids: torch.Tensor) -> None:
+def test_soft_caps_and_sinks_without_a_key_are_in_the_weights(ids):
     capped = attention_maps(enlarged(FOREIGN["gemma2"]()), ids)
     for one in capped:  # scores lie between -0.3 and 0.3
         seen = one.visible.sum(-1, keepdim=True)
@@ -124,11 +100,11 @@ def test_soft_caps_and_sinks_without_a_key_are_in_the_weights(ids: torch.Tensor)
     assert sums.mean() < 0.9
 
 
-def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids: Any, monkeypatch: Any) -> None:
+def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids, monkeypatch):
     """As Granite's, which scales the output instead."""
     own = modeling_gpt_oss.eager_attention_forward
 
-    def scaling_afterwards(*args: Any, **kwargs: Any) -> Any:
+    def scaling_afterwards(*args, **kwargs):
         output, weights = own(*args, **kwargs)
         return output, weights / weights.sum(-1, keepdim=True)
 
@@ -138,12 +114,12 @@ def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_parts_of_an_encoder_and_decoder_are_told_apart(ids: torch.Tensor, says_so: bool) -> None:
-    config = BartConfig(
+def test_parts_of_an_encoder_and_decoder_are_told_apart(ids, says_so):
+    config = hf.BartConfig(
         vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=24,
         decoder_attention_heads=4, decoder_ffn_dim=24, max_position_embeddings=64,
     )  # fmt: skip
-    model = BartModel(config).eval()
+    model = hf.BartModel(config).eval()
     for layer in model.decoder.layers:
         layer.self_attn.is_causal = says_so  # NLLB's are not, and are given a mask that hides what comes after
     found = attention_maps(model, ids, ids[:, :7])
@@ -153,7 +129,7 @@ def test_parts_of_an_encoder_and_decoder_are_told_apart(ids: torch.Tensor, says_
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
 @pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
-def test_models_of_this_package_show_both_maps(tiny_model: Any, kind: str, implementation: str, ids: Any) -> None:
+def test_models_of_this_package_show_both_maps(tiny_model, kind, implementation, ids):
     fields = {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
     eager = tiny_model(kind, attn_implementation="eager", **fields).double()
     expected = eager(ids, output_attentions=True).attentions
@@ -171,15 +147,15 @@ def test_models_of_this_package_show_both_maps(tiny_model: Any, kind: str, imple
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_differential_attention_inside_other_architectures(name: str, ids: torch.Tensor) -> None:
+def test_differential_attention_inside_other_architectures(name, ids):
     """The weights are those that give the outputs of the layer's attention function."""
     config = FOREIGN[name]().config
     config.attention_probs_dropout_prob = config.attn_pdrop = 0.0
-    model = AutoModel.from_config(antiphase.differential_config(config)).eval()
-    calls: list[Any] = []
+    model = hf.AutoModel.from_config(antiphase.differential_config(config)).eval()
+    calls = []
 
-    def wrap(function: Any) -> Any:
-        def observe(module: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def wrap(function):
+        def observe(module, query, key, value, *args, **kwargs):
             found = function(module, query, key, value, *args, **kwargs)
             calls.append((module, value, found[0]))
             return found
@@ -198,9 +174,9 @@ def test_differential_attention_inside_other_architectures(name: str, ids: torch
         torch.testing.assert_close(output.flatten(2), expected.flatten(2), rtol=1e-4, atol=1e-5)
 
 
-def test_diffllama_is_the_same_model_in_another_form(ids: torch.Tensor) -> None:
+def test_diffllama_is_the_same_model_in_another_form(ids):
     """Its two calls a layer count once, and map i is subtracted from by map i + H."""
-    model = DiffLlamaForCausalLM(DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
+    model = hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
     model = enlarged(model)
     found = attention_maps(model, ids)
     model.set_attn_implementation("eager")
@@ -218,25 +194,25 @@ def test_diffllama_is_the_same_model_in_another_form(ids: torch.Tensor) -> None:
         torch.testing.assert_close(one.weights(), whole[0, :4] - lam.detach() * whole[0, 4:], rtol=1e-5, atol=1e-6)
 
 
-def test_the_model_is_unchanged_after_an_error(ids: torch.Tensor) -> None:
+def test_the_model_is_unchanged_after_an_error(ids):
     model = FOREIGN["llama"]()
     with pytest.raises(IndexError):
         attention_maps(model, ids + 1000)
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_one_text_at_a_time(ids: torch.Tensor) -> None:
+def test_one_text_at_a_time(ids):
     with pytest.raises(ValueError, match=r"one text, \(1, N\), got shape \(2, 13\)"):
         attention_maps(FOREIGN["llama"](), ids.expand(2, -1))
 
 
 @pytest.mark.parametrize(("causal", "expected"), [(True, [1, 2, 2, 2, 2]), (False, [5, 5, 5, 5, 5])])
-def test_a_window_without_a_mask_by_query_is_the_functions_own(causal: bool, expected: list[int]) -> None:
+def test_a_window_without_a_mask_by_query_is_the_functions_own(causal, expected):
     """Attention functions apply it so: a window ends behind the query, where attention is causal."""
     layer = torch.nn.Linear(1, 1)
-    layer.is_causal = causal  # type: ignore[assignment]  # a module's attributes are tensors or modules to mypy
+    layer.is_causal = causal
     tensor = torch.zeros(1, 1, 5, 1)
     call = AttentionCall(
         layer, 0, SOFTMAX, tensor, tensor, tensor, None, {"sliding_window": 2}, own=lambda: (tensor, None)
     )
-    assert _visible(call).sum(-1).tolist() == expected
+    assert visible_pairs(call).sum(-1).tolist() == expected

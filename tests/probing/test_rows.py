@@ -1,38 +1,21 @@
 """Rows of attention equal those of the whole map, in any model, without the whole map."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
+import transformers as hf
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
 
 from antiphase.probing.rows import attention_rows
-
-BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
-SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+from support.models import FOREIGN, SIZES, foreign_model
 
 POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
 
 
-def assert_near(found: Any, expected: Any) -> None:
+def assert_near(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def rows_of(whole: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+def rows_of(whole, positions):
     """(B, heads, P, M) from the whole map (B, heads, N, M)."""
     return torch.stack([whole[row][:, positions[row]] for row in range(len(positions))])
 
@@ -70,26 +53,11 @@ def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
         assert_near(found.weights().sum(-1), (1 - found.lam).expand(2, 4, 3))
 
 
-FOREIGN: dict[str, Any] = {
-    "llama": lambda how: LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=how)),
-    "diffllama": lambda how: DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, attn_implementation=how)),
-    "mistral": lambda how: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4, attn_implementation=how)),
-    "gpt2": lambda how: GPT2LMHeadModel(
-        GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation=how)
-    ),
-}
-
-
 @pytest.mark.parametrize("name", FOREIGN)
 @pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
 def test_rows_of_other_models_equal_their_own_weights(name, implementation):
     ids = torch.randint(3, 61, (2, 13))
-    eager = FOREIGN[name]("eager").eval()
-    with torch.no_grad():
-        for parameter in eager.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    model = FOREIGN[name](implementation).eval()
-    model.load_state_dict(eager.state_dict())
+    eager, model = (foreign_model(name, how) for how in ("eager", implementation))
     layers = attention_rows(model, ids, POSITIONS)
     whole = eager(ids, output_attentions=True).attentions
     assert len(layers) == len(whole) == 2  # DiffLlama calls its attention function twice a layer
@@ -112,7 +80,7 @@ def test_rows_of_other_models_equal_their_own_weights(name, implementation):
 def test_arguments_that_would_change_the_rows_are_refused_by_name():
     ids = torch.randint(3, 61, (2, 13))
     with pytest.raises(ValueError, match="does not support the arguments softcap"):
-        attention_rows(Gemma2ForCausalLM(Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
+        attention_rows(hf.Gemma2ForCausalLM(hf.Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
 
 
 def test_a_window_given_to_the_function_narrows_the_rows():
@@ -126,7 +94,7 @@ def test_a_window_given_to_the_function_narrows_the_rows():
     AttentionMaskInterface.register("windowed", lambda *args, **kwargs: None)
     try:
         (first, _), (plain, _) = (
-            attention_rows(FOREIGN["mistral"](how).eval(), ids, POSITIONS) for how in ("windowed", "sdpa")
+            attention_rows(foreign_model("mistral", how), ids, POSITIONS) for how in ("windowed", "sdpa")
         )
     finally:
         del AttentionInterface._global_mapping["windowed"], AttentionMaskInterface._global_mapping["windowed"]
@@ -139,7 +107,7 @@ class Largest(TorchDispatchMode):
 
     entries = 0
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, (tuple, list)) else [out]:
             if isinstance(tensor, torch.Tensor):

@@ -1,30 +1,11 @@
 """Statistics of whole models against the maps that their own eager attention returns."""
 
-from __future__ import annotations
-
 import copy
 import weakref
 
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    AutoModelForCausalLM,
-    BertConfig,
-    DiffLlamaConfig,
-    EsmConfig,
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LayoutLMConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    RobertaConfig,
-    T5Config,
-    T5EncoderModel,
-)  # fmt: skip
+import transformers as hf
 
 import antiphase
 from antiphase.errors import InputError
@@ -38,17 +19,17 @@ SIZES = {
     "intermediate_size": 48, "max_position_embeddings": 128,
 }  # fmt: skip
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**SIZES, num_key_value_heads=2),
-    "mistral": lambda: MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=11),
-    "qwen2": lambda: Qwen2Config(**SIZES, num_key_value_heads=4),
-    "gpt2": lambda: GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128),
-    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
-    "gemma": lambda: GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8),
-    "bert": lambda: BertConfig(**SIZES),
-    "roberta": lambda: RobertaConfig(**SIZES),
-    "layoutlm": lambda: LayoutLMConfig(**SIZES),  # its layers say neither their number nor their direction
-    "esm": lambda: EsmConfig(**SIZES, pad_token_id=0, mask_token_id=2),  # its layers' number is None
-    "diffllama": lambda: DiffLlamaConfig(**SIZES, num_key_value_heads=2),
+    "llama": lambda: hf.LlamaConfig(**SIZES, num_key_value_heads=2),
+    "mistral": lambda: hf.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=11),
+    "qwen2": lambda: hf.Qwen2Config(**SIZES, num_key_value_heads=4),
+    "gpt2": lambda: hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=128),
+    "gpt_neox": lambda: hf.GPTNeoXConfig(**SIZES),
+    "gemma": lambda: hf.GemmaConfig(**SIZES, num_key_value_heads=2, head_dim=8),
+    "bert": lambda: hf.BertConfig(**SIZES),
+    "roberta": lambda: hf.RobertaConfig(**SIZES),
+    "layoutlm": lambda: hf.LayoutLMConfig(**SIZES),  # its layers say neither their number nor their direction
+    "esm": lambda: hf.EsmConfig(**SIZES, pad_token_id=0, mask_token_id=2),  # its layers' number is None
+    "diffllama": lambda: hf.DiffLlamaConfig(**SIZES, num_key_value_heads=2),
     "softmax": lambda: antiphase.AntiphaseConfig(**SIZES, attention_type="softmax", num_key_value_heads=2),
 }
 
@@ -57,7 +38,7 @@ ENCODERS = ("bert", "roberta", "layoutlm", "esm")
 
 def build(config):
     torch.manual_seed(4)
-    model = AutoModel.from_config(config).double().eval()
+    model = hf.AutoModel.from_config(config).double().eval()
     with torch.no_grad():  # attention that is far from uniform
         for field, weight in model.named_parameters():
             is_sharp = field.endswith(("query.weight", "key.weight"))  # norms before them make up for the others
@@ -124,7 +105,7 @@ def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
 @torch.no_grad()
 def test_differences_join_the_right_maps(name):
     config = (
-        DiffLlamaConfig(**SIZES, num_key_value_heads=2)
+        hf.DiffLlamaConfig(**SIZES, num_key_value_heads=2)
         if name == "diffllama"
         else antiphase.AntiphaseConfig(
             **SIZES, attention_type=name, num_key_value_heads=4 if name == "differential" else 2
@@ -206,17 +187,19 @@ def test_the_model_is_as_before_also_after_an_error():
 
 def test_what_cannot_be_measured_is_refused_by_name():
     ids = inputs_of("none")["input_ids"]
+    gemma = hf.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)
     with pytest.raises(ValueError, match="softcap"):
-        attention_statistics(AutoModelForCausalLM.from_config(Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)),
-                             input_ids=ids)  # fmt: skip
-    small_t5 = T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+        attention_statistics(hf.AutoModelForCausalLM.from_config(gemma), input_ids=ids)
+    small_t5 = hf.T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
     with pytest.raises(InputError, match=r"attention of a t5 model cannot be measured .* encoder and decoder"):
-        attention_statistics(AutoModel.from_config(small_t5), input_ids=ids, decoder_input_ids=ids)
+        attention_statistics(hf.AutoModel.from_config(small_t5), input_ids=ids, decoder_input_ids=ids)
     with pytest.raises(ValueError, match="position_bias"):
-        attention_statistics(T5EncoderModel(small_t5), input_ids=ids)
-    decoder = GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True)
+        attention_statistics(hf.T5EncoderModel(small_t5), input_ids=ids)
+    decoder = hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True)
     with pytest.raises(ValueError, match="encoder_hidden_states"):
-        attention_statistics(AutoModel.from_config(decoder), input_ids=ids, encoder_hidden_states=torch.randn(2, N, 32))
+        attention_statistics(
+            hf.AutoModel.from_config(decoder), input_ids=ids, encoder_hidden_states=torch.randn(2, N, 32)
+        )
     model = build(CONFIGS["llama"]())
     with pytest.raises(ValueError, match="alpha must be above 0"):
         attention_statistics(model, alpha=0.0, input_ids=ids)

@@ -1,10 +1,7 @@
 """Synthetic records: a plain comparison, an awkward one with all that may be missing or hostile."""
 
-from __future__ import annotations
-
 import math
-from pathlib import Path
-from typing import Any
+from itertools import product
 
 import numpy
 import pytest
@@ -12,10 +9,11 @@ import pytest
 from antiphase.records import Record
 from antiphase.report import write_report
 
+LAST = "difference"
 SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
 
 
-def make_run(arm: str, seed: int, *, quality: float, lambdas: list[float] | None) -> dict[str, Any]:
+def make_run(arm, seed, *, quality, lambdas):
     curve = []
     for step in range(0, 601, 50):
         learned = quality * (1 - math.exp(-step / (180 + 25 * seed)))
@@ -32,77 +30,45 @@ def make_run(arm: str, seed: int, *, quality: float, lambdas: list[float] | None
     }  # fmt: skip
 
 
-def make_needles(arms: list[str], *, needles: list[int], lengths: list[int], depths: list[float]) -> dict[str, Any]:
+def make_needles(arms, *, needles, lengths, depths):
     cells, summary = [], []
-    for arm in arms:
-        for trained in (True, False):
-            for count in needles:
-                for length in lengths:
-                    for depth in [*depths, None]:
-                        level = 0.9 - 0.1 * arms.index(arm) - 0.02 * count if trained else 1 / count
-                        accuracy = round(max(0.0, level - 0.2 * (depth or 0) * (1 - (depth or 0))), 3)
-                        place = {
-                            "arm": arm,
-                            "trained": trained,
-                            "needles": count,
-                            "queries": 2,
-                            "length": length,
-                            "depth": depth,
-                        }
-                        interval = [max(0, accuracy - 0.05), min(1, accuracy + 0.04)]
-                        extra = {
-                            "accuracy": accuracy,
-                            "interval": interval,
-                            "samples": 400,
-                            "guess_rate": 1 / count,
-                        }
-                        summary.append(place | extra)
-                        if depth is not None:
-                            counts = {
-                                "samples": 200,
-                                "correct": round(200 * accuracy),
-                                "by_place": [accuracy, 0.5],
-                            }
-                            cells += [place | counts | {"seed": seed} for seed in (0, 1)]
+    for arm, trained, count, length, depth in product(arms, (True, False), needles, lengths, [*depths, None]):
+        level = 0.9 - 0.1 * arms.index(arm) - 0.02 * count if trained else 1 / count
+        accuracy = round(max(0.0, level - 0.2 * (depth or 0) * (1 - (depth or 0))), 3)
+        place = {"arm": arm, "trained": trained, "needles": count, "queries": 2, "length": length, "depth": depth}
+        interval = [max(0, accuracy - 0.05), min(1, accuracy + 0.04)]
+        extra = {"accuracy": accuracy, "interval": interval, "samples": 400, "guess_rate": 1 / count}
+        summary.append(place | extra)
+        if depth is not None:
+            counts = {"samples": 200, "correct": round(200 * accuracy), "by_place": [accuracy, 0.5]}
+            cells += [place | counts | {"seed": seed} for seed in (0, 1)]
     return {"cells": cells, "summary": summary}
 
 
-def make_allocation(arms: list[str], seeds: list[int]) -> list[dict[str, Any]]:
+def make_allocation(arms, seeds):
     rows = []
-    for arm in arms:
-        maps = ["softmax"] if arm == "softmax" else ["first", "second", "difference"]
-        for seed in seeds:
-            for trained in (True, False):
-                for layer in ("all", 0, 1):
-                    for index, name in enumerate(maps):
-                        spans = {
-                            span: {
-                                "share": round(0.1 + 0.03 * place + 0.005 * seed, 4),
-                                "signed": round((0.1 + 0.02 * place) * (-1 if index == 2 and place == 4 else 1), 4),
-                                **(
-                                    {}
-                                    if name in ("first", "second")
-                                    else {
-                                        "contribution": round(0.5 - 0.2 * place + 0.01 * seed, 4),
-                                        "contribution_norm": 0.7,
-                                    }
-                                ),
-                            }
-                            for place, span in enumerate(SPANS)
-                        }
-                        row = {"arm": arm, "seed": seed, "trained": trained, "layer": layer, "map": name}
-                        row |= {"spans": spans, "answer_to_noise": {"signed": 0.4, "share": 0.3}}
-                        if name not in ("first", "second"):
-                            change = -1.5 - 0.25 * seed if layer == "all" else -0.5
-                            row["knockout"] = {
-                                "answer": {"change": change, "interval": [change - 0.5, change + 0.5]},
-                                "filler": {"change": 0.01, "interval": [-0.02, 0.04]},
-                            }
-                        rows.append(row)
+    maps = [(arm, name) for arm in arms for name in (["softmax"] if arm == "softmax" else ["first", "second", LAST])]
+    for (arm, name), seed, trained, layer in product(maps, seeds, (True, False), ("all", 0, 1)):
+        spans = {
+            span: {
+                "share": round(0.1 + 0.03 * place + 0.005 * seed, 4),
+                "signed": round((0.1 + 0.02 * place) * (-1 if name == LAST and place == 4 else 1), 4),
+            }
+            for place, span in enumerate(SPANS)
+        }
+        row = {"arm": arm, "seed": seed, "trained": trained, "layer": layer, "map": name, "spans": spans,
+               "answer_to_noise": {"signed": 0.4, "share": 0.3}}  # fmt: skip
+        if name not in ("first", "second"):
+            change = -1.5 - 0.25 * seed if layer == "all" else -0.5
+            filler = {"change": 0.01, "interval": [-0.02, 0.04]}
+            row["knockout"] = {"answer": {"change": change, "interval": [change - 0.5, change + 0.5]}, "filler": filler}
+            for place, span in enumerate(SPANS):
+                spans[span] |= {"contribution": round(0.5 - 0.2 * place + 0.01 * seed, 4), "contribution_norm": 0.7}
+        rows.append(row)
     return rows
 
 
-def make_comparison(*, needles: list[int] | None = None, seeds: int = 3, tokens: int = 40) -> Record:
+def make_comparison(*, needles=None, seeds=3, tokens=40):
     """A complete record of softmax against differential."""
     generator = numpy.random.default_rng(0)
     arms = ["softmax", "differential"]
@@ -166,16 +132,13 @@ def make_comparison(*, needles: list[int] | None = None, seeds: int = 3, tokens:
     )  # fmt: skip
 
 
-def make_awkward() -> Record:
+def make_awkward():
     """Three arms, one seed, nulls, hostile text, a run that never passes, one depth, no allocation."""
     hostile = '<script>alert("x")</script>'
     arms = ["softmax", "differential", "<b>$x^ & [red]'s</b>"]
     runs = [make_run(arm, 0, quality=0.1, lambdas=None) for arm in arms]
     runs[0]["final"] = {"loss": None, "accuracy": None}
-    runs[1]["curve"] = [
-        {"step": 10, "train_loss": None, "loss": None, "accuracy": None},
-        {"step": 20, "accuracy": 0.3},
-    ]
+    runs[1]["curve"] = [{"step": 10, "train_loss": None, "loss": None, "accuracy": None}, {"step": 20, "accuracy": 0.3}]
     runs[1]["lambdas"] = [0.2, None]
     runs[2]["curve"] = []
     del runs[2]["best"]
@@ -212,21 +175,21 @@ def make_awkward() -> Record:
 
 
 @pytest.fixture
-def comparison() -> Record:
+def comparison():
     return make_comparison()
 
 
 @pytest.fixture
-def awkward() -> Record:
+def awkward():
     return make_awkward()
 
 
 @pytest.fixture
-def grid_comparison() -> Record:
+def grid_comparison():
     return make_comparison(needles=[4, 8, 16], seeds=2)
 
 
 @pytest.fixture(scope="session")
-def both_on_a_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both_on_a_page(tmp_path_factory):
     """The plain and the awkward record on one page: drawn once, read by many tests."""
     return write_report([make_comparison(), make_awkward()], tmp_path_factory.mktemp("page") / "report.html")

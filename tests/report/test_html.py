@@ -1,13 +1,9 @@
 """The page is valid, self-contained, escaped, complete and the same every time."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import re
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,17 +17,17 @@ VOID = {"meta", "link", "img", "br", "hr", "input"}
 class Page(HTMLParser):
     """Checks nesting; collects text, tables, tags and attributes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open = []
+        self.tags = []
         self.text = ""
-        self.rows: list[list[str]] = []
+        self.rows = []
         self.feed(path.read_text(encoding="utf-8"))
         self.close()
         assert self.open == []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         assert len(dict(attrs)) == len(attrs), f"an attribute stands twice in {tag}"
         self.tags.append((tag, dict(attrs)))
         if tag not in VOID:
@@ -41,33 +37,33 @@ class Page(HTMLParser):
         if tag in ("td", "th"):
             self.rows[-1].append("")
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if "style" not in self.open:
             self.text += data
         if "td" in self.open or "th" in self.open:
             self.rows[-1][-1] += data
 
-    def attributes(self, tag: str) -> list[dict[str, str | None]]:
+    def attributes(self, tag):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def write(tmp_path: Path, *records: Record) -> Page:
+def write(tmp_path, *records):
     return Page(write_report(records, tmp_path / "report.html"))
 
 
 @pytest.fixture(scope="module")
-def both(both_on_a_page: Path) -> tuple[Page, str]:
+def both(both_on_a_page):
     """The page of the plain and the awkward record, and its source."""
     return Page(both_on_a_page), both_on_a_page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
-def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, str]) -> None:
+def test_every_table_stands_on_the_page(comparison, both):
     page, _ = both
-    found: list[tables.Table | None] = [
+    found = [
         *summary.main_tables(comparison),
         *(compared.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
         *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
@@ -76,14 +72,13 @@ def test_every_table_stands_on_the_page(comparison: Record, both: tuple[Page, st
         tables.by_layer(comparison, "gradient_norms", ""),
     ]
     for table in found:
-        assert table is not None
         assert [column.name for column in table.columns] in page.rows
         assert all(row in page.rows for row in table.text()), table.title
     captions = page.text.count("Learning curves (78 rows)")
     assert captions == 1, "a table that stands behind a figure is not repeated in the details"
 
 
-def test_sentences_and_verdict_are_verbatim(comparison: Record, awkward: Record, both: tuple[Page, str]) -> None:
+def test_sentences_and_verdict_are_verbatim(comparison, awkward, both):
     page, _ = both
     for record in (comparison, awkward):
         for entry in record.values["comparison"]:
@@ -91,7 +86,7 @@ def test_sentences_and_verdict_are_verbatim(comparison: Record, awkward: Record,
     assert comparison.values["verdict"] in page.text
 
 
-def test_text_of_others_is_escaped(both: tuple[Page, str]) -> None:
+def test_text_of_others_is_escaped(both):
     page, _ = both
     assert not page.attributes("script")
     assert not page.attributes("b")
@@ -99,7 +94,7 @@ def test_text_of_others_is_escaped(both: tuple[Page, str]) -> None:
     assert "<b>$x^ & [red]'s</b>" in page.text
 
 
-def test_nothing_is_loaded_and_nothing_runs(both: tuple[Page, str]) -> None:
+def test_nothing_is_loaded_and_nothing_runs(both):
     page, source = both
     for tag, attributes in page.tags:
         assert tag not in ("script", "link", "iframe", "object", "embed")
@@ -116,7 +111,7 @@ def test_nothing_is_loaded_and_nothing_runs(both: tuple[Page, str]) -> None:
     assert len(source) < 3_000_000
 
 
-def test_figures_and_tables_are_accessible(both: tuple[Page, str]) -> None:
+def test_figures_and_tables_are_accessible(both):
     page, _ = both
     assert len(page.attributes("img")) == 5 + 4
     assert all(attributes.get("alt") for attributes in page.attributes("img"))
@@ -129,14 +124,14 @@ def test_figures_and_tables_are_accessible(both: tuple[Page, str]) -> None:
     assert {link.removeprefix("#") for link in links} == set(anchors)
 
 
-def test_the_map_says_which_head_it_shows(both: tuple[Page, str]) -> None:
+def test_the_map_says_which_head_it_shows(both):
     page, _ = both
     assert re.search(r"softmax: layer 1, head 1, counted from 0, with 0\.\d{3} of \|weight\| on the answer", page.text)
 
 
 @pytest.mark.essential
 @pytest.mark.slow
-def test_equal_records_give_equal_bytes(comparison: Record, tmp_path: Path) -> None:
+def test_equal_records_give_equal_bytes(comparison, tmp_path):
     first = write_report([comparison], tmp_path / "first.html").read_bytes()
     second = write_report([copy.deepcopy(comparison)], tmp_path / "second.html").read_bytes()
     assert first == second
@@ -145,7 +140,7 @@ def test_equal_records_give_equal_bytes(comparison: Record, tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["runs", "needles", "allocation", "attention_map", "comparison", "parameters"])
 @pytest.mark.parametrize("absent", [True, False])
-def test_any_part_may_be_missing_or_null(comparison: Record, tmp_path: Path, part: str, absent: bool) -> None:
+def test_any_part_may_be_missing_or_null(comparison, tmp_path, part, absent):
     if absent:
         del comparison.values[part]
     else:
@@ -163,14 +158,14 @@ def test_any_part_may_be_missing_or_null(comparison: Record, tmp_path: Path, par
         ("unheard-of", {}, "have no layout of their own"),
     ],
 )
-def test_other_kinds(tmp_path: Path, kind: str, values: dict[str, Any], expected: str) -> None:
+def test_other_kinds(tmp_path, kind, values, expected):
     page = write(tmp_path, Record(kind=kind, values=values))
     assert expected in page.text
     if kind == "unheard-of":
         assert "have no layout of their own" in page.text
 
 
-def test_evaluations_of_one_model(comparison: Record, tmp_path: Path) -> None:
+def test_evaluations_of_one_model(comparison, tmp_path):
     summary = [row for row in comparison.values["needles"]["summary"] if row["arm"] == "softmax"]
     summary = [{key: row[key] for key in row if key not in ("arm", "trained")} for row in summary if row["trained"]]
     rows = [row for row in comparison.values["allocation"] if row["arm"] == "softmax" and row["trained"]]
@@ -185,7 +180,7 @@ def test_evaluations_of_one_model(comparison: Record, tmp_path: Path) -> None:
     assert "Attention by span" in page.text
 
 
-def test_wrong_use_is_one_clear_error(comparison: Record, tmp_path: Path) -> None:
+def test_wrong_use_is_one_clear_error(comparison, tmp_path):
     with pytest.raises(InputError, match="at least one record"):
         write_report([], tmp_path / "report.html")
     with pytest.raises(InputError, match=r"is a folder.*report\.html"):

@@ -1,35 +1,30 @@
 """Figures draw the record's numbers: lines, bars and maps are read back from the axes."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import warnings
-from pathlib import Path
-from typing import Any
 
 import numpy
 import pytest
-from matplotlib.figure import Figure
 
 from antiphase.records import Record
 from antiphase.report import figures, plots
 
 
-def numbers(data: Any) -> numpy.ndarray:
+def numbers(data):
     return numpy.asarray(data, dtype=float)
 
 
-def patch_of(container: Any) -> Any:
+def patch_of(container):
     return container.patches[0]
 
 
-def drawn(figure: Figure | None) -> Figure:
+def drawn(figure):
     assert figure is not None
     return figure
 
 
-def test_learning_curves_are_the_runs_and_their_median(comparison: Record) -> None:
+def test_learning_curves_are_the_runs_and_their_median(comparison):
     accuracy, loss = drawn(plots.learning_curves(comparison)).axes
     for axes, key in ((accuracy, "accuracy"), (loss, "loss")):
         lines = {str(line.get_label()): line for line in axes.lines}
@@ -48,7 +43,7 @@ def test_learning_curves_are_the_runs_and_their_median(comparison: Record) -> No
     assert {text.get_text() for text in accuracy.texts} == {"threshold\n50 %", "guess rate\n12.5 %"}
 
 
-def test_median_only_where_every_seed_was_measured(comparison: Record) -> None:
+def test_median_only_where_every_seed_was_measured(comparison):
     comparison.values["runs"][0]["curve"][3]["accuracy"] = None
     axes = drawn(plots.learning_curves(comparison)).axes[0]
     (median,) = [line for line in axes.lines if line.get_label() == "softmax, median of 3 seeds"]
@@ -56,7 +51,7 @@ def test_median_only_where_every_seed_was_measured(comparison: Record) -> None:
     assert 200 in list(numbers(median.get_xdata()))
 
 
-def test_needle_points_carry_the_intervals(comparison: Record) -> None:
+def test_needle_points_carry_the_intervals(comparison):
     (axes,) = drawn(plots.needle_grid(comparison)).axes
     assert [container.get_label() for container in axes.containers] == [
         "softmax, trained",
@@ -71,7 +66,7 @@ def test_needle_points_carry_the_intervals(comparison: Record) -> None:
         numpy.testing.assert_allclose(segment[:, 1], row["interval"])
 
 
-def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison: Record) -> None:
+def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison):
     figure = drawn(plots.needle_grid(grid_comparison))
     panels = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
     assert list(panels) == [f"{arm}, {model}" for model in ("trained", "untrained")
@@ -85,7 +80,7 @@ def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison
     numpy.testing.assert_allclose(table[-1], [1 / 4, 1 / 8, 1 / 16])
 
 
-def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison: Record) -> None:
+def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison):
     axes = drawn(plots.allocation_bars(comparison)).axes
     for panel, measure in zip(axes[:3], ("share", "signed", "contribution"), strict=True):
         widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
@@ -98,7 +93,7 @@ def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison: Reco
         assert widths["_differential untrained filler"] == pytest.approx(statistics.fmean(values))
 
 
-def test_knock_outs_have_a_panel_where_the_record_has_them(comparison: Record) -> None:
+def test_knock_outs_have_a_panel_where_the_record_has_them(comparison):
     *_, panel = drawn(plots.allocation_bars(comparison)).axes
     widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
     assert widths.keys() == {f"_{arm} {state} {span}" for arm in comparison.values["arms"]
@@ -111,7 +106,7 @@ def test_knock_outs_have_a_panel_where_the_record_has_them(comparison: Record) -
     assert len(drawn(plots.allocation_bars(comparison)).axes) == 2
 
 
-def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison: Record) -> None:
+def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison):
     figure = drawn(plots.attention_maps(comparison))
     images = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
     for arm, choice in plots.strongest_heads(comparison).items():
@@ -127,7 +122,7 @@ def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison:
 
 
 @pytest.mark.parametrize("rows", [[37, 38, 39], [37], None])
-def test_attention_maps_of_the_last_rows_alone(comparison: Record, rows: list[int] | None) -> None:
+def test_attention_maps_of_the_last_rows_alone(comparison, rows):
     whole = plots.strongest_heads(comparison)
     comparison.arrays = {name: weights[:, :, -3:] for name, weights in comparison.arrays.items()}
     comparison.values["attention_map"]["rows"] = rows
@@ -137,14 +132,14 @@ def test_attention_maps_of_the_last_rows_alone(comparison: Record, rows: list[in
     assert labels == comparison.values["attention_map"]["tokens"][-3:]
 
 
-def test_lambdas_by_layer(comparison: Record) -> None:
+def test_lambdas_by_layer(comparison):
     (axes,) = drawn(plots.lambdas(comparison)).axes
     (median,) = [line for line in axes.lines if line.get_label() == "differential, median of 3 seeds"]
     numpy.testing.assert_allclose(numbers(median.get_ydata()), [0.22, 0.35, 0.46])
     assert len(axes.lines) == 4
 
 
-def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
+def test_an_arm_has_one_colour_everywhere(comparison):
     arms = comparison.values["arms"]
     lines = drawn(plots.learning_curves(comparison)).axes[0].lines
     bars = drawn(plots.allocation_bars(comparison)).axes[0].containers
@@ -156,24 +151,12 @@ def test_an_arm_has_one_colour_everywhere(comparison: Record) -> None:
 
 
 @pytest.mark.slow
-def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Record, tmp_path: Path) -> None:
+def test_save_figures_writes_what_the_record_has(comparison, awkward, tmp_path):
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
     others = (
-        "benchmark",
-        "allocation-",
-        "calibrat",
-        "look-",
-        "loss-",
-        "classifier-",
-        "translation-",
-        "harness",
-        "hallucination",
-        "claims",
-        "study-",
-        "ablations",
-        "gradient-norms",
-        "learning-rates",
-    )
+        "benchmark", "allocation-", "calibrat", "look-", "loss-", "classifier-", "translation-",
+        "harness", "hallucination", "claims", "study-", "ablations", "gradient-norms", "learning-rates",
+    )  # fmt: skip
     assert names == [f"{name}.png" for name in figures.FIGURES if not name.startswith(others)]
     paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
@@ -181,7 +164,7 @@ def test_save_figures_writes_what_the_record_has(comparison: Record, awkward: Re
     assert figures.save_figures(Record(kind="odd", values={}), tmp_path / "none") == []
 
 
-def test_many_tasks_leave_room_for_their_lines() -> None:
+def test_many_tasks_leave_room_for_their_lines():
     row = {"shots": 4, "accuracies": [0.5, 0.7], "mean_accuracy": 0.6, "margin": 0.2, "flip_share": 0.1}
     task = {
         "rows": [{"shots": count, "accuracy": 0.5, "interval": [0.4, 0.6], "tokens": 9} for count in (1, 4)],
@@ -189,7 +172,6 @@ def test_many_tasks_leave_room_for_their_lines() -> None:
     }  # fmt: skip
     tasks = {f"a-task-of-many-words-{number}": task for number in range(25)}
     figure = figures.figures_of(Record(kind="evaluate-many-shot", values={"tasks": tasks}))["many-shot"]
-    assert figure is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         figure.savefig(io.BytesIO(), format="png")

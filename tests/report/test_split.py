@@ -1,13 +1,10 @@
 """Models that learned or did not, old words and old intervals: what page and terminal show of records, old ones too."""
 
-from __future__ import annotations
-
 import io
 import re
 import runpy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,21 +12,13 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import (
-    ablations,
-    compared,
-    reproduction,
-    reproduction_plots,
-    terminal,
-    tuning,
-    write_report,
-)
+from antiphase.report import ablations, compared, reproduction, reproduction_plots, terminal, tuning, write_report
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
 
 
-def demo() -> Record:
+def demo():
     """An older record: its sentences have an interval from -158 to 103 points."""
     record = Record.load(RECORDS / "demo-start-0.02.json")
     assert "-158.0 to 103.4" in str(record.values["comparison"])
@@ -38,7 +27,7 @@ def demo() -> Record:
 
 
 @pytest.mark.slow
-def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path: Path) -> None:
+def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path):
     output = io.StringIO()
     terminal.print_summary(demo(), Console(file=output, width=250))
     page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
@@ -52,9 +41,8 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
     assert learned in page
 
 
-def test_each_row_of_the_headline_says_what_its_numbers_are() -> None:
+def test_each_row_of_the_headline_says_what_its_numbers_are():
     table = compared.headline(demo())
-    assert table is not None
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
     kinds = ("median", "who learned", "Parameters", "Guess rate")
@@ -67,9 +55,8 @@ def test_each_row_of_the_headline_says_what_its_numbers_are() -> None:
     assert steps == ["850 [600–1,150], 3 of 3 seeds", "1,000 [750–never], 2 of 3 seeds"]
 
 
-def test_numbers_in_full_have_no_mean_over_two_kinds_of_models() -> None:
+def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
     table = compared.comparison(demo())
-    assert table is not None
     names = [column.name for column in table.columns]
     for row in table.text():
         cells = dict(zip(names, row, strict=True))
@@ -81,7 +68,7 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models() -> None:
     assert "An older record: intervals cover seeds alone" in table.note
 
 
-def test_an_older_verdict_is_told_in_todays_words() -> None:
+def test_an_older_verdict_is_told_in_todays_words():
     record = Record.load(RECORDS / "reproduce" / "compare.json")
     assert "contradicted" in record.values["verdict"]
     output = io.StringIO()
@@ -90,13 +77,13 @@ def test_an_older_verdict_is_told_in_todays_words() -> None:
     assert "held-out loss, differential: not seen at this scale" in output.getvalue()
 
 
-def test_models_of_one_kind_keep_their_sentences() -> None:
+def test_models_of_one_kind_keep_their_sentences():
     record = Record.load(RECORDS / "upcycle.json")
     entries = [*record.values["comparison"], *record.values["further_comparison"]]
     assert compared.sentences(record) == [entry["sentence"] for entry in entries]
 
 
-def test_an_older_record_without_a_guess_rate_is_left_as_it_is() -> None:
+def test_an_older_record_without_a_guess_rate_is_left_as_it_is():
     record = demo()
     del record.values["guess_rate"]
     assert "-158.0 to 103.4" in compared.sentences(record)[0]
@@ -105,7 +92,7 @@ def test_an_older_record_without_a_guess_rate_is_left_as_it_is() -> None:
 # ------------------------------------------------------------------------------------------ claims
 
 
-def claim(**fields: Any) -> dict[str, Any]:
+def claim(**fields):
     return {
         "claim": "More found", "source": "Table 2", "paper": "1 → 2", "part": "needles", "measured": "m",
         "unit": "points", "digits": 1, "is_share": True, "lower_is_better": False, "softmax": 0.5, "differential": 0.6,
@@ -116,13 +103,12 @@ def claim(**fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def cells(record: Record, name: str) -> list[str]:
+def cells(record, name):
     table = reproduction.claims(record)
-    assert table is not None
     return next(row for row in table.text() if row[0].startswith(name))
 
 
-def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it() -> None:
+def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it():
     learned = claim(
         claim="Learned", difference=None, interval=None, learned={"softmax": [1, 5], "differential": [3, 5]},
         verdict="inconclusive", p=None, p_holm=None,
@@ -134,19 +120,16 @@ def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it() -> None:
     ]  # fmt: skip
     assert cells(record, "Learned")[1:] == ["learned: 1 of 5 → 3 of 5 seeds", "–", "inconclusive", "–", "–", "–"]
     table = reproduction.claims(record)
-    assert table is not None
     assert "not written down before" not in table.note
     without = reproduction.claims(replace(record, config={}))
-    assert without is not None
     assert "What is claimed was not written down before the run." in without.note
 
 
-def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone() -> None:
+def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone():
     learned = claim(difference=None, interval=None, learned={"softmax": [1, 2], "differential": [2, 2]},
                     differences=[0.6, -0.1], verdict="inconclusive")  # fmt: skip
     older = {key: value for key, value in claim(differences=[0.6, -0.1]).items() if key != "values"}
     figure = reproduction_plots.claims(Record(kind="reproduce", values={"claims": [claim(), learned, older]}))
-    assert figure is not None
     drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert [line.get_ydata()[0] for line in drawn] == [0]
     seeds = [line for line in figure.axes[0].lines if line.get_marker() == "."]
@@ -154,16 +137,15 @@ def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone() -> None:
 
 
 @pytest.mark.parametrize(("own_scale", "word"), [(True, "contradicted"), (False, "not seen at this scale")])
-def test_contradicted_is_a_word_for_the_claims_own_scale(own_scale: bool, word: str) -> None:
+def test_contradicted_is_a_word_for_the_claims_own_scale(own_scale, word):
     record = Record(kind="reproduce", values={"claims": [claim(verdict="contradicted")], "own_scale": own_scale})
     assert cells(record, "More found")[3] == word
 
 
-def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks() -> None:
+def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks():
     record = Record.load(RECORDS / "reproduce" / "reproduce.json")
     assert "contradicted" in str(record.values["claims"])
     table = reproduction.claims(record)
-    assert table is not None
     assert "contradicted" not in str(table.text())
     assert cells(record, "Key information")[2] == "-3.7 points; by seed -40.5, +22.0, -35.5, +64.5, -29.0"
     assert cells(record, "Language modelling")[2:] == [
@@ -176,22 +158,20 @@ def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks()
 
 
 @pytest.mark.parametrize(("hits", "is_shown"), [(7, False), (199, False), (200, True)])
-def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits: int, is_shown: bool) -> None:
+def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits, is_shown):
     record = Record.load(RECORDS / "reproduce" / "ablations.json")
     record.values["slices"]["hits"] = hits
     table = ablations.losses(record)
-    assert table is not None
     assert (f"AR-hit (n = {hits})" in [column.name for column in table.columns]) is is_shown
     assert ("Of fewer than 200" in table.note) is not is_shown
     assert f"AR-hits: {hits} tokens" in table.note
     assert all(len(row) == len(table.columns) for row in table.rows)
     slices = ablations.slices(record)
-    assert slices is not None
     assert any(column.name.startswith("AR-hit") for column in slices.columns) is is_shown
     assert all(len(row) == len(slices.columns) for row in slices.rows)
 
 
-def test_a_grid_of_rates_counts_who_learned() -> None:
+def test_a_grid_of_rates_counts_who_learned():
     record = Record.load(RECORDS / "demo-learning-rate.json")
     rows = {(row["arm"], row["learning_rate"]): row for row in record.values["rates"]}
     assert tuning.end_of(record, rows["differential", 4e-3]) == ("1 of 2 learned", "0.109–2.035")
@@ -199,11 +179,9 @@ def test_a_grid_of_rates_counts_who_learned() -> None:
     assert tuning.end_of(record, row) == (row["accuracy"], row["loss"])
 
 
-def test_windows_and_orders_of_older_records_say_what_they_lack() -> None:
+def test_windows_and_orders_of_older_records_say_what_they_lack():
     table = long_context.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
-    assert table is not None
     assert "the gain from context is not known" in table.note
     orders = many_shot.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))
-    assert orders is not None
     assert "it has no flips between two orders" in orders.note
     assert all(row[7] is None for row in orders.rows)

@@ -1,13 +1,9 @@
 """Tables say what the record says: same numbers, nulls visible, terminal and page alike."""
 
-from __future__ import annotations
-
 import io
 import statistics
 import sys
-from pathlib import Path
 from subprocess import run
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,13 +12,12 @@ from antiphase.records import Record
 from antiphase.report import benchmarks, compared, html, plots, summary, tables, terminal
 
 
-def cells(record: Record, measure: str) -> list[str]:
+def cells(record, measure):
     table = compared.headline(record)
-    assert table is not None
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
-def test_cells_that_differ_in_the_number_of_questions_only_are_told_apart(comparison: Record, tmp_path: Path) -> None:
+def test_cells_that_differ_in_the_number_of_questions_only_are_told_apart(comparison, tmp_path):
     needles = comparison.values["needles"]
     twice = [{**row, "queries": 5, "accuracy": 0.123} for row in needles["summary"]]
     record = Record(
@@ -32,16 +27,14 @@ def test_cells_that_differ_in_the_number_of_questions_only_are_told_apart(compar
     assert cells(record, "Needle accuracy, trained (8 needles, 5 questions, 256 tokens)")[0].startswith("12.3 %")
     assert cells(record, "Needle accuracy, trained (8 needles, 2 questions, 256 tokens)")[0].startswith("74.0 %")
     table = tables.needle_summary(record)
-    assert table is not None
     assert {row[3] for row in table.text()} == {"2", "5"}
     figure = plots.needle_grid(record)
-    assert figure is not None
     assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["8\n2\n256", "8\n5\n256"]
     page = html.write_report([record], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "12.3 % (8 needles, 5 questions, 256 tokens)" in page
 
 
-def test_headline_holds_the_records_numbers(comparison: Record) -> None:
+def test_headline_holds_the_records_numbers(comparison):
     accuracies = {
         arm: [run["final"]["accuracy"] for run in comparison.values["runs"] if run["arm"] == arm]
         for arm in comparison.values["arms"]
@@ -57,9 +50,8 @@ def test_headline_holds_the_records_numbers(comparison: Record) -> None:
     assert untrained == ["12.5 % [7.5–16.5]", "12.5 % [7.5–16.5]"]
 
 
-def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison: Record) -> None:
+def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison):
     table = compared.headline(grid_comparison)
-    assert table is not None
     rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
     assert len(rows) == 2
     assert all("8 needles" in row for row in rows)
@@ -78,25 +70,19 @@ def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparis
         ([], "–"),
     ],
 )
-def test_a_seed_that_never_passes_is_later_than_all(passes: list[int | None], expected: str) -> None:
+def test_a_seed_that_never_passes_is_later_than_all(passes, expected):
     assert compared.steps_to_threshold(passes) == expected
 
 
-def test_missing_seeds_are_counted_aloud() -> None:
+def test_missing_seeds_are_counted_aloud():
     assert compared.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
     assert compared.median_and_range([None], "loss") == "–"
 
 
-def test_every_table_has_as_many_cells_as_columns(comparison: Record, grid_comparison: Record, awkward: Record) -> None:
+def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, awkward):
     for record in (comparison, grid_comparison, awkward):
         makers = (
-            *(
-                compared.headline,
-                compared.comparison,
-                tables.runs_table,
-                tables.curve_table,
-                tables.needle_summary,
-            ),
+            *(compared.headline, compared.comparison, tables.runs_table, tables.curve_table, tables.needle_summary),
             *(tables.needle_cells, tables.perplexity, tables.allocation, tables.settings, tables.environment),
         )
         found = [make(record) for make in makers] + [tables.by_layer(record, "lambdas", "λ")]
@@ -105,10 +91,9 @@ def test_every_table_has_as_many_cells_as_columns(comparison: Record, grid_compa
             assert table is None or all(len(row) == len(table.columns) for row in table.text()), table
 
 
-def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
+def test_allocation_never_shows_a_signed_sum_alone(comparison):
     table = tables.allocation(comparison)
-    assert table is not None
-    found: dict[tuple[str, ...], list[str]] = {}
+    found = {}
     for row in table.rows:
         found.setdefault(tuple(row[:3]), []).append(row[-8])
     for (_, _, name), measures in found.items():
@@ -118,9 +103,8 @@ def test_allocation_never_shows_a_signed_sum_alone(comparison: Record) -> None:
     assert table.rows[0][-7] == f"{100 * statistics.fmean(means):.1f} %"
 
 
-def test_knock_outs_are_means_over_seeds_with_their_range(comparison: Record) -> None:
+def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
     table = tables.knockouts(comparison)
-    assert table is not None
     rows = {tuple(row[:4]): row[4:] for row in table.rows}
     assert rows["softmax", "trained", "anywhere", "all"] == [
         3,
@@ -132,26 +116,23 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison: Record) ->
         if row["seed"] == 1 and "knockout" in row:
             row["knockout"]["filler"] = None
     table = tables.knockouts(comparison)
-    assert table is not None
     assert all(row[-1] is None for row in table.rows)
     comparison.values["allocation"] = [row for row in comparison.values["allocation"] if row["seed"] == 0]
     table = tables.knockouts(comparison)
-    assert table is not None
     assert table.rows[0][-2:] == ["-1.500 [-2.000 to -1.000]", "+0.010 [-0.020 to +0.040]"]
     for row in comparison.values["allocation"]:
         row.pop("knockout", None)
     assert tables.knockouts(comparison) is None
 
 
-def test_long_curves_are_shortened_and_say_so(comparison: Record) -> None:
+def test_long_curves_are_shortened_and_say_so(comparison):
     comparison.values["runs"][0]["curve"] = [{"step": step, "loss": 1.0} for step in range(5000)]
     table = tables.curve_table(comparison)
-    assert table is not None
     assert len(table.rows) <= tables.LARGEST_CURVE
     assert "Shortened" in table.note
 
 
-def test_terminal_and_page_show_the_same(comparison: Record, awkward: Record) -> None:
+def test_terminal_and_page_show_the_same(comparison, awkward):
     for record in (comparison, awkward):
         output = io.StringIO()
         terminal.print_summary(record, Console(file=output, width=300))
@@ -176,7 +157,7 @@ SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needl
         ("odd", {}),
     ],
 )
-def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
+def test_every_kind_has_a_summary(kind, values):
     output = io.StringIO()
     terminal.print_summary(Record(kind=kind, values=values), Console(file=output, width=200))
     if kind == "odd" and values:
@@ -184,7 +165,7 @@ def test_every_kind_has_a_summary(kind: str, values: dict[str, Any]) -> None:
         assert "1.5" in output.getvalue()
 
 
-def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
+def test_a_terminal_table_needs_neither_torch_nor_matplotlib():
     script = (
         "import sys; from antiphase.report import print_summary\n"
         "assert not {'torch', 'transformers', 'matplotlib', 'jinja2'} & sys.modules.keys()\n"
@@ -194,7 +175,7 @@ def test_a_terminal_table_needs_neither_torch_nor_matplotlib() -> None:
     run([sys.executable, "-c", script], check=True)
 
 
-def test_of_several_ways_to_a_baseline_the_fastest_counts() -> None:
+def test_of_several_ways_to_a_baseline_the_fastest_counts():
     common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "batch": 1, "subject": "V1",
               "subject_seconds": 2.0, "quartiles": [0.1, 9.0], "rounds": 5}  # fmt: skip
     ways = {"softmax": 8.0, "softmax (products)": 1.0, "softmax (eager)": 4.0, "DiffLlama": 0.5}
@@ -204,18 +185,16 @@ def test_of_several_ways_to_a_baseline_the_fastest_counts() -> None:
     ]
     record = Record(kind="benchmark-attention", values={"rows": rows}, config={"width": 64})
     table = benchmarks.ratios(record)
-    assert table is not None
     assert [column.name for column in table.columns] == ["What", "V1 / softmax", "V1 / DiffLlama"]
     assert table.text() == [["decode, bf16, N = 4,096", "2.00", "4.00"]]
     assert "it is the fastest of them" in table.note
     whole = benchmarks.timing(record)
-    assert whole is not None
     assert [row[2] for row in whole.rows] == list(ways)
     seconds = {"V1": 2.0, "softmax": 1.0, "DiffLlama": 0.5}
     assert benchmarks.relative_seconds(record) == {("decode", "bfloat16"): {4096: seconds}}
 
 
-def test_decoding_one_sequence_stands_in_a_row_of_its_own() -> None:
+def test_decoding_one_sequence_stands_in_a_row_of_its_own():
     common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "subject": "V1", "baseline": "flash"}
     rows = [
         {**common, "batch": batch, "ratio": ratio, "subject_seconds": ratio, "baseline_seconds": 1.0}
@@ -223,6 +202,5 @@ def test_decoding_one_sequence_stands_in_a_row_of_its_own() -> None:
     ]
     record = Record(kind="benchmark-attention", values={"rows": rows}, config={"width": 64})
     table = benchmarks.ratios(record)
-    assert table is not None
     assert table.text() == [["decode, bf16, N = 4,096", "1.50"], ["decode, bf16, N = 4,096, B = 1", "2.50"]]
     assert benchmarks.relative_seconds(record) == {("decode", "bfloat16"): {4096: {"V1": 1.5, "flash": 1.0}}}

@@ -1,7 +1,5 @@
 """Tables in a terminal: no word broken, nothing beyond the edge, labels and lengths in their columns."""
 
-from __future__ import annotations
-
 import io
 
 import pytest
@@ -14,20 +12,20 @@ from antiphase.report.tables import Column, Table
 MODELS = ("rnn", "transformer", "differential_v2")
 
 
-def printed(record: Record, width: int = 80) -> str:
+def printed(record, width=80):
     output = io.StringIO()
     terminal.print_summary(record, Console(file=output, width=width))
     return output.getvalue()
 
 
-def drawn(table: Table, width: int) -> str:
+def drawn(table, width):
     output = io.StringIO()
-    for part in terminal._drawn(table, width):
+    for part in terminal.drawn_parts(table, width):
         Console(file=output, width=width).print(part)
     return output.getvalue()
 
 
-def throughput(speed: float) -> Record:
+def throughput(speed):
     lengths = (32, 64, 128, 256, 512, 1024, 2048)
     speeds = [{"model": name, "length": length, "tokens_per_second": speed} for name in MODELS for length in lengths]
     rows = [{"subject": name, "length": length, "ratio": 12.3} for name in MODELS[1:] for length in lengths]
@@ -35,7 +33,7 @@ def throughput(speed: float) -> Record:
     return Record(kind="study-throughput", values=values, config={"tokens": 4096}, environment={"threads": 2})
 
 
-def test_speeds_at_seven_lengths_stand_whole_in_eighty_columns() -> None:
+def test_speeds_at_seven_lengths_stand_whole_in_eighty_columns():
     lines = printed(throughput(147_720)).splitlines()
     assert max(map(len, lines)) <= 80
     for name in MODELS:
@@ -44,7 +42,7 @@ def test_speeds_at_seven_lengths_stand_whole_in_eighty_columns() -> None:
 
 
 @pytest.mark.parametrize("width", [34, 50, 80, 200])
-def test_a_table_too_wide_is_drawn_in_parts_and_no_word_is_broken(width: int) -> None:
+def test_a_table_too_wide_is_drawn_in_parts_and_no_word_is_broken(width):
     names = [f"column{number}" for number in range(9)]
     rows = [[f"line{row}", *(f"{row}{place}1,234,567" for place in range(9))] for row in range(3)]
     table = Table(title="Wide", columns=[Column("Name"), *(Column(name, "number") for name in names)], rows=rows)
@@ -58,7 +56,7 @@ def test_a_table_too_wide_is_drawn_in_parts_and_no_word_is_broken(width: int) ->
     assert (parts > 1) == (width < 150)
 
 
-def test_long_texts_give_way_to_numbers_and_wide_characters_count_twice() -> None:
+def test_long_texts_give_way_to_numbers_and_wide_characters_count_twice():
     rows = [["a text of many words that goes on and on until it must be broken somewhere", "差分 " * 30, "123,456"]] * 2
     table = Table(title="T", columns=[Column("Text"), Column("Han"), Column("Number", "number")], rows=rows)
     text = drawn(Table(title="T", columns=table.columns, rows=[rows[0]]), 60)
@@ -67,7 +65,7 @@ def test_long_texts_give_way_to_numbers_and_wide_characters_count_twice() -> Non
     assert drawn(Table(title="T", columns=table.columns[:2], rows=[["z" * 300, "y" * 300]]), 60).count("z") == 300
 
 
-def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values_of_one_thing() -> None:
+def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values_of_one_thing():
     columns, rows = [Column("Model"), Column("NEG:x", "integer")], [["a", 0], ["b", 0]]
     assert "T (neg:x 0)" in drawn(Table(title="T", columns=columns, rows=rows), 80)
     kept = drawn(Table(title="T", columns=columns, rows=rows, is_matrix=True), 80)
@@ -75,7 +73,7 @@ def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values
     assert "neg:x" not in kept
 
 
-def test_labels_that_nobody_predicted_keep_their_column() -> None:
+def test_labels_that_nobody_predicted_keep_their_column():
     model = {
         "model": "cnn", "accuracy": 0.5, "interval": None, "interval_is": "", "macro_f1": 0.3, "unseen_accuracy": None,
         "seconds": 1,
@@ -90,7 +88,7 @@ def test_labels_that_nobody_predicted_keep_their_column() -> None:
     assert "→ POS:y" in text
 
 
-def test_answers_of_one_label_keep_their_columns() -> None:
+def test_answers_of_one_label_keep_their_columns():
     rows = [{"text": text, "label": "NEG", "probabilities": {"NEG": 1.0, "POS": 0.0}} for text in ("a", "b")]
     words = printed(Record(kind="predict", values={"model": "m", "rows": rows})).split()
     assert words.count("NEG") == 3

@@ -1,9 +1,5 @@
 """Tables and figures of ablations, learning rates and cancellation: their cells and marks are the record's numbers."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy
 import pytest
 
@@ -16,15 +12,15 @@ PAPER = {
 }
 
 
-def difference(*values: float) -> dict[str, Any]:
+def difference(*values):
     mean = sum(values) / len(values)
     return {"mean": mean, "interval": None if len(values) < 2 else [mean - 0.1, mean + 0.1], "values": list(values)}
 
 
-def ablation_record(*, seeds: int = 2, tokens: int = 5000) -> Record:
+def ablation_record(*, seeds=2, tokens=5000):
     rows = []
     for arm, against in (("softmax", None), ("differential", "softmax"), ("no-norm", "differential")):
-        row: dict[str, Any] = {
+        row = {
             "arm": arm, "about": f"what {arm} is", "against": against, "parameters": 1234, "intermediate_size": 40,
             "paper": PAPER.get(arm), "gradient_norms": [0.5, 0.02], "loss": 2.5, "ar_hit": None, "others": 2.75,
         }  # fmt: skip
@@ -40,7 +36,7 @@ def ablation_record(*, seeds: int = 2, tokens: int = 5000) -> Record:
     return Record(kind="ablations", values=values, seeds=list(range(seeds)))
 
 
-def tune_record() -> Record:
+def tune_record():
     rates = [
         {"arm": arm, "learning_rate": rate, "seeds": 2, "accuracy": 0.5, "accuracy_range": [0.25, 0.75], "loss": loss,
          "loss_range": [loss - 0.5, loss + 0.25], "passed": 1, "spikes": 3}
@@ -50,7 +46,7 @@ def tune_record() -> Record:
     return Record(kind="tune", values={"rates": rates, "chosen": {"softmax": 1e-3, "differential": 4e-3}})
 
 
-def cancellation_record(*, pairs: bool = True) -> Record:
+def cancellation_record(*, pairs=True):
     names = ("first", "second", "difference") if pairs else ("softmax",)
     layers, heads = [], []
     for trained in (True, False):
@@ -72,7 +68,7 @@ def cancellation_record(*, pairs: bool = True) -> Record:
     return Record(kind="evaluate-cancellation", values=whole)
 
 
-def cells(record: Record, title: str) -> dict[str, list[str]]:
+def cells(record, title):
     (table,) = [table for table in summary.main_tables(record) if table.title == title]
     return {row[0]: row for row in table.text()}
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy
 import pytest
 
@@ -19,15 +16,15 @@ HOSTILE = (
 
 def make_look(
     *,
-    layers: int = 2,
-    heads: int = 3,
-    differential: bool = True,
-    words: Sequence[str] = ("The", " cat", " sat", ".", "\n", "No", " dog"),
-    target: Sequence[str] | None = None,
-    causal: bool = True,
-    spread: float = 2.0,
-    model: str = "runs/model",
-) -> Record:
+    layers=2,
+    heads=3,
+    differential=True,
+    words=("The", " cat", " sat", ".", "\n", "No", " dog"),
+    target=None,
+    causal=True,
+    spread=2.0,
+    model="runs/model",
+):
     """A record of ``antiphase look``; ``target`` makes its words the queries and those of ``words`` the keys."""
     generator = numpy.random.default_rng(7)
     rows, columns = len(words if target is None else target), len(words)
@@ -73,7 +70,7 @@ def make_look(
     )  # fmt: skip
 
 
-def make_pair(**fields: Any) -> Record:
+def make_pair(**fields):
     """A record of an encoder–decoder: maps from target to source, and those of each side."""
     words, target = ("the", "old", "boat", "sails", "."), ("das", "boot", "alte", ".")
     sides = {
@@ -82,7 +79,7 @@ def make_pair(**fields: Any) -> Record:
         ("target so far", "target so far"): make_look(words=("<s>", *target[:-1]), **fields),
     }
     cross, source, so_far = sides.values()
-    values: dict[str, Any] = {
+    values = {
         **cross.values, "maps": [], "masks": [],
         "sequences": {
             "source": source.values["sequences"]["text"], "target": cross.values["sequences"]["target"],
@@ -107,15 +104,15 @@ def make_pair(**fields: Any) -> Record:
 
 
 @pytest.fixture(scope="session")
-def pair_record() -> Callable[..., Record]:
+def pair_record():
     return make_pair
 
 
 @pytest.fixture(scope="session")
-def look_record() -> Callable[..., Record]:
+def look_record():
     return make_look
 
 
 @pytest.fixture(scope="session")
-def hostile_words() -> tuple[str, ...]:
+def hostile_words():
     return HOSTILE

@@ -3,21 +3,17 @@
 Skipped where Chromium or Playwright is not installed; Playwright's own downloads are not used.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy
 import pytest
 
 from antiphase.records import Record
 from antiphase.viewer.look.page import write_look
-from antiphase.viewer.look.tables import LayerMaps, layers_of
+from antiphase.viewer.look.tables import layers_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
@@ -27,9 +23,9 @@ pytestmark = [
 ]
 
 Look = Callable[..., Record]
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
-DESKTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}}
-WAYS: dict[str, dict[str, Any]] = {
+PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+DESKTOP = {"viewport": {"width": 1280, "height": 900}}
+WAYS = {
     "desktop": DESKTOP,
     "dark": {**DESKTOP, "color_scheme": "dark"},
     "phone": PHONE,
@@ -38,7 +34,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     with playwright.sync_playwright() as tools:
         opened = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -46,12 +42,12 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def show(browser, tmp_path):
     """Open the page of records, offline; what the console says or the page asks for fails the test at its end."""
-    heard: list[str] = []
+    heard = []
     names = (f"page{number}.html" for number in itertools.count())
 
-    def opened(*records: Record, **options: Any) -> Any:
+    def opened(*records, **options):
         path = write_look(records, tmp_path / next(names))
         context = browser.new_context(**(options or DESKTOP))
         context.set_offline(True)
@@ -69,34 +65,34 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     assert heard == []
 
 
-def difference(layer: LayerMaps, head: int, which: str) -> numpy.ndarray:
+def difference(layer, head, which):
     return layer.weights[head] if which == "difference" else layer.maps[head, {"first": 0, "second": 1}[which]]
 
 
-def drawn(page: Any) -> numpy.ndarray:
+def drawn(page):
     """The weights of the large map, from what plotly was given; NaN where the mask hides."""
     roots = page.evaluate("Array.from(document.getElementById('map').data[0].z, (row) => Array.from(row))")
     found = numpy.array([[numpy.nan if cell is None else cell for cell in row] for row in roots])
     return numpy.sign(found) * found**2
 
 
-def words(page: Any, selector: str) -> str:
+def words(page, selector):
     return " ".join(page.locator(selector).inner_text().split())
 
 
-def shown_number(weight: float) -> str:
+def shown_number(weight):
     """As the page writes it."""
     size = abs(weight)
     digits = "0" if size == 0 else "<0.0005" if size < 0.0005 else f"{size:.3f}"
     return ("−" if weight < 0 else "") + digits
 
 
-def number_in(text: str) -> float:
+def number_in(text):
     return float(re.findall(r"−?\d+\.\d+|−?\b0\b", text)[-1].replace("−", "-"))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_fits_the_screen_and_can_be_read(show: Any, look_record: Look, way: str) -> None:
+def test_it_fits_the_screen_and_can_be_read(show, look_record, way):
     page = show(look_record(words=[f"word{number} " for number in range(60)]), **WAYS[way])
     assert page.evaluate("document.documentElement.scrollWidth") <= WAYS[way]["viewport"]["width"]
     assert page.locator("#error").is_hidden()
@@ -115,7 +111,7 @@ def test_it_fits_the_screen_and_can_be_read(show: Any, look_record: Look, way: s
     assert ratio(label, page.evaluate("getComputedStyle(document.body).backgroundColor")) > 7
 
 
-def contrast(page: Any, front: str, back: str) -> float:
+def contrast(page, front, back):
     colours = page.evaluate(
         "([front, back]) => [getComputedStyle(document.querySelector(front)).color, "
         "getComputedStyle(document.querySelector(back)).backgroundColor]",
@@ -124,10 +120,10 @@ def contrast(page: Any, front: str, back: str) -> float:
     return ratio(*colours)
 
 
-def ratio(one: str, other: str) -> float:
+def ratio(one, other):
     """Contrast of two colours (WCAG 2)."""
 
-    def luminance(colour: str) -> float:
+    def luminance(colour):
         parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
         linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
         return float(numpy.dot(linear, [0.2126, 0.7152, 0.0722]))
@@ -136,7 +132,7 @@ def ratio(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_tokens_stay_readable_on_their_shade(show: Any, look_record: Look) -> None:
+def test_tokens_stay_readable_on_their_shade(show, look_record):
     for options in (DESKTOP, WAYS["dark"]):
         page = show(look_record(spread=6.0), **options)
         text, under = page.evaluate(
@@ -156,7 +152,7 @@ def test_tokens_stay_readable_on_their_shade(show: Any, look_record: Look) -> No
 
 
 @pytest.mark.essential
-def test_every_map_of_every_head_is_the_records(show: Any, look_record: Look) -> None:
+def test_every_map_of_every_head_is_the_records(show, look_record):
     record = look_record()
     page = show(record)
     for index, layer in enumerate(layers_of(record)):
@@ -170,12 +166,12 @@ def test_every_map_of_every_head_is_the_records(show: Any, look_record: Look) ->
                 numpy.testing.assert_allclose(
                     found[layer.visible], difference(layer, head, which)[layer.visible], atol=1e-6
                 )
-            low, high = layer.lam[head].min(), layer.lam[head].max()  # type: ignore[index]  # differential: λ is there
+            low, high = layer.lam[head].min(), layer.lam[head].max()
             assert words(page, "#lambda") == f"λ from {low:.3f} to {high:.3f} by token"
     assert (found[layer.visible] < 0).any(), "differences have signs"
 
 
-def test_hovering_shows_the_weight(show: Any, look_record: Look) -> None:
+def test_hovering_shows_the_weight(show, look_record):
     record = look_record()
     layer = layers_of(record)[0]
     page = show(record)
@@ -197,7 +193,7 @@ def test_hovering_shows_the_weight(show: Any, look_record: Look) -> None:
 
 
 @pytest.mark.essential
-def test_clicks_choose(show: Any, look_record: Look) -> None:
+def test_clicks_choose(show, look_record):
     record = look_record()
     layers = layers_of(record)
     page = show(record)
@@ -224,11 +220,11 @@ def test_clicks_choose(show: Any, look_record: Look) -> None:
     page.wait_for_function("document.getElementById('head').value === '1'")
 
 
-def test_the_keyboard_reaches_everything(show: Any, look_record: Look) -> None:
+def test_the_keyboard_reaches_everything(show, look_record):
     record = look_record()
     layers = layers_of(record)
     page = show(record)
-    reached: list[str] = []
+    reached = []
     for _ in range(30):
         page.keyboard.press("Tab")
         reached.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
@@ -260,7 +256,7 @@ def test_the_keyboard_reaches_everything(show: Any, look_record: Look) -> None:
     assert outline == "solid"
 
 
-def test_the_overview_is_the_mean_over_queries(show: Any, look_record: Look) -> None:
+def test_the_overview_is_the_mean_over_queries(show, look_record):
     record = look_record()
     page = show(record)
     layers = layers_of(record)
@@ -276,7 +272,7 @@ def test_the_overview_is_the_mean_over_queries(show: Any, look_record: Look) -> 
         numpy.testing.assert_allclose(found, [value(layer) for layer in layers], rtol=1e-4, atol=1e-6)
 
 
-def test_text_of_others_is_only_text(show: Any, look_record: Look, hostile_words: tuple[str, ...]) -> None:
+def test_text_of_others_is_only_text(show, look_record, hostile_words):
     record = look_record(words=hostile_words, model=hostile_words[0])
     record.values["masks"][0]["kind"] = "<img src=x onerror=document.title='run'>"
     record.values["runs"] = [{"arm": hostile_words[0], "seed": 1, "curve": [{"step": 1, "loss": 2.0}]}]
@@ -301,7 +297,7 @@ def test_text_of_others_is_only_text(show: Any, look_record: Look, hostile_words
     assert words(page, "#queries-11") == "∅"
 
 
-def test_maps_between_two_sequences_are_rectangles(show: Any, look_record: Look) -> None:
+def test_maps_between_two_sequences_are_rectangles(show, look_record):
     record = look_record(target=["Der", " Hund", " schläft"], differential=False)
     page = show(record)
     layer = layers_of(record)[0]
@@ -321,7 +317,7 @@ def test_maps_between_two_sequences_are_rectangles(show: Any, look_record: Look)
 
 
 @pytest.mark.parametrize("way", ["desktop", "dark phone"])
-def test_an_encoder_and_decoder_show_their_alignment_and_each_side(show: Any, pair_record: Look, way: str) -> None:
+def test_an_encoder_and_decoder_show_their_alignment_and_each_side(show, pair_record, way):
     record = pair_record()
     page = show(record, **WAYS[way])
     layers = layers_of(record)
@@ -347,7 +343,7 @@ def test_an_encoder_and_decoder_show_their_alignment_and_each_side(show: Any, pa
     assert page.evaluate("document.documentElement.scrollWidth") <= WAYS[way]["viewport"]["width"]
 
 
-def test_several_models_stand_on_one_page(show: Any, look_record: Look) -> None:
+def test_several_models_stand_on_one_page(show, look_record):
     records = [look_record(layers=3), look_record(differential=False, layers=1, heads=2, model="runs/other")]
     records[1].values["runs"] = [
         {"arm": "softmax", "seed": 0, "curve": [{"step": 1, "loss": 3.0, "accuracy": None}, {"step": 2, "loss": 2.0}]}
@@ -363,7 +359,7 @@ def test_several_models_stand_on_one_page(show: Any, look_record: Look) -> None:
     assert curve == [[1, 2], [3, 2]]
 
 
-def test_a_change_to_dark_redraws(show: Any, look_record: Look) -> None:
+def test_a_change_to_dark_redraws(show, look_record):
     page = show(look_record())
     before = page.evaluate("document.getElementById('map').layout.font.color")
     page.emulate_media(color_scheme="dark")
@@ -371,7 +367,7 @@ def test_a_change_to_dark_redraws(show: Any, look_record: Look) -> None:
     assert contrast(page, "body", "body") > 7
 
 
-def test_without_javascript_pieces_and_tables_stand(browser: Any, look_record: Look, tmp_path: Path) -> None:
+def test_without_javascript_pieces_and_tables_stand(browser, look_record, tmp_path):
     path = write_look([look_record()], tmp_path / "page.html")
     page = browser.new_context(java_script_enabled=False).new_page()
     page.goto(path.as_uri())
@@ -380,7 +376,7 @@ def test_without_javascript_pieces_and_tables_stand(browser: Any, look_record: L
     assert "Attention by layer" in page.inner_text("main")
 
 
-def test_a_page_of_full_size_loads(show: Any, look_record: Look) -> None:
+def test_a_page_of_full_size_loads(show, look_record):
     """12 layers, 12 heads, 256 tokens."""
     record = look_record(layers=12, heads=12, differential=False, words=[f"w{number} " for number in range(256)])
     page = show(record)

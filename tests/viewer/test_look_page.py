@@ -1,7 +1,5 @@
 """The page of attention maps, without a browser: whole, escaped, small enough, and the record's numbers."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import gzip
@@ -10,7 +8,6 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy
 import pytest
@@ -28,38 +25,38 @@ LARGEST = 8_000_000
 class Page(HTMLParser):
     """Scripts by id, tags, and the text outside scripts."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source):
         super().__init__(convert_charrefs=True)
-        self.scripts: dict[str, str] = {}
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts = {}
+        self.tags = []
         self.text = ""
-        self.inside: str | None = None
+        self.inside = None
         self.feed(source)
         self.close()
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
         self.inside = str(dict(attrs).get("id") or "code") if tag == "script" else None
         if tag == "script":
             self.scripts[str(self.inside)] = ""
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         self.inside = None
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         if self.inside is None:
             self.text += data
         else:
             self.scripts[self.inside] += data
 
 
-def blob(page: Page, name: str) -> bytes:
+def blob(page, name):
     return gzip.decompress(base64.b85decode(page.scripts[name].replace(",", "<")))
 
 
 @pytest.mark.parametrize("differential", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-def test_the_arrays_on_the_page_are_those_of_the_record(look_record: Look, differential: bool, causal: bool) -> None:
+def test_the_arrays_on_the_page_are_those_of_the_record(look_record, differential, causal):
     record = look_record(differential=differential, causal=causal)
     page = Page(look_page([record]))
     (model,) = json.loads(page.scripts["meta"])["models"]
@@ -83,7 +80,7 @@ def test_the_arrays_on_the_page_are_those_of_the_record(look_record: Look, diffe
     assert blob(page, "model0-positions") == record.arrays["positions"].tobytes()
 
 
-def test_only_two_scripts_may_run_and_nothing_is_loaded(look_record: Look, hostile_words: tuple[str, ...]) -> None:
+def test_only_two_scripts_may_run_and_nothing_is_loaded(look_record, hostile_words):
     source = look_page([look_record(words=hostile_words, model=hostile_words[0])])
     page = Page(source)
     (policy,) = [str(tag["content"]) for name, tag in page.tags if name == "meta" and "http-equiv" in tag]
@@ -106,7 +103,7 @@ def test_only_two_scripts_may_run_and_nothing_is_loaded(look_record: Look, hosti
         assert not any(key.startswith("on") for key in attributes)
 
 
-def test_text_of_others_is_text(look_record: Look, hostile_words: tuple[str, ...]) -> None:
+def test_text_of_others_is_text(look_record, hostile_words):
     page = Page(look_page([look_record(words=hostile_words, model="<b>model</b>")]))
     for word in hostile_words[:6]:
         assert word in page.text
@@ -116,27 +113,27 @@ def test_text_of_others_is_text(look_record: Look, hostile_words: tuple[str, ...
 
 
 @pytest.mark.parametrize("spread", [0.3, 0.7, 1.0, 3.0])
-def test_a_page_of_12_layers_12_heads_and_256_tokens_stays_small(look_record: Look, spread: float) -> None:
+def test_a_page_of_12_layers_12_heads_and_256_tokens_stays_small(look_record, spread):
     """Scores of independent noise compress worst: attention of trained models repeats itself."""
     words = [f"word{number}" for number in range(256)]
     record = look_record(layers=12, heads=12, differential=False, words=words, spread=spread)
     assert 3_500_000 < len(look_page([record]).encode()) < LARGEST
 
 
-def test_a_differential_model_of_equal_size_is_as_small(look_record: Look) -> None:
+def test_a_differential_model_of_equal_size_is_as_small(look_record):
     """12 maps a layer are 6 heads."""
     words = [f"word{number}" for number in range(256)]
     record = look_record(layers=12, heads=6, words=words, spread=1.0)
     assert len(look_page([record]).encode()) < LARGEST
 
 
-def test_equal_records_give_equal_bytes(look_record: Look, tmp_path: Path) -> None:
+def test_equal_records_give_equal_bytes(look_record, tmp_path):
     record = look_record()
     first = write_look([record], tmp_path / "a.html").read_bytes()
     assert first == write_look([copy.deepcopy(record)], tmp_path / "b.html").read_bytes()
 
 
-def test_pieces_and_words_stand_on_the_page(look_record: Look) -> None:
+def test_pieces_and_words_stand_on_the_page(look_record):
     record = look_record()
     assert piece_counts(record, "text") == (6, 4)
     text = " ".join(Page(look_page([record])).text.split())
@@ -147,10 +144,9 @@ def test_pieces_and_words_stand_on_the_page(look_record: Look) -> None:
     assert "7 pieces; this tokenizer does not tell" in Page(look_page([record])).text
 
 
-def test_the_table_of_layers_is_that_of_the_maps(look_record: Look) -> None:
+def test_the_table_of_layers_is_that_of_the_maps(look_record):
     record = look_record()
     table = layer_table(record)
-    assert table is not None
     assert [column.name for column in table.columns][:4] == ["Layer", "Heads", "Mask", "On the first token"]
     for row, layer in zip(table.rows, layers_of(record), strict=True):
         first, second = layer.maps[:, 0].astype(float), layer.maps[:, 1].astype(float)
@@ -165,7 +161,6 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record: Look) -> None:
         assert row[:3] == [layer.layer, 3, "causal"]
         numpy.testing.assert_allclose(row[3:], expected, rtol=1e-4)
     plain = layer_table(look_record(differential=False, target=["ein", "Hund"]))
-    assert plain is not None
     assert [column.name for column in plain.columns] == [
         "Layer",
         "Heads",
@@ -175,12 +170,12 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record: Look) -> None:
     ]
 
 
-def test_masks_have_words() -> None:
+def test_masks_have_words():
     assert mask_words({"kind": "causal", "window": 4}) == "causal, window 4"
     assert mask_words({"kind": "other", "window": None}) == "of its own kind"
 
 
-def test_a_record_without_its_arrays_is_refused(look_record: Look, tmp_path: Path) -> None:
+def test_a_record_without_its_arrays_is_refused(look_record, tmp_path):
     record = look_record()
     del record.arrays["maps.1.codes"]
     with pytest.raises(InputError, match=r"lacks the array maps\.1\.codes.*\.safetensors"):

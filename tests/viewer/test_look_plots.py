@@ -1,9 +1,6 @@
 """Figures of attention maps draw the record's numbers, read back from the axes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy
 import pytest
@@ -18,10 +15,9 @@ Look = Callable[..., Record]
 NAMES = {"look-heads", "look-head", "look-masks", "look-positions"}
 
 
-def test_every_head_stands_in_its_place(look_record: Look) -> None:
+def test_every_head_stands_in_its_place(look_record):
     record = look_record()
     figure = look_plots.every_head(record)
-    assert figure is not None
     sheet = numpy.ma.filled(figure.axes[0].images[0].get_array(), numpy.nan)
     for line, layer in enumerate(layers_of(record)):
         for head in range(3):
@@ -30,10 +26,9 @@ def test_every_head_stands_in_its_place(look_record: Look) -> None:
             numpy.testing.assert_allclose(found[layer.visible], layer.weights[head][layer.visible])
 
 
-def test_long_texts_show_the_strongest_weight_of_each_block_with_its_sign(look_record: Look) -> None:
+def test_long_texts_show_the_strongest_weight_of_each_block_with_its_sign(look_record):
     record = look_record(layers=1, heads=2, words=["a"] * 130, causal=False)
     figure = look_plots.every_head(record)
-    assert figure is not None
     sheet = numpy.ma.filled(figure.axes[0].images[0].get_array(), numpy.nan)
     weights = layers_of(record)[0].weights[1]
     found = sheet[:44, 47 : 47 + 44]
@@ -46,12 +41,10 @@ def test_long_texts_show_the_strongest_weight_of_each_block_with_its_sign(look_r
     assert (found > 0).any()
 
 
-def test_one_head_shows_both_maps_and_their_difference(look_record: Look) -> None:
+def test_one_head_shows_both_maps_and_their_difference(look_record):
     record = look_record()
     chosen = look_plots.chosen_head(record)
     figure = look_plots.one_head(record)
-    assert chosen is not None
-    assert figure is not None
     layer, head = chosen
     expected = [layer.maps[head, 0], layer.maps[head, 1], layer.weights[head]]
     panels = [axes for axes in figure.axes if axes.images and axes.get_title()]
@@ -63,7 +56,7 @@ def test_one_head_shows_both_maps_and_their_difference(look_record: Look) -> Non
     assert [label.get_text() for label in panels[0].get_xticklabels()][:5] == ["The", " cat", " sat", ".", "↵"]
 
 
-def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(look_record: Look) -> None:
+def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(look_record):
     record = look_record(layers=3, differential=False)
     scales, codes = record.arrays["maps.1.scales"], record.arrays["maps.1.codes"]
     codes[2], scales[2] = 0, 1.0
@@ -71,7 +64,6 @@ def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(l
     codes[0], scales[0] = 0, 1.0
     codes[0, 0, :, 0] = 255  # a sink
     found = look_plots.chosen_head(record)
-    assert found is not None
     assert (found[0].layer, found[1]) == (1, 2)
 
 
@@ -82,9 +74,8 @@ def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(l
         (False, ["global\nlayers 0, 1", "causal\nnot in this model"]),
     ],
 )
-def test_masks_are_drawn_and_the_plain_ones_always(look_record: Look, causal: bool, titles: list[str]) -> None:
+def test_masks_are_drawn_and_the_plain_ones_always(look_record, causal, titles):
     figure = look_plots.masks(look_record(causal=causal))
-    assert figure is not None
     assert [axes.get_title() for axes in figure.axes] == titles
     for axes in figure.axes:
         triangle = numpy.tril(numpy.ones((7, 7)))
@@ -92,18 +83,15 @@ def test_masks_are_drawn_and_the_plain_ones_always(look_record: Look, causal: bo
         numpy.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
-def test_rectangular_maps_are_drawn(look_record: Look, tmp_path: Path) -> None:
+def test_rectangular_maps_are_drawn(look_record, tmp_path):
     record = look_record(target=["Der", " Hund"])
     assert {path.stem for path in save_figures(record, tmp_path)} == NAMES | {"look-alignment"}
     figure = look_plots.one_head(record)
-    assert figure is not None
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Der", " Hund"]
 
 
 @pytest.mark.slow
-def test_the_static_page_shows_them_beside_other_records(
-    look_record: Look, hostile_words: tuple[str, ...], comparison: Record, tmp_path: Path
-) -> None:
+def test_the_static_page_shows_them_beside_other_records(look_record, hostile_words, comparison, tmp_path):
     source = write_report([comparison, look_record(words=hostile_words)], tmp_path / "report.html").read_text()
     for name in NAMES:
         assert f'id="record-2-{name}"' in source
@@ -112,10 +100,9 @@ def test_the_static_page_shows_them_beside_other_records(
     assert "<script" not in source
 
 
-def test_alignment_is_the_mean_over_heads_between_the_texts(pair_record: Look, look_record: Look) -> None:
+def test_alignment_is_the_mean_over_heads_between_the_texts(pair_record, look_record):
     record = pair_record(layers=4)
     figure = look_plots.alignment(record)
-    assert figure is not None
     panels = [axes for axes in figure.axes if axes.images and axes.get_title()]
     assert [axes.get_title() for axes in panels] == [f"layer {layer}" for layer in range(4)]
     for axes, layer in zip(panels, layers_of(record)[:4], strict=True):
@@ -125,14 +112,11 @@ def test_alignment_is_the_mean_over_heads_between_the_texts(pair_record: Look, l
         assert [label.get_text() for label in axes.get_xticklabels()] == ["the", "old", "boat", "sails", "."]
         assert (axes.get_ylabel(), axes.get_xlabel()) == ("target", "source")
     chosen = look_plots.chosen_head(record)
-    assert chosen is not None
     assert chosen[0].queries == "target"
     masks = look_plots.masks(record)
-    assert masks is not None
     assert [axes.get_title() for axes in masks.axes] == [
         "global\ntarget → source", "global\nsource", "causal\ntarget so far"
     ]  # fmt: skip
     heads = look_plots.every_head(record)
-    assert heads is not None
     assert heads.axes[0].get_yticklabels()[0].get_text() == "0 (target → source)"
     assert look_plots.alignment(look_record()) is None

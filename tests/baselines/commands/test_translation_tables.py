@@ -1,7 +1,5 @@
 """Tables and figures of translators: the numbers of the record, and only of such records."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

@@ -1,7 +1,5 @@
 """Generated sentences: right lengths, twins that differ in one word, and a subject that grammar finds."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

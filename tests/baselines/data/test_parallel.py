@@ -1,7 +1,5 @@
 """Pairs of texts: files of every form, what is refused, the held-out part, and the made language's known alignment."""
 
-from __future__ import annotations
-
 import gzip
 import json
 

@@ -1,7 +1,5 @@
 """Tables and figures of the studies: the numbers of the record, every model told apart, and only of such records."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

@@ -1,9 +1,5 @@
 """The kernels in every form that this processor can run; skipped, with the reason, where none are built."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -11,7 +7,7 @@ from antiphase.ops.native import library
 
 
 @pytest.fixture(params=range(len(library.KERNELS)), ids=library.KERNELS)
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+def kernels(request):
     """One after the other, then the best again."""
     found = library.library()
     if isinstance(found, str):
@@ -24,14 +20,14 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
-def built() -> None:
+def built():
     """The best kernels."""
     if (reason := library.why_not_built()) is not None:
         pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def threads():
     """Several, so that they meet; put back afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)

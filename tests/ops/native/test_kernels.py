@@ -1,7 +1,5 @@
 """The native kernels equal the reference: outputs and every gradient, at sizes on both sides of each of their edges."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
@@ -16,26 +14,11 @@ from antiphase import differential_attention
 from antiphase.layers.functions import softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
 from antiphase.ops.shapes import positions_mask
+from support import attention
+from support.attention import cotangent, inputs, run
 
 AROUND_EDGES = [(1, 7), (12, 12), (49, 49), (97, 97), (47, 130), (130, 47), (5, 300), (300, 300)]
 """Queries and keys around rows that go together (6, 12 or 16), blocks (48), panels (8 to 32) and tiles (256)."""
-
-
-def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float64, maps=2):
-    query = torch.randn(batch, maps * heads, queries, width, dtype=dtype, requires_grad=True)
-    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
-    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
-    return query, key, value
-
-
-def cotangent(out):
-    return torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
-
-
-def run(impl, query, key, value, lam, **options):
-    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
-    out = differential_attention(query, key, value, lam, impl=impl, **options)
-    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent(out))
 
 
 def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.3, save=True):
@@ -43,15 +26,6 @@ def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.
         query, key, value, None, mask, None, None, key.shape[1], is_causal, window, scale, save
     )  # fmt: skip
     return out
-
-
-def assert_equal_to_reference(query, key, value, lam, **options):
-    names = ("out", "query", "key", "value", "lam")
-    expected = run("reference", query, key, value, lam, **options)
-    found = run("native", query, key, value, lam, **options)
-    for name, one, other in zip(names, found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
-        assert one.isfinite().all(), name
 
 
 @pytest.mark.usefixtures("kernels")
@@ -63,7 +37,9 @@ def test_equals_the_reference(queries, keys, window):
     ):
         query, key, value = inputs(2, heads, groups, queries, keys, width, value_width, key_maps)
         lam = torch.rand(2, 1, queries, dtype=torch.float64, requires_grad=True)
-        assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+        attention.assert_equal_to_reference(
+            "native", query, key, value, lam, is_causal=is_causal, sliding_window=window
+        )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -72,7 +48,9 @@ def test_masks_that_broadcast(shape):
     query, key, value = inputs(2, 4, 2, 70, 90, 4, 5, 2)
     lam = torch.rand(4, 1, dtype=torch.float64, requires_grad=True)
     for is_causal in (False, True):
-        assert_equal_to_reference(query, key, value, lam, attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal)
+        attention.assert_equal_to_reference(
+            "native", query, key, value, lam, attn_mask=torch.rand(shape) > 0.4, is_causal=is_causal
+        )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -86,69 +64,27 @@ def test_padding_of_whole_panels(side):
     if side != "left":
         mask[1, ..., 41:] = False
     for is_causal in (False, True):
-        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+        attention.assert_equal_to_reference("native", query, key, value, lam, attn_mask=mask, is_causal=is_causal)
 
 
 @pytest.mark.usefixtures("kernels")
 def test_rows_that_see_nothing_are_zero_with_zero_gradient():
-    query, key, value = inputs(2, 2, 2, 60, 60, 6, 6, 2)
-    lam = torch.rand((), dtype=torch.float64, requires_grad=True)
-    mask = torch.ones(2, 1, 60, 60, dtype=torch.bool)
-    mask[0, :, 50] = False
-    mask[1] = False
-    out, grad_query, grad_key, grad_value, _ = run("native", query, key, value, lam, attn_mask=mask)
-    assert out[0, :, 50].count_nonzero() == out[1].count_nonzero() == 0
-    assert out[0, :, 51].count_nonzero() > 0
-    assert grad_query[0, :, 50].count_nonzero() == 0
-    assert grad_key[1].count_nonzero() == grad_value[1].count_nonzero() == 0
+    attention.assert_blind_rows_are_zero("native", 60)
 
 
 @pytest.mark.usefixtures("kernels")
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape(data):
-    groups, repeats = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
-    heads, key_maps = groups * repeats, data.draw(st.sampled_from([1, 2]))
-    batch, queries, keys = (data.draw(st.integers(1, 3)), data.draw(st.integers(1, 70)), data.draw(st.integers(1, 70)))
-    query, key, value = inputs(
-        batch, heads, groups, queries, keys, data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20)), key_maps
-    )
-    lam_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
-    lam = torch.rand(lam_shape, dtype=torch.float64, requires_grad=True)
-    mask_shape = [data.draw(st.sampled_from([1, size])) for size in (batch, heads, queries)]
-    assert_equal_to_reference(
-        query, key, value, lam,
-        attn_mask=data.draw(st.sampled_from([None, torch.rand(*mask_shape, keys) > 0.5])),
-        is_causal=data.draw(st.booleans()),
-        sliding_window=data.draw(st.sampled_from([None, 1, 2, 5, 50])),
-        scale=data.draw(st.sampled_from([None, 0.1, 1.0])),
-    )  # fmt: skip
+    tensors, options = attention.drawn_call(data, 70, 20)
+    attention.assert_equal_to_reference("native", *tensors, **options)
 
 
 @pytest.mark.usefixtures("kernels")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_documents_end_to_end(data):
-    """Packed sequences equal one call with a mask that separates them, in values and gradients."""
-    documents = data.draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), min_size=1, max_size=5))
-    is_causal, window = data.draw(st.booleans()), data.draw(st.sampled_from([None, 1, 3]))
-    edges = [torch.tensor([0, *itertools.accumulate(d[side] for d in documents)]).int() for side in (0, 1)]
-    queries, keys = int(edges[0][-1]), int(edges[1][-1])
-    tensors = inputs(1, 4, 2, queries, keys, 3, 4, data.draw(st.sampled_from([1, 2])))
-    lam = torch.rand(4, queries, dtype=torch.float64, requires_grad=True)
-    mask = torch.zeros(queries, keys, dtype=torch.bool)
-    for index, (length, breadth) in enumerate(documents):
-        rows = slice(int(edges[0][index]), int(edges[0][index + 1]))
-        columns = slice(int(edges[1][index]), int(edges[1][index + 1]))
-        seen = positions_mask(length, breadth, is_causal=is_causal, sliding_window=window, device=torch.device("cpu"))
-        mask[rows, columns] = True if seen is None else seen
-    expected = run("reference", *tensors, lam, attn_mask=mask)
-    found = run(
-        "native", *tensors, lam,
-        is_causal=is_causal, sliding_window=window, cu_seqlens_q=edges[0], cu_seqlens_k=edges[1],
-    )  # fmt: skip
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    attention.assert_documents_are_apart("native", data, 60)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -168,32 +104,15 @@ def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("key_maps", [1, 2])
-def test_gradcheck(key_maps):
-    query, key, value = inputs(1, 2, 1, 14, 17, 3, 4, key_maps)
-    lam = torch.rand(2, 14, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(
-        lambda *tensors: differential_attention(*tensors, impl="native", is_causal=True), (query, key, value, lam)
-    )
-
-
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("length", "width", "value_width"), [(60, 16, 32), (700, 64, 128), (61, 9, 11)])
 @pytest.mark.parametrize("key_maps", [1, 2])
 def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, length, width, value_width, key_maps):
-    exact = inputs(1, 2, 1, length, length, width, value_width, key_maps)
-    exact = [tensor.detach().to(dtype).double().requires_grad_() for tensor in exact]
-    exact.append(torch.rand(2, length).double().requires_grad_())
-    truth = run("reference", *exact, is_causal=True)
-    rounded = [tensor.detach().to(dtype).requires_grad_() for tensor in exact[:3]]
-    rounded.append(exact[3].detach().float().requires_grad_())
-    eager, found = (run(impl, *rounded, is_causal=True) for impl in ("reference", "native"))
-    for name, one, other, true in zip(("out", "query", "key", "value", "lam"), found, eager, truth, strict=True):
-        rounding = true.abs().max() * torch.finfo(one.dtype).eps / 2
-        allowed = 2 * ((other - true).abs().max() + rounding)
-        assert (one - true).abs().max() <= allowed, name
+    tensors = inputs(1, 2, 1, length, length, width, value_width, key_maps, dtype)
+    attention.assert_keeps_the_tolerance_rule(
+        "native", *tensors, torch.rand(2, length, requires_grad=True), is_causal=True
+    )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -237,17 +156,7 @@ def test_what_a_call_leaves_in_its_scratch_is_not_read_by_the_next(dtype):
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("window", [None, 30])
 def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, window):
-    query, key, value = (t.detach() for t in inputs(1, 2, 2, 80, 80, 4, 5, 2))
-    key[:, :, 41] = poison
-    out, expected = (
-        differential_attention(query, key, value, 0.5, is_causal=True, sliding_window=window, impl=impl)
-        for impl in ("native", "reference")
-    )
-    sees = [row for row in range(80) if row >= 41 and (window is None or row - 41 < window)]
-    blind = [row for row in range(80) if row not in sees]
-    assert out[0, :, blind].isfinite().all()
-    assert out[0, :, sees].isfinite().float().mean() < 0.2  # an infinite key has a score of -inf where all signs agree
-    assert torch.equal(out.isfinite(), expected.isfinite())
+    attention.assert_poison_stays("native", 80, 41, poison, window)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -358,8 +267,7 @@ def test_scores_at_the_edge_of_what_a_number_holds(dtype):
         if dtype == torch.float64:
             torch.testing.assert_close(found, exact)
             continue
-        rounding = torch.finfo(dtype).eps / 2 * exact.abs().max()
-        assert (found.double() - exact).abs().max() <= 2 * ((eager.double() - exact).abs().max() + rounding)
+        attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.usefixtures("kernels")

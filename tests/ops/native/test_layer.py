@@ -1,7 +1,5 @@
 """Norm, λ and a V1 layer's step on the native kernels equal PyTorch's own, in values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings

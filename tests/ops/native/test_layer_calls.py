@@ -1,13 +1,12 @@
 """What layers ask of the native kernels (values in halves, sink logits, autocast), and what is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from antiphase import differential_attention
 from antiphase.layers.functions import differential_output, join_halves, softmax_attention, softmax_weights
 from antiphase.ops.native import operators
+from support.attention import assert_errs_at_most_twice
 
 
 @pytest.mark.usefixtures("built")
@@ -111,8 +110,7 @@ def test_halves_of_values_in_half_precision(width):
         return out, *torch.autograd.grad(out, (query, key, value), cotangent.to(dtype))
 
     for one, eager, true in zip(found, reference(torch.bfloat16), reference(torch.float64), strict=True):
-        rounding = true.abs().max() * torch.finfo(torch.bfloat16).eps / 2
-        assert (one - true).abs().max() <= 2 * ((eager - true).abs().max() + rounding)
+        assert_errs_at_most_twice(one, eager, true)
 
 
 @pytest.mark.usefixtures("built")

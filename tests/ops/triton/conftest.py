@@ -1,7 +1,5 @@
 """The kernels run on a GPU, or under Triton's interpreter in a process of its own: ``make test-triton``."""
 
-from __future__ import annotations
-
 import os
 from importlib import util
 

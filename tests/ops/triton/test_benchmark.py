@@ -1,7 +1,5 @@
 """What is timed on a GPU computes the same, and its benchmark runs from plan to record, in small sizes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Blocks of the kernels chosen by time: each candidate is tried in both versions, and wrong ones are not timed."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -35,8 +33,8 @@ def test_tried_blocks_give_way_again():
 @pytest.mark.parametrize("kernel", ["forward", "keys", "span"])
 def test_other_blocks_compute_the_same(kernel, case):
     for trial in blocks.trials(case, {kernel: [SMALL]}):
-        found, expected = (blocks._results(trial, own, 0) for own in (SMALL, trial.usual))
-        assert blocks._agree(found, expected, case.dtype) or all(
+        found, expected = (blocks.results_of(trial, own, 0) for own in (SMALL, trial.usual))
+        assert blocks.agree(found, expected, case.dtype) or all(
             torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(found, expected, strict=True)
         )
 
@@ -52,13 +50,13 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
         str(candidates[2]): 1.0,
         str(candidates[3]): 2.0,
     }
-    results, agree = itertools.count(), blocks._agree
+    results, agree = itertools.count(), blocks.agree
     monkeypatch.setattr(blocks, "paired_times", lambda ways, **rest: {name: [clock[name]] for name in ways})
     monkeypatch.setattr(
         blocks, "run_once", lambda trial, own, seed: "out of resources" if own == candidates[2] else None
     )
     monkeypatch.setattr(
-        blocks, "_agree", lambda found, expected, dtype: next(results) != 2 and agree(found, expected, torch.bfloat16)
+        blocks, "agree", lambda found, expected, dtype: next(results) != 2 and agree(found, expected, torch.bfloat16)
     )  # the last candidate of the first version is wrong
     found = blocks.timed_blocks(made, rounds=1)
     assert found["chosen"] == {"forward": SMALL}
@@ -70,8 +68,8 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
 
 def test_results_that_differ_by_more_than_roundings_do_not_agree(case):
     trial = blocks.trials(case, {"forward": [SMALL]})[0]
-    (out,) = blocks._results(trial, trial.usual, 0)
-    assert blocks._agree([out * (1 + 1e-3)], [out], torch.bfloat16)
-    assert not blocks._agree([out * (1 + 1e-2)], [out], torch.bfloat16)
-    assert not blocks._agree([out * float("nan")], [out], torch.bfloat16)
+    (out,) = blocks.results_of(trial, trial.usual, 0)
+    assert blocks.agree([out * (1 + 1e-3)], [out], torch.bfloat16)
+    assert not blocks.agree([out * (1 + 1e-2)], [out], torch.bfloat16)
+    assert not blocks.agree([out * float("nan")], [out], torch.bfloat16)
     assert torch.equal(work(trial.scheme, case, 0)(), out)

@@ -1,7 +1,5 @@
 """The kernels compile for a GPU that is not there, and fit its multiprocessors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

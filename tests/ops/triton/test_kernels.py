@@ -1,7 +1,6 @@
 """The kernels equal the reference, under Triton's interpreter: outputs and every gradient at odd sizes."""
 
-from __future__ import annotations
-
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -10,11 +9,14 @@ import torch
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
 from antiphase.layers.functions import differential_output
+from support import attention
+from support.attention import in_full, run
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
-NAMES = ("out", "query", "key", "value", "lam")
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+inputs = partial(attention.inputs, dtype=torch.float32)
+check = partial(attention.assert_equal_to_reference, "triton", **TOLERANCE)
 
 
 @pytest.fixture(autouse=True)
@@ -32,61 +34,26 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
 
 
-def inputs(batch, heads, groups, queries, keys, width, value_width, key_maps, dtype=torch.float32):
-    query = torch.randn(batch, 2 * heads, queries, width, dtype=dtype, requires_grad=True)
-    key = torch.randn(batch, key_maps * groups, keys, width, dtype=dtype, requires_grad=True)
-    value = torch.randn(batch, groups, keys, value_width, dtype=dtype, requires_grad=True)
-    return query, key, value
-
-
-def assert_errs_at_most_twice(found, eager, exact, dtype, name):
-    """The tolerance rule: 2 × (eager of the same dtype + one rounding), both against fp64."""
-    rounding = torch.finfo(dtype).eps / 2 * exact.abs().max()
-    allowed = 2 * ((eager.double() - exact).abs().max() + rounding)
-    assert (found.double() - exact).abs().max() <= allowed, name
-
-
-def run(impl, query, key, value, lam, **options):
-    """Output and the gradients of query, key, value and λ for a fixed cotangent."""
-    out = differential_attention(query, key, value, lam, impl=impl, **options)
-    cotangent = torch.sin(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape).to(out.dtype)
-    return out, *torch.autograd.grad(out, (query, key, value, lam), cotangent)
-
-
-def in_full(*tensors):
-    return [tensor.detach().double().requires_grad_() for tensor in tensors]
-
-
-def assert_equal_to_reference(query, key, value, lam, **options):
-    expected = run("reference", *in_full(query, key, value, lam), **options)
-    found = run("triton", query, key, value, lam, **options)
-    for name, one, other in zip(NAMES, found, expected, strict=True):
-        assert one.isfinite().all(), name
-        torch.testing.assert_close(
-            one.double(), other, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}"
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(1, 2, 2), (2, 2, 1)])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (33, 90), (70, 45)])
 @pytest.mark.parametrize(("is_causal", "window"), [(False, None), (True, None), (False, 1), (True, 40)])
 def test_equals_the_reference(key_maps, heads, groups, queries, keys, is_causal, window):
     query, key, value = inputs(1, heads, groups, queries, keys, 20, 24, key_maps)
     lam = torch.rand((heads, 1) if key_maps == 1 else (), requires_grad=True)
-    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window)
+    check(query, key, value, lam, is_causal=is_causal, sliding_window=window)
 
 
 @pytest.mark.parametrize(("queries", "keys", "window"), [(97, 190, 110), (130, 130, 100)])
 def test_windows_wider_than_several_blocks(queries, keys, window):
     """So that some blocks of keys are seen whole, by queries on whose other side keys are hidden."""
     query, key, value = inputs(1, 1, 1, queries, keys, 16, 32, 2)
-    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
+    check(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
 
 
 @pytest.mark.parametrize("window", [45, 2**31 - 1, 2**40])
 def test_a_window_of_all_keys_hides_nothing(window):
     query, key, value = inputs(1, 2, 1, 36, 45, 16, 32, 2)
-    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
+    check(query, key, value, torch.tensor(0.4, requires_grad=True), sliding_window=window)
     with torch.no_grad():
         found, expected = (
             differential_attention(query[:, :, -2:], key, value, 0.4, impl="triton", **options)
@@ -101,13 +68,13 @@ def test_masks_that_broadcast(shape):
     lam = torch.rand(2, 4, 36, requires_grad=True)
     mask = torch.rand(shape) > 0.4
     for is_causal in (False, True):
-        assert_equal_to_reference(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
+        check(query, key, value, lam, attn_mask=mask, is_causal=is_causal)
 
 
 @pytest.mark.parametrize(("width", "value_width"), [(1, 1), (16, 16), (33, 66), (64, 128), (128, 256)])
 def test_widths(width, value_width):
     query, key, value = inputs(1, 1, 1, 34, 34, width, value_width, 2)
-    assert_equal_to_reference(query, key, value, torch.tensor(0.4, requires_grad=True), is_causal=True)
+    check(query, key, value, torch.tensor(0.4, requires_grad=True), is_causal=True)
 
 
 def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient():
@@ -138,7 +105,7 @@ def test_sequences_end_to_end(is_causal, window, lam_shape):
         "cu_seqlens_q": torch.tensor([0, 3, 3, 40, 75], dtype=torch.int32),
         "cu_seqlens_k": torch.tensor([[0, 5, 9, 47, 80]] * 2, dtype=torch.int32).T.contiguous()[:, 0],  # with a stride
     }
-    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal, sliding_window=window, **edges)
+    check(query, key, value, lam, is_causal=is_causal, sliding_window=window, **edges)
 
 
 def test_layouts_of_a_layer():
@@ -175,25 +142,21 @@ def test_half_precision_over_several_blocks_of_queries():
 
 
 def assert_half_precision(dtype, key_maps, batch, width, value_width, options, tokens=90):
-    query, key, value = inputs(batch, 2, 1, tokens, tokens, width, value_width, key_maps, dtype)
+    tensors = inputs(batch, 2, 1, tokens, tokens, width, value_width, key_maps, dtype=dtype)
     lam = torch.rand(batch, 2, tokens, requires_grad=True)  # one λ for all would have an error by luck
-    exact = run("reference", *in_full(query, key, value, lam), **options)
-    eager = run("reference", query, key, value, lam, **options)
-    found = run("triton", query, key, value, lam, **options)
-    for name, one, other, right in zip(NAMES, found, eager, exact, strict=True):
-        assert_errs_at_most_twice(one, other, right, torch.float32 if name == "lam" else dtype, name)
+    attention.assert_keeps_the_tolerance_rule("triton", *tensors, lam, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("key_maps", [1, 2])
 def test_a_few_queries_in_half_precision(dtype, key_maps):
-    query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 300, 64, 128, key_maps, dtype))
+    query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 300, 64, 128, key_maps, dtype=dtype))
     lam = torch.rand(4, 1)
     exact = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
     eager, found = (
         differential_attention(query, key, value, lam, is_causal=True, impl=impl) for impl in ("reference", "triton")
     )
-    assert_errs_at_most_twice(found, eager, exact, dtype, "out")
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -201,22 +164,22 @@ def test_a_few_queries_in_half_precision(dtype, key_maps):
 @pytest.mark.parametrize("queries", [2, 70])
 def test_half_precision_where_the_maps_cancel(dtype, key_maps, queries):
     """Flat maps, as at initialisation: the output is small, and an error as large as a map would stand out."""
-    query, key, value = inputs(1, 2, 2, queries, 150, 32, 64, key_maps, dtype)
+    query, key, value = inputs(1, 2, 2, queries, 150, 32, 64, key_maps, dtype=dtype)
     query = (0.02 * query).detach()
     exact = differential_attention(query.double(), key.double(), value.double(), 0.98, impl="reference")
     with torch.no_grad():
         eager, found = (differential_attention(query, key, value, 0.98, impl=impl) for impl in ("reference", "triton"))
-    assert_errs_at_most_twice(found, eager, exact, dtype, "out")
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.mark.parametrize("queries", [1, 20])
 def test_the_ratio_of_the_maps_may_exceed_what_fp16_holds(queries):
-    query, key, value = (t.detach() for t in inputs(1, 1, 1, queries, 150, 16, 16, 2, torch.float16))
+    query, key, value = (t.detach() for t in inputs(1, 1, 1, queries, 150, 16, 16, 2, dtype=torch.float16))
     query[:, 0], key[:, 1], query[:, 1] = 0.0, 0.0, 20.0
     key[:, 1, 0] = 1.0  # the first map sees all alike, the second the first key alone: its total is 150 times smaller
     exact = differential_attention(query.double(), key.double(), value.double(), 4000.0, impl="reference")
     eager, found = (differential_attention(query, key, value, 4000.0, impl=impl) for impl in ("reference", "triton"))
-    assert_errs_at_most_twice(found, eager, exact, torch.float16, "out")
+    attention.assert_errs_at_most_twice(found, eager, exact)
 
 
 @pytest.fixture
@@ -235,7 +198,7 @@ def test_the_order_of_additions_can_be_fixed(one_order):
     }
     mask = {"attn_mask": torch.rand(70, 90) > 0.3}
     for options in ({"is_causal": True}, {"sliding_window": 20}, mask, {"is_causal": True, **edges}):
-        assert_equal_to_reference(query, key, value, lam, **options)
+        check(query, key, value, lam, **options)
 
 
 def test_the_order_of_additions_in_half_precision(one_order):
@@ -251,7 +214,7 @@ def test_what_lies_behind_the_inputs_is_neither_read_nor_written(is_causal):
         tensor.copy_(torch.randn(tensor.shape))
     lam = torch.tensor(0.7, requires_grad=True)
     query, key, value = (tensor.detach().requires_grad_() for tensor in inside)
-    assert_equal_to_reference(query, key, value, lam, is_causal=is_causal)
+    check(query, key, value, lam, is_causal=is_causal)
 
 
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(2, 2, 1), (1, 3, 3)])
@@ -286,7 +249,7 @@ def test_a_few_queries_of_many_heads(batch, heads, queries, keys, monkeypatch):
 def test_inputs_that_repeat_themselves():
     query, key, value = (tensor[:1].detach() for tensor in inputs(1, 2, 1, 40, 40, 16, 16, 2))
     expanded = [tensor.expand(3, -1, -1, -1).requires_grad_() for tensor in (query, key, value)]
-    assert_equal_to_reference(*expanded, torch.rand(2, 1, requires_grad=True), is_causal=True)
+    check(*expanded, torch.rand(2, 1, requires_grad=True), is_causal=True)
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 9), (9, 0)])
@@ -427,7 +390,7 @@ def test_sequences_longer_than_a_grid(monkeypatch):
 
 
 def test_refusals():
-    query, key, value = inputs(1, 1, 1, 4, 4, 8, 8, 2, torch.float64)
+    query, key, value = inputs(1, 1, 1, 4, 4, 8, 8, 2, dtype=torch.float64)
     with pytest.raises(ValueError, match=r'float16, bfloat16 and float32, got torch\.float64; use impl="blockwise"'):
         differential_attention(query, key, value, 0.5, impl="triton")
     query, key, value = inputs(1, 1, 1, 4, 4, 129, 8, 2)
@@ -460,4 +423,4 @@ def test_combinations_drawn_at_random():
         lam = torch.rand(draw((), (groups * repeats, 1), (1, 1, queries)), requires_grad=True)
         mask = draw(None, torch.rand(keys) > 0.2)
         options = {"is_causal": draw(False, True), "sliding_window": draw(None, 5, 50), "attn_mask": mask}
-        assert_equal_to_reference(query, key, value, lam, scale=draw(None, 0.7), **options)
+        check(query, key, value, lam, scale=draw(None, 0.7), **options)
