@@ -22,15 +22,12 @@ LAYERS: dict[str, type[AttentionLayer]] = {
 """Values of ``attention_type``."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 """What every layer has; all else belongs to its kind."""
-GENERAL = ("num_key_value_heads", "head_dim", "context_size", "layer_idx", "is_causal", "bias", "sliding_window",
-           "attention", "head_norm_eps", "head_norm_init", "initialize")  # fmt: skip
-"""Options that say nothing about the formula."""
 
 
 def variant_fields() -> tuple[str, ...]:
     """Options in which a layer may depart from its published form, of all kinds."""
-    names = (name for layer in LAYERS.values() for name in layer.options() if name not in GENERAL)
-    return tuple(dict.fromkeys(names))
+    general = {*AttentionLayer.options(), "initialize"}
+    return tuple(dict.fromkeys(name for layer in LAYERS.values() for name in layer.options() if name not in general))
 
 
 def attention_layers(model: nn.Module) -> Iterable[AttentionLayer]:

@@ -120,7 +120,7 @@ class AntiphaseConfig(PreTrainedConfig):
         self.dex_heads, self.dex_steps = dex_heads, dex_steps
         for name, value in variant.items():  # of kinds of attention that were registered from outside
             setattr(self, name, value)
-        if num_key_value_heads is None and attention_type in LAYERS:
+        if num_key_value_heads is None and attention_type in [*LAYERS]:
             num_key_value_heads = LAYERS[attention_type].default_key_value_heads(vars(self))
         self.num_key_value_heads = num_key_value_heads
         self.max_position_embeddings = max_position_embeddings

@@ -53,7 +53,7 @@ def check_layers(config: Any, **given: Any) -> None:
             field is named.
     """
     kind = config.attention_type
-    if kind not in LAYERS:
+    if not isinstance(kind, str) or kind not in LAYERS:
         known = ", ".join(LAYERS)
         raise InputError(f"attention_type must be one of {known}, got {kind!r}{nearest(str(kind), LAYERS)}")
     layer, count = LAYERS[kind], config.num_hidden_layers
