@@ -200,6 +200,7 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
     record = evaluate(ask, tmp_path / "out")
     assert {row["arm"] for row in record.values["paired"]} == {"differential"}
     assert record.values["task"] == "symbols"
+    assert record.values["guess_rate"] == record.values["summary"][0]["guess_rate"] == 1 / 3  # two are asked for
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
 
 
