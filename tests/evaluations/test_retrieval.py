@@ -220,7 +220,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, b
         ({"lengths": [100]}, "--length 100 is too short for --needles 3"),
         ({"paths": []}, "--data is missing: .*ours was not trained here"),
         ({"paths": [str(tmp_path / "missing.txt")]}, "--data .*missing.txt"),
-        ({"depths": [2.0]}, "--depths must lie between 0 and 1"),
         ({"names": [symbols], "lengths": [], "needles": []}, "--data has no use here"),
     ):
         chosen = {"names": [ours], **words}
