@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from antiphase.evaluations.settings import DeviceSettings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, every
 from antiphase.typed import build
+
+Made = TypeVar("Made")
 
 
 class Result:
@@ -31,6 +35,19 @@ class Result:
             return None
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         return build(cls, {name: value for name, value in record.values.items() if name in names}, strict=False)
+
+    @classmethod
+    def from_record(cls, make: Callable[[Self], Made]) -> Callable[[Record], Made | None]:
+        """A function that makes a table or figure of the result, as one of the record; None: the record is of something
+        else.
+        """
+
+        @functools.wraps(make)
+        def made(record: Record) -> Made | None:
+            found = cls.read(record)
+            return None if found is None else make(found)
+
+        return made
 
     def record(self) -> Record:
         """A record of the result alone, without settings."""

@@ -162,7 +162,7 @@ def evaluate_on_contexts(
                 experiment.check(_loaded(settings, index))
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
-        found = Found(settings.names, experiment.task, next(iter(experiment.cells)).guess_rate, rows)
+        found = Found(settings.names, experiment.task, experiment.guess_rate, rows)
         data = first.settings.data if first.settings else None
         return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, data=data)
 
@@ -236,6 +236,7 @@ class _Texts:
         self.cells: dict[Cell, list[Context]] = {
             cell: haystack.contexts(cell, settings.samples, seed=settings.seed) for cell in cells
         }
+        self.guess_rate = cells[0].guess_rate
 
     def _texts(self, output: Path, say: Say) -> Iterable[str]:
         """Documents of ``--data``, or what the first model's own run held out."""
@@ -284,6 +285,7 @@ class _Symbols:
             for task in tasks
             for depth in (*settings.depths, None)
         }
+        self.guess_rate = tasks[0].guess_rate  # of the first question alone, whatever is asked behind it
 
     def check(self, loaded: LoadedModel) -> None:
         """Refuse a further model whose words mean something else."""

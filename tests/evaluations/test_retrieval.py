@@ -200,6 +200,7 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
     record = evaluate(ask, tmp_path / "out")
     assert {row["arm"] for row in record.values["paired"]} == {"differential"}
     assert record.values["task"] == "symbols"
+    assert record.values["guess_rate"] == record.values["summary"][0]["guess_rate"] == 1 / 3  # two are asked for
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
 
 
@@ -219,7 +220,6 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, b
         ({"lengths": [100]}, "--length 100 is too short for --needles 3"),
         ({"paths": []}, "--data is missing: .*ours was not trained here"),
         ({"paths": [str(tmp_path / "missing.txt")]}, "--data .*missing.txt"),
-        ({"depths": [2.0]}, "--depths must lie between 0 and 1"),
         ({"names": [symbols], "lengths": [], "needles": []}, "--data has no use here"),
     ):
         chosen = {"names": [ours], **words}

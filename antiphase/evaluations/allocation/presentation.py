@@ -8,7 +8,6 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.allocation import Allocation, MapAllocation
-from antiphase.records import Record
 from antiphase.report import tables
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
@@ -25,10 +24,10 @@ PAPER: dict[tuple[str, str], tuple[float, ...]] = {
 RATIO = "answer ÷ noise"
 
 
-def by_depth(record: Record) -> Table | None:
+@Allocation.from_record
+def by_depth(allocation: Allocation) -> Table | None:
     """Attention on answer and noise by depth of the answer, each as share of Σ|A| and as signed sum."""
-    allocation = Allocation.read(record)
-    rows = allocation.last() if allocation else []
+    rows = allocation.last()
     depths = list(dict.fromkeys(row.depth for row in rows))
     groups: dict[tuple[str, str], dict[float | None, MapAllocation]] = {}
     for row in rows:
@@ -44,7 +43,7 @@ def by_depth(record: Record) -> Table | None:
                 cells.append([*key, measure, name, *(format_value(value, shown) for value in values)])
     if not cells:
         return None
-    if allocation and allocation.task == "text":
+    if allocation.task == "text":
         for (kind, name), known in PAPER.items():
             listed = dict(zip(PAPER_DEPTHS, known, strict=True))
             printed = [None if depth not in listed else f"{listed[depth]:.2f}" for depth in depths]
@@ -71,11 +70,11 @@ def _state(row: MapAllocation) -> str:
     return "trained" if row.trained else "untrained"
 
 
+@Allocation.from_record
 @matplotlib.rc_context(STYLE)
-def share_by_depth(record: Record) -> Figure | None:
+def share_by_depth(found: Allocation) -> Figure | None:
     """Share of Σ|A| on the answer and on the noise over the depth of the answer; untrained models dashed."""
-    found = Allocation.read(record)
-    rows = [(row.depth, row) for row in (found.last() if found else ()) if row.depth is not None]
+    rows = [(row.depth, row) for row in found.last() if row.depth is not None]
     if not rows:
         return None
     figure = Figure(figsize=(9.0, 4.0), layout="constrained")

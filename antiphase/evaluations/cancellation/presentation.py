@@ -7,17 +7,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from antiphase.evaluations.cancellation import Cancellation, LayerFigures
-from antiphase.records import Record
 from antiphase.report.plots import COLOURS, MARKERS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
 
 
-def pairs(record: Record) -> Table | None:
+@Cancellation.from_record
+def pairs(found: Cancellation) -> Table | None:
     """What the two maps of a head have in common, by layer."""
-    found = Cancellation.read(record)
-    if found is None:
-        return None
     columns = [Column("Model"), Column("Layer"), Column("Correlation", "signed"), Column("Cancelled", "percent"),
                Column("Negative share", "percent"), Column("Output RMS", "number"),
                Column("Output / value RMS", "number")]  # fmt: skip
@@ -33,11 +30,9 @@ def pairs(record: Record) -> Table | None:
     )  # fmt: skip
 
 
-def maps(record: Record) -> Table | None:
+@Cancellation.from_record
+def maps(found: Cancellation) -> Table | None:
     """Sparsity and noise of each map and of the difference, mean over layers."""
-    found = Cancellation.read(record)
-    if found is None:
-        return None
     cells = [
         [_state(row), name, of_map.effective_keys, of_map.near_zero, of_map.noise, of_map.answer]
         for row in found.layers
@@ -58,12 +53,10 @@ def _state(row: LayerFigures) -> str:
     return "trained" if row.trained else "untrained"
 
 
+@Cancellation.from_record
 @matplotlib.rc_context(STYLE)
-def by_layer(record: Record) -> Figure | None:
+def by_layer(found: Cancellation) -> Figure | None:
     """Correlation and cancelled share, noise of each map, and the size of every head, by layer."""
-    found = Cancellation.read(record)
-    if found is None:
-        return None
     rows = [row for row in found.layers if row.layer != "all"]
     figure = Figure(figsize=(11.4, 4.3), layout="constrained")
     left, middle, right = figure.subplots(1, 3)

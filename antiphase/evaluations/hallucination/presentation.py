@@ -8,7 +8,6 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.hallucination import GOLD, LEAD, MODEL, WRONG, Hallucination, SystemScore
-from antiphase.records import Record
 from antiphase.report.plots import PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, percents_text
@@ -33,16 +32,15 @@ def _named(found: Hallucination, row: SystemScore) -> str:
     return WORDS_OF.get(row.system) or found.model.rstrip("/").rpartition("/")[2]
 
 
-def _measured(found: Hallucination | None) -> list[tuple[str, SystemScore]]:
+def _measured(found: Hallucination) -> list[tuple[str, SystemScore]]:
     """Data and scores of the model and its control."""
-    tasks = found.tasks if found else {}
-    return [(name, row) for name, task in tasks.items() for row in task.systems if row.system in (MODEL, LEAD)]
+    return [(name, row) for name, task in found.tasks.items() for row in task.systems if row.system in (MODEL, LEAD)]
 
 
-def faithful(record: Record) -> Table | None:
+@Hallucination.from_record
+def faithful(found: Hallucination) -> Table | None:
     """Verdicts on the model and the control, on each data set."""
-    found = Hallucination.read(record)
-    if found is None or not found.tasks:
+    if not found.tasks:
         return None
     columns = [Column("Data"), Column("System"), Column("Free of it", "percent"), Column("95 %"),
                Column("At most", "percent"), Column("Unjudged", "integer"), Column("Empty", "integer"),
@@ -64,10 +62,10 @@ def faithful(record: Record) -> Table | None:
     return Table(title="Contextual hallucination", columns=columns, rows=rows, note=note)
 
 
-def paper(record: Record) -> Table | None:
+@Hallucination.from_record
+def paper(found: Hallucination) -> Table | None:
     """The paper's table 4, of the kinds that were measured."""
-    found = Hallucination.read(record)
-    kinds = dict.fromkeys(task.kind for task in found.tasks.values()) if found else ()
+    kinds = dict.fromkeys(task.kind for task in found.tasks.values())
     rows: list[list[Any]] = [list(row) for kind in kinds for row in PUBLISHED[kind]]
     if not rows:
         return None
@@ -76,10 +74,10 @@ def paper(record: Record) -> Table | None:
     return Table(title="The paper's numbers", columns=columns, rows=rows, note=note)
 
 
-def beside(record: Record) -> Table | None:
+@Hallucination.from_record
+def beside(found: Hallucination) -> Table | None:
     """What the outputs cover and copy."""
-    found = Hallucination.read(record)
-    if found is None or not _measured(found):
+    if not _measured(found):
         return None
     rows = [
         [name, _named(found, row), row.coverage, row.entity_coverage, row.copied, row.words, row.f1]
@@ -94,15 +92,15 @@ def beside(record: Record) -> Table | None:
     return Table(title="What the outputs cover and copy", columns=columns, rows=rows, note=note)
 
 
-def judge_errors(record: Record) -> Table | None:
+@Hallucination.from_record
+def judge_errors(found: Hallucination) -> Table | None:
     """What the judge says where the truth is known, or nearly."""
-    found = Hallucination.read(record)
     rows = [
         [
             name, WORDS_OF[row.system], "not faithful" if row.system == WRONG else "faithful", row.samples,
             row.unjudged, row.judge_error, percents_text(row.judge_interval),
         ]
-        for name, task in (found.tasks.items() if found else ())
+        for name, task in found.tasks.items()
         for row in task.systems
         if row.system != MODEL
     ]  # fmt: skip
@@ -118,11 +116,11 @@ def judge_errors(record: Record) -> Table | None:
     return Table(title="The judge's own error", columns=columns, rows=rows, note=note)
 
 
+@Hallucination.from_record
 @matplotlib.rc_context(STYLE)
-def verdicts(record: Record) -> Figure | None:
+def verdicts(found: Hallucination) -> Figure | None:
     """A panel for each data set, a bar for each system; the paper's pairs of shares below them."""
-    found = Hallucination.read(record)
-    if found is None or not found.tasks:
+    if not found.tasks:
         return None
     lines = [len(task.systems) + len(PUBLISHED[task.kind]) for task in found.tasks.values()]
     figure = Figure(figsize=(8.4, 1.0 + sum(0.6 + 0.38 * count for count in lines)), layout="constrained")

@@ -83,10 +83,10 @@ def downstream(record: Record) -> Table | None:
     return Table(title="Downstream tasks", columns=shown, rows=lines, note=note)
 
 
-def paper(record: Record) -> Table | None:
+@Harness.from_record
+def paper(found: Harness) -> Table | None:
     """The paper's table 1, of the tasks that were measured without examples."""
-    found = Harness.read(record)
-    tasks = [task for task in found.tasks() if task in SEVEN] if found is not None and 0 in found.shots() else []
+    tasks = [task for task in found.tasks() if task in SEVEN] if 0 in found.shots() else []
     if not tasks:
         return None
     columns = [published(numbers, tasks) for numbers in PUBLISHED_MODELS.values()]
@@ -100,10 +100,10 @@ def paper(record: Record) -> Table | None:
     return Table(title="The paper's larger runs", columns=shown, rows=rows, note=note)
 
 
-def details(record: Record) -> Table | None:
+@Harness.from_record
+def details(read: Harness) -> Table | None:
     """Every metric, with its standard error and interval."""
-    read = Harness.read(record)
-    if read is None or not read.rows:
+    if not read.rows:
         return None
     columns = [Column("Task"), Column("Version"), Column("Examples", "integer"), Column("Model"), Column("Metric"),
                Column("Value", "number"), Column("Standard error", "number"), Column("95 %"),
@@ -135,12 +135,10 @@ def _mean(shares: list[float | None]) -> float | None:
     return sum(known) / len(known) if known and len(known) == len(shares) else None
 
 
+@Harness.from_record
 @matplotlib.rc_context(STYLE)
-def scores_by_task(record: Record) -> Figure | None:
+def scores_by_task(found: Harness) -> Figure | None:
     """A panel for each number of examples: models by tasks, what guessing reaches, and the paper's pair."""
-    found = Harness.read(record)
-    if found is None:
-        return None
     rows = [row for row in found.rows if 0 <= (row.value or 0) <= 1]  # shares; a perplexity has no place here
     tasks = [task for task in found.tasks() if any(row.task == task for row in rows)]
     if not rows:

@@ -6,17 +6,14 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.long_context import LongContext
-from antiphase.records import Record
 from antiphase.report.plots import COLOURS, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, interval_text
 
 
-def positions(record: Record) -> Table | None:
+@LongContext.from_record
+def positions(found: LongContext) -> Table | None:
     """Cumulative loss at growing positions."""
-    found = LongContext.read(record)
-    if found is None:
-        return None
     columns = [Column("Tokens of context", "integer"), Column("Loss, nats per token", "loss"),
                Column("95 % over windows"), Column("Bits per byte", "loss")]  # fmt: skip
     cells = [[point.position, point.loss, interval_text(point.interval), point.bits_per_byte] for point in found.curve]
@@ -24,12 +21,12 @@ def positions(record: Record) -> Table | None:
     return Table(title="Loss by length of context", columns=columns, rows=cells, note=note)
 
 
-def context_worth(record: Record) -> Table | None:
+@LongContext.from_record
+def context_worth(found: LongContext) -> Table | None:
     """What a window's own beginning is worth at its end."""
-    found = LongContext.read(record)
-    if found is None or found.tail is None:
-        return None
     tail = found.tail
+    if tail is None:
+        return None
     columns = [Column("Context"), Column("Loss, nats per token", "loss"), Column("95 % over windows")]
     rows = [
         ["the window's own", tail.loss, ""],
@@ -46,11 +43,11 @@ def context_worth(record: Record) -> Table | None:
     return Table(title=f"The last {tail.tokens:,} tokens of each window", columns=columns, rows=rows, note=note)
 
 
+@LongContext.from_record
 @matplotlib.rc_context(STYLE)
-def loss_by_length(record: Record) -> Figure | None:
+def loss_by_length(found: LongContext) -> Figure | None:
     """Cumulative loss over growing context, with its interval over windows."""
-    found = LongContext.read(record)
-    if found is None or not found.curve:
+    if not found.curve:
         return None
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()

@@ -9,17 +9,14 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.many_shot import ManyShot, TaskShots
-from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, percents_text
 
 
-def shots(record: Record) -> Table | None:
+@ManyShot.from_record
+def shots(read: ManyShot) -> Table | None:
     """Accuracy over numbers of examples."""
-    read = ManyShot.read(record)
-    if read is None:
-        return None
     tasks = read.tasks
     columns = [Column("Task"), Column("Examples", "integer"), Column("Tokens", "integer"),
                Column("Accuracy", "percent"), Column("95 %"), Column("Guess", "percent"),
@@ -41,17 +38,16 @@ def shots(record: Record) -> Table | None:
     return Table(title="Accuracy by number of examples", columns=columns, rows=rows, note=note)
 
 
-def orders(record: Record) -> Table | None:
+@ManyShot.from_record
+def orders(read: ManyShot) -> Table | None:
     """Accuracy over orders of the same examples."""
-    read = ManyShot.read(record)
-    tasks = {} if read is None else read.tasks
     rows = [
         [
             name, kind, row.shots, len(row.accuracies), row.mean_accuracy, row.margin, row.flip_share,
             row.pair_flips, 2 * row.mean_accuracy * (1 - row.mean_accuracy), found.samples,
             found.majority_rate,
         ]
-        for name, found in tasks.items()
+        for name, found in read.tasks.items()
         for kind, row in found.orders.items()
     ]  # fmt: skip
     if not rows:
@@ -66,7 +62,7 @@ def orders(record: Record) -> Table | None:
         "Expected by chance: 2p(1-p), what answers drawn anew for each order, right as often, would flip from right to "
         "wrong or back between two orders. Fewer than 200 asked decide nothing about orders."
     )
-    if any(row.pair_flips is None for found in tasks.values() for row in found.orders.values()):
+    if any(row.pair_flips is None for found in read.tasks.values() for row in found.orders.values()):
         note += " An older record: it has no flips between two orders."
     return Table(title="The same examples in other orders", columns=columns, rows=rows, note=note)
 
@@ -86,11 +82,11 @@ def _mean_task(tasks: list[TaskShots]) -> TaskShots:
     return replace(tasks[0], rows=rows, orders=orders, majority_rate=majority)
 
 
+@ManyShot.from_record
 @matplotlib.rc_context(STYLE)
-def accuracy_by_shots(record: Record) -> Figure | None:
+def accuracy_by_shots(read: ManyShot) -> Figure | None:
     """Accuracy over numbers of examples, and over their orders; of many tasks their mean."""
-    read = ManyShot.read(record)
-    if read is None or not read.tasks:
+    if not read.tasks:
         return None
     tasks = read.tasks
     if len(tasks) > len(COLOURS):

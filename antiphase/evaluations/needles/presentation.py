@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.evaluations.needles import Accuracy, Needles, Trend
-from antiphase.records import Record
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table, depth_text, format_value
 
@@ -17,10 +16,10 @@ depths (2410.05258, table 2)."""
 SIZES = (Column("Needles", "integer"), Column("Questions", "integer"), Column("Tokens", "integer"))
 
 
-def accuracies(record: Record) -> Table | None:
+@Needles.from_record
+def accuracies(needles: Needles) -> Table | None:
     """One row for each model and size, one column for each depth."""
-    needles = Needles.read(record)
-    if needles is None or not needles.summary:
+    if not needles.summary:
         return None
     rows = needles.summary
     depths = sorted({row.depth for row in rows if row.depth is not None})
@@ -47,11 +46,11 @@ def accuracies(record: Record) -> Table | None:
     return Table(title="Accuracy by depth of the needle", columns=columns, rows=cells, note=f"{note}.")
 
 
-def differences(record: Record) -> Table | None:
+@Needles.from_record
+def differences(needles: Needles) -> Table | None:
     """Paired differences from the first model: over the fixed depths, and with the needle anywhere."""
-    needles = Needles.read(record)
     cells: list[list[Any]] = []
-    for row in needles.paired if needles else ():
+    for row in needles.paired:
         if row.depth not in ("fixed", None):
             continue
         low, high = map(_points, row.interval)
@@ -75,16 +74,16 @@ def differences(record: Record) -> Table | None:
     return Table(title="Paired differences", columns=columns, rows=cells, note=note)
 
 
-def evenness(record: Record) -> Table | None:
+@Needles.from_record
+def evenness(needles: Needles) -> Table | None:
     """Spread over depths and slope over length."""
-    needles = Needles.read(record)
     cells = [
         [
             row.arm, row.needles, row.queries,
             ", ".join(f"{found.length:,}: {format_value(found.accuracy, 'percent')}" for found in row.lengths),
             row.median_spread, _slope(row),
         ]
-        for row in (needles.trends if needles else ())
+        for row in needles.trends
     ]  # fmt: skip
     if not cells:
         return None
@@ -96,11 +95,11 @@ def evenness(record: Record) -> Table | None:
     return Table(title="Evenness over depth and length", columns=columns, rows=cells, note=note)
 
 
-def paper(record: Record) -> Table | None:
+@Needles.from_record
+def paper(needles: Needles) -> Table | None:
     """The paper's accuracies, where the record has one of its numbers of needles and questions."""
-    needles = Needles.read(record)
-    has = {(row.needles, row.queries) for row in (needles.summary if needles else ())}
-    if needles is None or needles.task != "text" or not has & PAPER.keys():
+    has = {(row.needles, row.queries) for row in needles.summary}
+    if needles.task != "text" or not has & PAPER.keys():
         return None
     rows: list[list[Any]] = [[*sizes, *found] for sizes, found in PAPER.items()]
     columns = [*SIZES[:2], Column("Softmax", "percent"), Column("Differential", "percent")]

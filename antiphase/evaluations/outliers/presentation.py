@@ -7,16 +7,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from antiphase.evaluations.outliers import Outliers
-from antiphase.records import Record
 from antiphase.report.plots import COLOURS, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
 
 
-def largest(record: Record) -> Table | None:
+@Outliers.from_record
+def largest(found: Outliers) -> Table | None:
     """Largest attention logits and hidden states, and their kurtosis, by layer."""
-    found = Outliers.read(record)
-    if found is None or not found.rows:
+    if not found.rows:
         return None
     places = list(dict.fromkeys(place for row in found.rows for place in row.top))
     columns = [Column("Of"), Column("Layer"), *(Column(f"Top {place}", "number") for place in places),
@@ -34,11 +33,11 @@ def largest(record: Record) -> Table | None:
     return Table(title="Largest values", columns=columns, rows=cells, note=note)
 
 
+@Outliers.from_record
 @matplotlib.rc_context(STYLE)
-def largest_by_layer(record: Record) -> Figure | None:
+def largest_by_layer(found: Outliers) -> Figure | None:
     """Largest and median sizes by layer."""
-    found = Outliers.read(record)
-    rows = [row for row in (found.rows if found else ()) if row.layer != "all"]
+    rows = [row for row in found.rows if row.layer != "all"]
     if not rows:
         return None
     kinds = list(dict.fromkeys(row.what for row in rows))

@@ -25,12 +25,10 @@ FIGURES = {
 """Fields, with their columns."""
 
 
+@Probe.from_record
 @matplotlib.rc_context(STYLE)
-def sink_map(record: Record) -> Figure | None:
+def sink_map(found: Probe) -> Figure | None:
     """Share of maps and sequences in which a position is a sink, by layer and position."""
-    found = Probe.read(record)
-    if found is None:
-        return None
     rates = numpy.array(found.positions.sink_rate, dtype=float)
     layers = [row.layer for row in found.layers]
     figure = Figure(figsize=(10.2, max(2.6, 1.5 + 0.22 * len(layers))), layout="constrained")
@@ -51,12 +49,10 @@ def sink_map(record: Record) -> Figure | None:
     return figure
 
 
+@Probe.from_record
 @matplotlib.rc_context(STYLE)
-def sink_heads(record: Record) -> Figure | None:
+def sink_heads(found: Probe) -> Figure | None:
     """Weight on the first token, and on sinks, by layer and head."""
-    found = Probe.read(record)
-    if found is None:
-        return None
     layers = [row.layer for row in found.layers]
     heads = 1 + max(row.head for row in found.heads)
     panels = {"first_share": "on the first token", "sink_share": "on other sinks"}
@@ -79,11 +75,11 @@ def sink_heads(record: Record) -> Figure | None:
     return figure
 
 
+@Probe.from_record
 @matplotlib.rc_context(STYLE)
-def sink_tokens(record: Record) -> Figure | None:
+def sink_tokens(found: Probe) -> Figure | None:
     """Tokens that are sinks most often."""
-    found = Probe.read(record)
-    rows = [row for row in (found.tokens if found else ()) if row.sink_rate][:MOST_BARS]
+    rows = [row for row in found.tokens if row.sink_rate][:MOST_BARS]
     if not rows:
         return None
     figure = Figure(figsize=(7.5, 1.2 + 0.27 * len(rows)), layout="constrained")
@@ -97,20 +93,16 @@ def sink_tokens(record: Record) -> Figure | None:
     return figure
 
 
-def layers(record: Record) -> Table | None:
+@Probe.from_record
+def layers(found: Probe) -> Table | None:
     """Means over the maps of each layer."""
-    found = Probe.read(record)
-    if found is None:
-        return None
     rows = [[row.layer, *_figures(row)] for row in found.layers]
     return Table(title="Layers", columns=columns_of("Layer|integer", *FIGURES.values()), rows=rows)
 
 
-def heads(record: Record) -> Table | None:
+@Probe.from_record
+def heads(found: Probe) -> Table | None:
     """Each map of each layer."""
-    found = Probe.read(record)
-    if found is None:
-        return None
     rows = [[row.layer, row.head, *_figures(row)] for row in found.heads]
     return Table(title="Heads", columns=columns_of("Layer|integer", "Head|integer", *FIGURES.values()), rows=rows)
 
@@ -119,10 +111,10 @@ def _figures(row: Figures) -> list[float | None]:
     return [getattr(row, name) for name in FIGURES]
 
 
-def tokens(record: Record) -> Table | None:
+@Probe.from_record
+def tokens(found: Probe) -> Table | None:
     """The tokens that are sinks most often."""
-    found = Probe.read(record)
-    if found is None or not found.tokens:
+    if not found.tokens:
         return None
     rows: list[list[Any]] = [[row.token, row.occurrences, row.sink_rate] for row in found.tokens]
     return Table(title="Tokens", columns=columns_of("Token", "Occurrences|integer", "Sink rate|percent"), rows=rows)

@@ -6,17 +6,14 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.quantization import Bits, Quantization
-from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, percents_text
 
 
-def few_bits(record: Record) -> Table | None:
+@Quantization.from_record
+def few_bits(found: Quantization) -> Table | None:
     """Loss and retrieval with attention logits in few bits."""
-    found = Quantization.read(record)
-    if found is None:
-        return None
     columns = [Column("Bits"), Column("Loss, nats per token", "loss"), Column("Retrieval", "percent"),
                Column("95 %")]  # fmt: skip
     cells = [
@@ -30,10 +27,10 @@ def few_bits(record: Record) -> Table | None:
     return Table(title="Attention logits in few bits", columns=columns, rows=cells, note=note)
 
 
-def few_bit_weights(record: Record) -> Table | None:
+@Quantization.from_record
+def few_bit_weights(found: Quantization) -> Table | None:
     """Loss and retrieval with the weights of linear layers in few bits."""
-    found = Quantization.read(record)
-    if found is None or not found.weights:
+    if not found.weights:
         return None
     whole = _whole(found)
     columns = [Column("Bits"), Column("Weights in few bits", "percent"), Column("Share a scale"),
@@ -54,12 +51,10 @@ def _whole(found: Quantization) -> Bits:
     return next(row for row in found.rows if row.bits is None)
 
 
+@Quantization.from_record
 @matplotlib.rc_context(STYLE)
-def loss_by_bits(record: Record) -> Figure | None:
+def loss_by_bits(found: Quantization) -> Figure | None:
     """Loss and retrieval with attention logits in few bits, beside all bits."""
-    found = Quantization.read(record)
-    if found is None:
-        return None
     few = sorted((row for row in found.rows if row.bits is not None), key=lambda row: row.bits or 0)
     whole = _whole(found)
     places = range(len(few))
