@@ -6,29 +6,25 @@ before (AR-hit) and the rest, and set beside the arm that it departs from and th
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from antiphase.config import ModelSettings, Preset, RunSettings, arm_run
-from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, nearest
 from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evals.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
-from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one
 from antiphase.layers.registry import ACROSS
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.records import Record, finite
-from antiphase.studies.compare import check_sizes, check_study, setting_up
-from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
+from antiphase.records import Record
+from antiphase.studies.grid import Grid
+from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.verdicts import Metric, compare_metric, verdict
 from antiphase.training.run_folder import read_metrics
 from antiphase.typed import dotted
@@ -273,55 +269,31 @@ def ablations(
     """
     if frequent < 0:
         raise InputError(f"--frequent must be at least 0, got {frequent}")
+    grid = Grid(preset, output, asked={"frequent": frequent})
     run = preset.run
-    if run.data.source == "text":
-        run = replace(run, data=replace(run.data, cache=str(output / "tokens")))
-    jobs = [
-        Job(f"{arm}-seed{seed}", arm, seed, arm_run(run, preset.compare, arm, seed=seed))
-        for seed in preset.compare.seeds
-        for arm in preset.compare.arms
-    ]
-    shown = {"run": asdict(preset.run), "compare": asdict(preset.compare), "frequent": frequent}
-    check_study(output, shown, resume=resume)
-    with only_one(output):
-        started = time.perf_counter()
-        with setting_up(output, shown):
-            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-            check_sizes(preset, jobs, data)
-            check_content(output, data.content)
-        cores = os.cpu_count() or 1
-        at_once = parallel_runs(jobs, preset.compare.processes, cores)
-        run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say) as data:
+        grid.train(report)
         say("dividing the loss of every model into AR-hits and others")
         text = data.training_text
         slices = recall_slices(
             data.validation(run.evaluation.validation_sequences), None if text is None else text.tokens,
             frequent=frequent,
         )  # fmt: skip
-        runs = [_run_row(job, output, slices) for job in jobs]
-        record = Record(
-            kind="ablations",
-            values=finite(
-                {
-                    "source": run.data.source,
-                    "arms": list(preset.compare.arms),
-                    "rows": [_row(arm, runs) for arm in preset.compare.arms],
-                    "left_out": dict(left_out or {}),
-                    "slices": slices.describe(),
-                    "runs": runs,
-                }
-            ),
-            config=finite({"preset": preset.name, **shown}),
-            seeds=list(preset.compare.seeds),
-            seconds=time.perf_counter() - started,
-        )
-        record.save(output)
-    return record
+        runs = [_run_row(grid, job, slices) for job in grid.jobs]
+        values = {
+            "source": run.data.source,
+            "arms": list(preset.compare.arms),
+            "rows": [_row(arm, runs) for arm in preset.compare.arms],
+            "left_out": dict(left_out or {}),
+            "slices": slices.describe(),
+            "runs": runs,
+        }
+        return grid.save("ablations", values, started=started)
 
 
-def _run_row(job: Job, output: Path, slices: RecallSlices) -> dict[str, Any]:
-    folder = output / job.name
-    values = Record.load(folder).values
+def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> dict[str, Any]:
+    folder, values = grid.output / job.name, grid.values(job)
     norms = [line["gradient_norms"] for line in read_metrics(folder) if line.get("gradient_norms")]
     model = job.settings.model
     return {

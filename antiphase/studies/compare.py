@@ -2,69 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
-from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
-from antiphase.data.prepare import PreparedData, check_task, prepare
-from antiphase.data.retrieval import RetrievalTask
-from antiphase.errors import InputError, naming
+from antiphase.config import Preset, RunSettings
+from antiphase.data.prepare import PreparedData
+from antiphase.errors import InputError
 from antiphase.evals.allocation import allocation, attention_map, batches_of
 from antiphase.evals.effects import with_effects
 from antiphase.evals.loading import load_model, refused_by_model
-from antiphase.evals.needles import needle_grid, predictor, summarize, tasks_of
+from antiphase.evals.needles import needle_grid, predictor, summarize
 from antiphase.evals.perplexity import losses_by_sequence, perplexity
-from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one, undone_if_refused
-from antiphase.folders.work import Resumable
 from antiphase.randomness import keyed_generator
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite
 from antiphase.studies.comparison import claims_of, compared
-from antiphase.studies.jobs import Job, Report, is_diverged, parallel_runs, run_jobs
+from antiphase.studies.grid import Grid, needle_tasks
+from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.registration import Registration, register, registered
-from antiphase.training.loop import LanguageModel, build_model, check_settings, choose_device
-from antiphase.training.run_folder import WITHOUT_EFFECT, read_curve
-from antiphase.typed import build, dotted
+from antiphase.training.loop import LanguageModel, build_model, choose_device
+from antiphase.training.run_folder import read_curve
 
-SETTINGS = "compare.yaml"
-STUDY = Resumable.named("study", SETTINGS)
-MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
-"""Settings that a resumed study may change: they change no result."""
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """A comparison that is about to run."""
-
-    preset: Preset
-    output: Path
-
-    @property
-    def jobs(self) -> list[Job]:
-        """Runs in the order in which they start: all arms of a seed, then the next seed."""
-        settings = self.preset.compare
-        run = self.preset.run
-        if run.data.source == "text":
-            given = run.data.cache
-            cache = given if given is not None and Path(given).is_dir() else str(self.output / "tokens")
-            run = replace(run, data=replace(run.data, cache=cache))
-        return [
-            Job(f"{arm}-seed{seed}", arm, seed, arm_run(run, settings, arm, seed=seed))
-            for seed in settings.seeds
-            for arm in settings.arms
-        ]
 
 
 def compare(
@@ -95,46 +61,25 @@ def compare(
     """
     if len(preset.compare.arms) < 2:
         raise InputError("compare.arms must hold at least two arms")
-    study = Study(preset, output)
-    jobs = study.jobs
-    settings = {"run": asdict(preset.run), "compare": asdict(preset.compare)}
-    check_study(output, settings, resume=resume)
-    with only_one(output):
-        started = time.perf_counter()
-        is_new = not (output / SETTINGS).is_file()
-        with setting_up(output, settings):
-            if is_new:
-                claims = claims_of(preset)
-                register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
-            begin()
-            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-            check_sizes(preset, jobs, data)
-            check_content(output, data.content)
-        cores = os.cpu_count() or 1
-        at_once = parallel_runs(jobs, preset.compare.processes, cores)
-        showing = _showing(study, jobs, data, report, watch)
-        run_jobs(jobs, output, processes=at_once, cores=cores, report=showing)
+    grid = Grid(preset, output)
+
+    def first(is_new: bool) -> None:
+        if is_new:
+            claims = claims_of(preset)
+            register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
+        begin()
+
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say, begin=first) as data:
+        grid.train(_showing(grid, data, report, watch))
         say("measuring retrieval, loss and attention of every model, trained and untrained")
         registration = registered(output)
-        values, arrays = measure(study, jobs, data, registration)
-        record = Record(
-            kind="compare",
-            values=values,
-            arrays=arrays,
-            config=finite({
-                "preset": preset.name, "run": preset.run, "compare": preset.compare,
-                "registered": None if registration is None else registration.describe(),
-            }),
-            seeds=list(preset.compare.seeds),
-            seconds=time.perf_counter() - started,
-        )  # fmt: skip
-        record.save(output)
-    return record
+        values, arrays = measure(grid, data, registration)
+        described = None if registration is None else registration.describe()
+        return grid.save("compare", values, started=started, arrays=arrays, registered=described)
 
 
-def _showing(
-    study: Study, jobs: Sequence[Job], data: PreparedData, report: Report, watch: Callable[[Record], None]
-) -> Report:
+def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Record], None]) -> Report:
     """``report``, and from time to time ``watch`` with the curves so far."""
     due = time.monotonic() + FIRST_PAGE
 
@@ -142,7 +87,7 @@ def _showing(
         nonlocal due
         report(job, step, values)
         if time.monotonic() >= due:
-            record = unfinished(study, jobs, guess_rate=data.task().guess_rate)
+            record = unfinished(grid, guess_rate=data.task().guess_rate)
             if record is not None:
                 watch(record)
             due = time.monotonic() + NEXT_PAGES
@@ -150,90 +95,33 @@ def _showing(
     return show
 
 
-def unfinished(study: Study, jobs: Sequence[Job], *, guess_rate: float) -> Record | None:
+def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
     """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
-    curves = {job: read_curve(study.output / job.name) for job in jobs}
+    curves = {job: read_curve(grid.output / job.name) for job in grid.jobs}
     if max(map(len, curves.values())) < 2:
         return None
-    settings = study.preset.compare
+    settings = grid.preset.compare
     runs = [{"arm": job.arm, "seed": job.seed, "folder": job.name, "curve": curve} for job, curve in curves.items()]
     done = sum(curve[-1]["step"] for curve in curves.values() if curve)
     values = {
         "arms": list(settings.arms), "threshold": settings.threshold, "guess_rate": guess_rate, "runs": runs,
-        "unfinished": done / sum(job.settings.training.steps for job in jobs),
+        "unfinished": done / sum(job.settings.training.steps for job in grid.jobs),
     }  # fmt: skip
     return Record(kind="compare", values=values, seeds=list(settings.seeds))
 
 
-def check_sizes(preset: Preset, jobs: Sequence[Job], data: PreparedData) -> None:
-    """What would otherwise be refused by the first run, or after the last.
-
-    Raises:
-        InputError: a size or device that cannot be used; the message names the field.
-    """
-    for job in jobs[: len(preset.compare.arms)]:
-        check_settings(job.settings, data.tokenizer)
-    grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
-    with naming({field: f"evaluation.{name}" for name, field in grid.items() if getattr(preset.run.evaluation, name)}):
-        for task in _tasks(preset.run, data):
-            check_task(task)
-
-
-def check_study(output: Path, settings: dict[str, Any], *, resume: bool) -> None:
-    """Whether the folder can hold this study: it is free, or holds this very study and ``--resume`` was given.
-
-    Raises:
-        InputError: it holds something else, other settings, or this study without ``--resume``.
-    """
-    if STUDY.begun(output, resume=resume):
-        before, now = dotted(_settings_of(output / SETTINGS)), dotted(yaml.safe_load(_settings_text(settings)))
-        STUDY.check_same(output, before, now, free=MAY_CHANGE)
-
-
-def _settings_of(path: Path) -> dict[str, Any]:
-    """What a study was begun with; settings that did not exist then have their defaults.
-
-    Raises:
-        InputError: the file was changed into something that cannot be read.
-    """
-    try:
-        tree = yaml.safe_load(path.read_text("utf-8"))
-        run, compare = build(RunSettings, tree["run"]), build(CompareSettings, tree["compare"], path="compare")
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(
-            f"--output {path.parent}: {path.name} cannot be read ({reason}); choose another folder"
-        ) from None
-    return {**tree, "run": asdict(run), "compare": asdict(compare)}
-
-
-@contextmanager
-def setting_up(output: Path, settings: dict[str, Any]) -> Iterator[None]:
-    """Write the study's settings; if what follows is refused, nothing stays behind."""
-    with undone_if_refused(output):
-        if not (output / SETTINGS).is_file():
-            write_atomically(output / SETTINGS, _settings_text(settings).encode())
-        yield
-
-
-def _settings_text(settings: dict[str, Any]) -> str:
-    return yaml.safe_dump(settings, sort_keys=False)
-
-
-def measure(
-    study: Study, jobs: Sequence[Job], data: PreparedData, registration: Registration | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure(grid: Grid, data: PreparedData, registration: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
-    settings, run = study.preset.compare, study.preset.run
+    settings, run = grid.preset.compare, grid.preset.run
     cells: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     losses: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     pictured = _pictured_sequence(data)
     runs = []
-    for job in jobs:
-        folder = str(study.output / job.name)
-        values = Record.load(folder).values
+    for job in grid.jobs:
+        folder = str(grid.output / job.name)
+        values = grid.values(job)
         device = choose_device(job.settings.training.device)
         trained = None if is_diverged(values) else load_model(folder, device=str(device)).model
         untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval().to(device)
@@ -292,18 +180,12 @@ def measure(
     return finite(values), arrays
 
 
-def _tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
-    """Of the needle grid."""
-    evaluation = run.evaluation
-    return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)
-
-
 def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
     """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
     evaluation = run.evaluation
     return needle_grid(
         predictor(model),
-        _tasks(run, data),
+        needle_tasks(run, data),
         depths=evaluation.depths,
         samples=evaluation.samples,
         seed=seed,

@@ -36,6 +36,7 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.compare import compare
+from antiphase.studies.grid import STUDY
 from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
 from antiphase.studies.readings import ARM, BASELINE
@@ -333,7 +334,7 @@ class _Work:
         self.folders[part] = []
         if part == "compare":
             record = self._study(part, lambda folder: compare(
-                self.preset, folder, resume=(folder / "compare.yaml").is_file(), report=self.report, say=self.say
+                self.preset, folder, resume=(folder / STUDY.file).is_file(), report=self.report, say=self.say
             ))  # fmt: skip
             self.diverged = diverged(record)
             for seed in self.diverged:
@@ -344,13 +345,13 @@ class _Work:
         if part == "scaling":
             widths = list(self.scale.widths)
             return [self._study(part, lambda folder: scaling(
-                one, folder, widths=widths, steps=self.scale.budgets, resume=(folder / "compare.yaml").is_file(),
+                one, folder, widths=widths, steps=self.scale.budgets, resume=(folder / STUDY.file).is_file(),
                 report=self.report, say=self.say,
             ))]  # fmt: skip
         if part == "ablations":
             chosen, left_out = ablation_preset(one, self.scale.ablations)
             return [self._study(part, lambda folder: ablations(
-                chosen, folder, left_out=left_out, resume=(folder / "compare.yaml").is_file(), report=self.report,
+                chosen, folder, left_out=left_out, resume=(folder / STUDY.file).is_file(), report=self.report,
                 say=self.say,
             ))]  # fmt: skip
         if part == "throughput":

@@ -5,7 +5,6 @@ Every size and every budget of tokens is a run of its own with its own decay (24
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, RunSettings, TrainingSettings, arm_run
-from antiphase.data.prepare import prepare
+from antiphase.config import Preset, RunSettings, TrainingSettings
 from antiphase.errors import InputError
 from antiphase.evals.statistics import mean_interval
-from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one
-from antiphase.records import Record, finite
-from antiphase.studies.compare import check_sizes, check_study, setting_up
-from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.records import Record
+from antiphase.studies.grid import Grid, Variant
+from antiphase.studies.jobs import Job, Report
 from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
@@ -53,62 +49,35 @@ def scaling(
             raise InputError(f"{flag} must be different whole numbers from 1, got {', '.join(map(str, numbers))}")
     if not widths and not steps:
         raise InputError("--widths or --steps is missing: what is to grow?")
-    jobs, ladders = _jobs(preset, output, widths, steps)
-    shown = {"run": asdict(preset.run), "compare": asdict(preset.compare), "widths": list(widths), "steps": list(steps)}
-    check_study(output, shown, resume=resume)
-    with only_one(output):
-        started = time.perf_counter()
-        with setting_up(output, shown):
-            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-            check_sizes(preset, jobs, data)
-            check_content(output, data.content)
-        cores = os.cpu_count() or 1
-        at_once = parallel_runs(jobs, preset.compare.processes, cores)
-        run_jobs(jobs, output, processes=at_once, cores=cores, report=report)
-        runs = {job.name: _run_row(job, output, vocabulary=len(data.tokenizer)) for job in jobs}
-        record = Record(
-            kind="scaling",
-            values=finite(
-                {
-                    "arms": list(preset.compare.arms),
-                    "runs": list(runs.values()),
-                    "ladders": [
-                        _ladder(axis, [runs[name] for name in names], list(preset.compare.arms), preset.compare.seeds)
-                        for ladder, names in ladders.items()
-                        for axis in AXES
-                        if axis.startswith(ladder)
-                    ],
-                }
-            ),
-            config=finite({"preset": preset.name, **shown}),
-            seeds=list(preset.compare.seeds),
-            seconds=time.perf_counter() - started,
-        )
-        record.save(output)
-    return record
+    ladders = {
+        "size": [_variant(width, preset.run.training.steps) for width in widths],
+        "tokens": [_variant(preset.run.model.hidden_size, count) for count in steps],
+    }
+    variants = [variant for ladder in ladders.values() for variant in ladder]
+    grid = Grid(preset, output, variants, {"widths": list(widths), "steps": list(steps)})
+    arms, seeds = list(preset.compare.arms), preset.compare.seeds
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say) as data:
+        grid.train(report)
+        runs = {job.name: _run_row(grid, job, vocabulary=len(data.tokenizer)) for job in grid.jobs}
+        found = [
+            _ladder(
+                axis, [runs[grid.name(one, arm, seed)] for one in ladder for seed in seeds for arm in arms], arms, seeds
+            )
+            for name, ladder in ladders.items()
+            for axis in AXES
+            if ladder and axis.startswith(name)
+        ]
+        return grid.save("scaling", {"arms": arms, "runs": list(runs.values()), "ladders": found}, started=started)
 
 
-def _jobs(
-    preset: Preset, output: Path, widths: Sequence[int], steps: Sequence[int]
-) -> tuple[list[Job], dict[str, list[str]]]:
-    """Runs, and the names of those on the ladder of sizes and on that of tokens; a run may stand on both."""
-    base = preset.run
-    if base.data.source == "text":
-        base = replace(base, data=replace(base.data, cache=str(output / "tokens")))
-    points = [("size", width, base.training.steps) for width in widths]
-    points += [("tokens", base.model.hidden_size, count) for count in steps]
-    jobs: dict[str, Job] = {}
-    ladders: dict[str, list[str]] = {}
-    for ladder, width, count in points:
-        run = replace(resized(base, width), training=replace(base.training, steps=count, decay_steps=None))
-        for seed in preset.compare.seeds:
-            for arm in preset.compare.arms:
-                name = f"{arm}-width{width}-steps{count}-seed{seed}"
-                settings = arm_run(run, preset.compare, arm, seed=seed)
-                settings = replace(settings, training=shortened(settings.training, count))
-                jobs[name] = Job(name, arm, seed, settings)
-                ladders.setdefault(ladder, []).append(name)
-    return list(jobs.values()), ladders
+def _variant(width: int, steps: int) -> Variant:
+    """Runs of a width and a number of steps; a run may stand on the ladder of sizes and on that of tokens."""
+    return Variant(
+        f"width{width}-steps{steps}",
+        lambda run: resized(replace(run, training=replace(run.training, steps=steps, decay_steps=None)), width),
+        lambda run: replace(run, training=shortened(run.training, steps)),
+    )
 
 
 def shortened(training: TrainingSettings, steps: int) -> TrainingSettings:
@@ -151,8 +120,8 @@ def resized(run: RunSettings, width: int) -> RunSettings:
     )
 
 
-def _run_row(job: Job, output: Path, *, vocabulary: int) -> dict[str, Any]:
-    values = Record.load(output / job.name).values
+def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> dict[str, Any]:
+    values = grid.values(job)
     model = job.settings.model
     embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, arm_run
-from antiphase.data.prepare import prepare
+from antiphase.config import Preset, RunSettings
 from antiphase.errors import InputError
-from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one
-from antiphase.records import Record, finite
-from antiphase.studies.compare import check_sizes, check_study, first_passing, setting_up
-from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.records import Record
+from antiphase.studies.compare import first_passing
+from antiphase.studies.grid import Grid, Variant
+from antiphase.studies.jobs import Job, Report
 from antiphase.training.run_folder import read_metrics
 
 SPIKE, BEFORE = 5.0, 10
@@ -46,41 +43,27 @@ def tune(
     if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
         raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
     compare = preset.compare
-    jobs = []
-    for rate in learning_rates:
-        run = replace(preset.run, training=replace(preset.run.training, learning_rate=rate))
-        if run.data.source == "text":
-            run = replace(run, data=replace(run.data, cache=str(output / "tokens")))
-        for seed in compare.seeds:
-            for arm in compare.arms:
-                settings = arm_run(run, compare, arm, seed=seed)
-                settings = replace(settings, training=replace(settings.training, learning_rate=rate))
-                jobs.append(Job(f"{arm}-rate{rate:g}-seed{seed}", arm, seed, settings))
-    shown = {"run": asdict(preset.run), "compare": asdict(compare), "learning_rates": list(learning_rates)}
-    check_study(output, shown, resume=resume)
-    with only_one(output):
-        started = time.perf_counter()
-        with setting_up(output, shown):
-            data = prepare(jobs[0].settings.data, output / "tokens", progress=say)
-            check_sizes(preset, jobs, data)
-            check_content(output, data.content)
-        cores = os.cpu_count() or 1
-        run_jobs(jobs, output, processes=parallel_runs(jobs, compare.processes, cores), cores=cores, report=report)
-        runs = [_run_row(job, output, compare.threshold) for job in jobs]
+    grid = Grid(preset, output, [_variant(rate) for rate in learning_rates], {"learning_rates": list(learning_rates)})
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say):
+        grid.train(report)
+        runs = [_run_row(grid, job) for job in grid.jobs]
         rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
-        record = Record(
-            kind="tune",
-            values=finite({"runs": runs, "rates": rates, "chosen": {arm: _best(arm, rates) for arm in compare.arms}}),
-            config=finite({"preset": preset.name, **shown}),
-            seeds=list(compare.seeds),
-            seconds=time.perf_counter() - started,
-        )
-        record.save(output)
-    return record
+        values = {"runs": runs, "rates": rates, "chosen": {arm: _best(arm, rates) for arm in compare.arms}}
+        return grid.save("tune", values, started=started)
 
 
-def _run_row(job: Job, output: Path, threshold: float) -> dict[str, Any]:
-    values = Record.load(output / job.name).values
+def _variant(rate: float) -> Variant:
+    """The rate for every arm, whatever its own is."""
+
+    def at_rate(run: RunSettings) -> RunSettings:
+        return replace(run, training=replace(run.training, learning_rate=rate))
+
+    return Variant(f"rate{rate:g}", at_rate, at_rate)
+
+
+def _run_row(grid: Grid, job: Job) -> dict[str, Any]:
+    values = grid.values(job)
     return {
         "arm": job.arm,
         "seed": job.seed,
@@ -88,8 +71,8 @@ def _run_row(job: Job, output: Path, threshold: float) -> dict[str, Any]:
         "accuracy": values["final"]["accuracy"],
         "loss": values["final"]["loss"],
         "best_accuracy": (values["best"] or {}).get("accuracy"),
-        "passes": first_passing(values["curve"], threshold),
-        "spikes": gradient_spikes([line["gradient_norm"] for line in read_metrics(output / job.name)]),
+        "passes": first_passing(values["curve"], grid.preset.compare.threshold),
+        "spikes": gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
         "diverged": values.get("diverged"),
         "seconds": values["seconds"],
     }

@@ -16,6 +16,7 @@ from antiphase.report.summary import main_tables
 from antiphase.studies import reproduce
 from antiphase.studies.ablations import _layer_means, ablation_preset, ablations
 from antiphase.studies.compare import compare
+from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import is_diverged, run_jobs
 from antiphase.studies.scaling import scaling
 from antiphase.studies.training_run import train_run
@@ -53,8 +54,7 @@ def diverging(monkeypatch, tmp_path, tiny_preset):
             else:
                 train(job, output)
 
-    for name in ("compare", "tune", "scaling", "ablations"):
-        monkeypatch.setattr(f"antiphase.studies.{name}.run_jobs", run_here)
+    monkeypatch.setattr("antiphase.studies.grid.run_jobs", run_here)
 
     def preset(*chosen, overrides=()):
         names.update(chosen)
@@ -154,13 +154,7 @@ def test_a_finished_run_with_another_model_is_not_measured_again(tmp_path, diver
         weights["model.norm.weight"][0] = torch.nextafter(weights["model.norm.weight"][0], torch.tensor(9.0))
         save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=f"{path.parent} holds another model than its run wrote"):
-        run_jobs(_jobs(preset, tmp_path / "c"), tmp_path / "c", processes=1, cores=1, report=lambda *_: None)
-
-
-def _jobs(preset, output):
-    from antiphase.studies.compare import Study
-
-    return Study(preset, output).jobs
+        run_jobs(Grid(preset, tmp_path / "c").jobs, tmp_path / "c", processes=1, cores=1, report=lambda *_: None)
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
         held.write()
         raise InputError("no such text")
 
-    for module in ("training_run", "compare", "tune", "scaling", "ablations"):
+    for module in ("training_run", "grid"):
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
     for module in ("running", "retrieval"):
         monkeypatch.setattr(f"antiphase.evaluations.{module}.load_model", prepare)

@@ -10,14 +10,15 @@ from antiphase.config import load_preset
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.studies import compare as compare_module
-from antiphase.studies.compare import Study, compare, unfinished
+from antiphase.studies.compare import compare, unfinished
+from antiphase.studies.grid import Grid
 from antiphase.training.run_folder import CURVE
 
 
 @pytest.fixture
 def study(tmp_path, tiny_preset_text):
     (tmp_path / "tiny.yaml").write_text(tiny_preset_text, encoding="utf-8")
-    return Study(load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]"]), tmp_path / "study")
+    return Grid(load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]"]), tmp_path / "study")
 
 
 def write_curves(study, points):
@@ -29,14 +30,14 @@ def write_curves(study, points):
 
 
 def test_nothing_is_shown_before_there_is_a_curve(study):
-    assert unfinished(study, study.jobs, guess_rate=0.25) is None
+    assert unfinished(study, guess_rate=0.25) is None
     write_curves(study, [[0], [0]])
-    assert unfinished(study, study.jobs, guess_rate=0.25) is None
+    assert unfinished(study, guess_rate=0.25) is None
 
 
 def test_the_share_that_is_done_and_every_point_so_far_are_shown(study, tmp_path):
     write_curves(study, [[0, 2, 4], [0]])
-    record = unfinished(study, study.jobs, guess_rate=0.25)
+    record = unfinished(study, guess_rate=0.25)
     assert [[point["step"] for point in run["curve"]] for run in record.values["runs"]] == [[0, 2, 4], [0]]
     assert record.values["unfinished"] == pytest.approx(4 / (2 * study.preset.run.training.steps))
     page = write_report([record], tmp_path / "page.html", refresh=30).read_text("utf-8")
@@ -47,7 +48,7 @@ def test_the_share_that_is_done_and_every_point_so_far_are_shown(study, tmp_path
 
 def test_a_finished_page_does_not_load_itself_again(study, tmp_path):
     write_curves(study, [[0, 2], [0, 2]])
-    record = unfinished(study, study.jobs, guess_rate=0.25)
+    record = unfinished(study, guess_rate=0.25)
     del record.values["unfinished"]
     page = write_report([record], tmp_path / "page.html").read_text("utf-8")
     assert 'http-equiv="refresh"' not in page

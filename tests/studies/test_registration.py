@@ -10,6 +10,7 @@ import pytest
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.studies import compare as module
+from antiphase.studies import grid
 from antiphase.studies.registration import CLAIMS_FILE, register, registered
 
 CLAIMS = [{"name": "loss, b", "better": "lower"}]
@@ -50,7 +51,7 @@ def begun(tmp_path, monkeypatch, tiny_preset):
             seen.append(path.read_bytes() if path.is_file() else None)
             raise StopError
 
-        monkeypatch.setattr(module, "run_jobs", runs)
+        monkeypatch.setattr(grid, "run_jobs", runs)
         with pytest.raises(StopError):
             module.compare(load_preset(str(tiny_preset)), tmp_path / "out", resume=resume)
         return seen[0]

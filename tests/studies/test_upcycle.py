@@ -12,7 +12,7 @@ from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies.compare import Study
+from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.studies.upcycle import upcycle, upcycle_preset
 from antiphase.training.loop import train
@@ -31,7 +31,7 @@ def trained(folder, preset, *overrides, kind="softmax"):
 def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
     model = trained(tmp_path / "run", tiny_preset, "model.num_key_value_heads=2")
     preset = upcycle_preset(model, tmp_path / "up", ["training.steps=7", "compare.arms.control.training.clip=2.0"])
-    jobs = Study(preset, tmp_path / "up").jobs
+    jobs = Grid(preset, tmp_path / "up").jobs
     assert [job.arm for job in jobs[:3]] == ARMS
     assert [job.seed for job in jobs[::3]] == [4, 5, 6]  # those after the model's own
     sizes = {job.arm: job.settings.model for job in jobs}
@@ -148,7 +148,7 @@ def test_dex_is_an_arm_on_request_that_begins_as_the_same_function(tiny_preset, 
     model = trained(tmp_path / "run", tiny_preset)
     assert list(upcycle_preset(model, tmp_path / "up").compare.arms) == ARMS
     preset = upcycle_preset(model, tmp_path / "up", ["training.steps=7", "compare.seeds=[8]"], dex=True)
-    jobs = {job.arm: job.settings.model for job in Study(preset, tmp_path / "up").jobs}
+    jobs = {job.arm: job.settings.model for job in Grid(preset, tmp_path / "up").jobs}
     assert list(jobs) == [*ARMS, "dex"]
     assert (jobs["dex"].dex_heads, jobs["dex"].dex_steps) == ([[0, 1, 2, 3]] * 2, 3)
     assert {jobs[arm].dex_heads for arm in ARMS} == {None}

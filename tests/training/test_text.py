@@ -120,7 +120,7 @@ def test_a_study_begun_without_a_setting_of_today_goes_on_with_its_default(tmp_p
     def stopped(*arguments, **options):
         raise Interrupted("stopped")
 
-    monkeypatch.setattr("antiphase.studies.compare.run_jobs", stopped)
+    monkeypatch.setattr("antiphase.studies.grid.run_jobs", stopped)
     preset = load_preset(str(tiny_preset))
     with pytest.raises(Interrupted):
         compare(preset, tmp_path / "study")
@@ -140,8 +140,7 @@ def test_a_study_does_not_go_on_with_other_text(tmp_path, tiny_preset, text_sett
     def stopped(*arguments, **options):
         raise Interrupted("stopped")
 
-    for module in ("compare", "tune"):
-        monkeypatch.setattr(f"antiphase.studies.{module}.run_jobs", stopped)
+    monkeypatch.setattr("antiphase.studies.grid.run_jobs", stopped)
     paths = text_settings().data.paths
     preset = load_preset(str(tiny_preset), SIZES, data=paths)
     for resume in (False, True):

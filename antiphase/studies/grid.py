@@ -1,0 +1,198 @@
+"""The training runs of a study: every arm with every seed, in each variant, on the same data in one order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
+from antiphase.data.prepare import PreparedData, check_task, prepare
+from antiphase.data.retrieval import RetrievalTask
+from antiphase.errors import InputError, naming
+from antiphase.evals.needles import tasks_of
+from antiphase.folders.contents import check_content
+from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.work import Resumable
+from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.training.loop import check_settings
+from antiphase.training.run_folder import WITHOUT_EFFECT
+from antiphase.typed import build, dotted
+
+SETTINGS = "compare.yaml"
+STUDY = Resumable.named("study", SETTINGS)
+MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
+"""Settings that a resumed study may change: they change no result."""
+
+Change = Callable[[RunSettings], RunSettings]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What the runs of every arm and seed have in common, and other variants have otherwise."""
+
+    name: str = ""
+    """In the names of runs, as ``rate0.001``; empty where there is one variant."""
+    before: Change = lambda run: run
+    """Made to the preset's run, under what an arm sets."""
+    after: Change = lambda run: run
+    """Made over what an arm sets."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs of a study, each an ``antiphase train`` in a folder of its own within the study's."""
+
+    preset: Preset
+    output: Path
+    variants: Sequence[Variant] = (Variant(),)
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """What the study was asked for besides the preset, for its settings and its record."""
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """Runs in the order in which they start: of a variant all arms of a seed, then the next seed."""
+        compare, run = self.preset.compare, self.preset.run
+        if run.data.source == "text":
+            given = run.data.cache
+            cache = given if given is not None and Path(given).is_dir() else str(self.output / "tokens")
+            run = replace(run, data=replace(run.data, cache=cache))
+        found: dict[str, Job] = {}  # variants may share runs
+        for variant in self.variants:
+            varied = variant.before(run)
+            for seed in compare.seeds:
+                for arm in compare.arms:
+                    name = self.name(variant, arm, seed)
+                    found[name] = Job(name, arm, seed, variant.after(arm_run(varied, compare, arm, seed=seed)))
+        return list(found.values())
+
+    @staticmethod
+    def name(variant: Variant, arm: str, seed: int) -> str:
+        """The folder of a run."""
+        return "-".join(part for part in (arm, variant.name, f"seed{seed}") if part)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """By which the study is known again."""
+        return {"run": asdict(self.preset.run), "compare": asdict(self.preset.compare), **self.asked}
+
+    @contextmanager
+    def held(
+        self,
+        *,
+        resume: bool,
+        say: Callable[[str], None],
+        begin: Callable[[bool], None] = lambda is_new: None,
+    ) -> Iterator[PreparedData]:
+        """Hold the study's folder, new or with ``resume`` this very study's, and prepare what all runs read.
+
+        Args:
+            begin: called before anything is read, with whether the study is new.
+
+        Raises:
+            InputError: the folder holds something else, or settings or text cannot be used; then nothing stays behind.
+        """
+        first = self.jobs[0]  # sizes that no run can have are refused before anything is written
+        self.check(resume=resume)
+        with only_one(self.output):
+            self.check(resume=resume)  # once more: another process may have worked here meanwhile
+            with undone_if_refused(self.output):
+                path = self.output / SETTINGS
+                is_new = not path.is_file()
+                if is_new:
+                    write_atomically(path, self._text().encode())
+                begin(is_new)
+                data = prepare(first.settings.data, self.output / "tokens", progress=say)
+                self._check_sizes(data)
+                check_content(self.output, data.content)
+            yield data
+
+    def check(self, *, resume: bool) -> None:
+        """Whether the folder can hold this study: it is free, or holds this very study and ``--resume`` was given.
+
+        Raises:
+            InputError: it holds something else, other settings, or this study without ``--resume``.
+        """
+        if STUDY.begun(self.output, resume=resume):
+            before, now = dotted(self._kept()), dotted(yaml.safe_load(self._text()))
+            STUDY.check_same(self.output, before, now, free=MAY_CHANGE)
+
+    def _text(self) -> str:
+        return yaml.safe_dump(self.settings, sort_keys=False)
+
+    def _kept(self) -> dict[str, Any]:
+        """What the study was begun with; settings that did not exist then have their defaults.
+
+        Raises:
+            InputError: the file was changed into something that cannot be read.
+        """
+        try:
+            tree = yaml.safe_load((self.output / SETTINGS).read_text("utf-8"))
+            run, compare = build(RunSettings, tree["run"]), build(CompareSettings, tree["compare"], path="compare")
+        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
+            reason = str(error).split("\n")[0]
+            raise InputError(
+                f"--output {self.output}: {SETTINGS} cannot be read ({reason}); choose another folder"
+            ) from None
+        return {**tree, "run": asdict(run), "compare": asdict(compare)}
+
+    def _check_sizes(self, data: PreparedData) -> None:
+        """What would otherwise be refused by the first run, or after the last; the message names the field."""
+        for job in self.jobs[: len(self.preset.compare.arms)]:
+            check_settings(job.settings, data.tokenizer)
+        grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
+        evaluation = self.preset.run.evaluation
+        with naming({field: f"evaluation.{name}" for name, field in grid.items() if getattr(evaluation, name)}):
+            for task in needle_tasks(self.preset.run, data):
+                check_task(task)
+
+    def train(self, report: Report) -> None:
+        """Train all runs that are not finished, as many at a time as there are cores or GPUs.
+
+        Raises:
+            InputError, Interrupted: as ``run_jobs``.
+        """
+        cores = os.cpu_count() or 1
+        at_once = parallel_runs(self.jobs, self.preset.compare.processes, cores)
+        run_jobs(self.jobs, self.output, processes=at_once, cores=cores, report=report)
+
+    def values(self, job: Job) -> dict[str, Any]:
+        """What the record of a finished run says."""
+        return Record.load(self.output / job.name).values
+
+    def save(
+        self,
+        kind: str,
+        values: dict[str, Any],
+        *,
+        started: float,
+        arrays: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> Record:
+        """The study's record, saved in its folder.
+
+        Args:
+            started: ``time.perf_counter`` at the begin.
+            more: further fields of the configuration.
+        """
+        record = Record(
+            kind=kind, values=finite(values), arrays=arrays or {}, seeds=list(self.preset.compare.seeds),
+            config=finite({"preset": self.preset.name, **self.settings, **more}),
+            seconds=time.perf_counter() - started,
+        )  # fmt: skip
+        record.save(self.output)
+        return record
+
+
+def needle_tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
+    """Of the needle grid."""
+    evaluation = run.evaluation
+    return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)
