@@ -1,11 +1,16 @@
-"""Records of benchmarks → tables, and what their figure draws."""
+"""Records of ``antiphase benchmark`` → tables, figure and words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import matplotlib
+from matplotlib.figure import Figure
+
 from antiphase.records import Record
+from antiphase.report.plots import COLOURS, STYLE, legend_below
+from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Row, Table
 
 ORDINARY = ("softmax", "flash", "antiphase softmax, SDPA", "antiphase softmax", "plain")
@@ -218,3 +223,113 @@ def _what(record: Record, row: Row) -> str:
     if not _has_usual_batch(record, row):
         parts.append(f"B = {row['batch']}")
     return ", ".join(parts)
+
+
+TALLEST_BAR = 2.6
+"""Of times relative to the ordinary way; a longer bar is cut and its number stands above it."""
+MOST_LEVEL_NUMBERS = 18
+"""Of bars in a panel; the numbers over more of them stand upright."""
+
+
+@matplotlib.rc_context(STYLE)
+def relative_times(record: Record) -> Figure | None:
+    """Bars: time of each way, divided by that of the ordinary one, by length; a panel for each task and dtype."""
+    panels = relative_seconds(record)
+    if not panels:
+        return None
+    tasks, types = (list(dict.fromkeys(key[index] for key in panels)) for index in (0, 1))
+    names = list(dict.fromkeys(name for group in panels.values() for times in group.values() for name in times))
+    ordinary = next((name for name in names if is_ordinary(name)), None)
+    if ordinary is None:
+        return None
+    drawn = [name for name in names if name != ordinary]
+    figure = Figure(figsize=(4.6 * len(tasks) + 0.6, 3.1 * len(types) + 0.9), layout="constrained")
+    grid = figure.subplots(len(types), len(tasks), squeeze=False, sharey=True)
+    for (row, dtype), (column, task) in ((r, c) for r in enumerate(types) for c in enumerate(tasks)):
+        axes = grid[row][column]
+        lengths = {length: times for length, times in panels.get((task, dtype), {}).items() if ordinary in times}
+        for place, length in enumerate(sorted(lengths)):
+            times = lengths[length]
+            here = [name for name in drawn if name in times]
+            width = 0.8 / max(1, len(here))
+            for index, name in enumerate(here):
+                ratio = times[name] / times[ordinary]
+                x = place + (index - (len(here) - 1) / 2) * width
+                axes.bar(
+                    x,
+                    min(ratio, TALLEST_BAR),
+                    0.92 * width,
+                    color=COLOURS[drawn.index(name) % len(COLOURS)],
+                    hatch="///" if drawn.index(name) >= len(COLOURS) else None,
+                    edgecolor="white",
+                    linewidth=0,
+                    label=name,
+                )
+                axes.annotate(
+                    f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}", (x, min(ratio, TALLEST_BAR)), xytext=(0, 2),
+                    textcoords="offset points", ha="center", fontsize=8.5,
+                    rotation=90 if len(drawn) * len(lengths) > MOST_LEVEL_NUMBERS else 0,
+                )  # fmt: skip
+            axes.set_xticks(range(len(lengths)), [f"{found:,}" for found in sorted(lengths)])
+        axes.axhline(1.0, color="#333333", linewidth=1.4, label=ordinary)
+        axes.set(title=f"{task}, {SHORT_TYPES.get(dtype, dtype)}", ylim=(0, TALLEST_BAR * 1.18))
+        axes.grid(visible=False, axis="x")
+        if row == len(types) - 1:
+            axes.set_xlabel("cached tokens" if task == "decode" else "tokens")
+        if column == 0:
+            axes.set_ylabel("time, ordinary way = 1")
+    legend_below(figure, 3)
+    return figure
+
+
+def _alternative(record: Record) -> str:
+    parts = [
+        f"{row['task']}, {row['dtype']}, {row['length']:,} tokens: {row['subject']} takes {row['ratio']:.2f} times as "
+        f"long as {row['baseline']}"
+        for row in record.values["rows"]
+    ]
+    return f"Bars. {'; '.join(parts)}."
+
+
+TIMES = {
+    "benchmark": Drawing(
+        draw=relative_times,
+        title="Time against the ordinary way",
+        caption="Median time of each way, divided by that of the ordinary one of equal size; below the line is faster. "
+        "Bars that end at the top are longer, their number stands above them.",
+        alternative=_alternative,
+    )
+}
+
+
+def _details(record: Record) -> list[Table | None]:
+    return [timing(record)]
+
+
+ATTENTION = Presentation(
+    introduction="Differential attention beside softmax attention of equal size and beside other ways to the same "
+    "difference. The candidates took turns; nothing was timed that errs more than plain attention of the same "
+    "precision allows.",
+    tables=lambda record: [ratios(record), conditions(record), memory(record)],
+    figures=TIMES,
+    details=_details,
+)
+MODEL = Presentation(
+    introduction="Whole models of equal size: a training step (forward, backward, AdamW), the prefill of a prompt, and "
+    "the tokens generated after it. The candidates took turns.",
+    tables=lambda record: [ratios(record), throughput(record)],
+    figures=TIMES,
+    details=_details,
+)
+CALIBRATION = Presentation(
+    introduction="Calibrated attention, every head of it, beside the attention that it replaces, and what probing a "
+    "text holds beside a forward pass. The candidates took turns.",
+    tables=lambda record: [ratios(record), memory(record)],
+    figures=TIMES,
+    details=_details,
+)
+EVALUATION = Presentation(
+    introduction="Loops of evaluations beside the plain way to the same numbers. The candidates took turns.",
+    tables=lambda record: [timing(record)],
+    figures=TIMES,
+)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from antiphase.records import Record
 from antiphase.report.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Words = str | Callable[[Record], str]
 """The same for every record, or made from it."""
@@ -40,7 +42,8 @@ class Drawing:
 class Presentation:
     """Tables to read first, figures by the name of their file, and what was measured in plain words."""
 
-    introduction: str
+    introduction: Words
+    """What was measured and how to read it; each line is a paragraph."""
     tables: Callable[[Record], list[Table | None]]
     figures: Mapping[str, Drawing] = field(default_factory=dict)
     details: Callable[[Record], list[Table | None]] = lambda record: []

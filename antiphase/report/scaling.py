@@ -1,11 +1,18 @@
-"""Records of ``antiphase scaling`` → tables."""
+"""Records of ``antiphase scaling`` → losses over size and tokens, laws through them: tables, figure and words."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
+import matplotlib
+import numpy
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
 from antiphase.records import Record
+from antiphase.report.plots import MARKERS, STYLE, arm_colour
+from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
 
 
@@ -73,3 +80,55 @@ def equal_loss(record: Record) -> Table | None:
         "The paper: 6.8B parameters do for 11B, 160B tokens for 251B (2410.05258, figure 3)."
     )
     return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)
+
+
+@matplotlib.rc_context(STYLE)
+def loss_laws(record: Record) -> Figure | None:
+    """A panel for each axis: every run, the law of each arm."""
+    ladders = record.values.get("ladders") if record.kind == "scaling" else None
+    if not ladders:
+        return None
+    arms = record.values["arms"]
+    figure = Figure(figsize=(4.4 * len(ladders), 3.9), layout="constrained")
+    for axes, ladder in zip(figure.subplots(1, len(ladders), squeeze=False)[0], ladders, strict=True):
+        for index, arm in enumerate(arms):
+            points = [
+                (point["x"], loss) for point in ladder["points"] if point["arm"] == arm for loss in point["losses"]
+            ]
+            colour, marker = arm_colour(arms, arm), MARKERS[index % len(MARKERS)]
+            axes.plot(*zip(*points, strict=True), marker, color=colour, alpha=0.7, label=arm)
+            law = ladder["laws"].get(arm)
+            if law:
+                x = numpy.geomspace(min(x for x, _ in points), max(x for x, _ in points), 60)
+                axes.plot(x, law["floor"] + law["scale"] * x ** -law["exponent"], color=colour)
+        axes.set_xscale("log")
+        places = sorted({point["x"] for point in ladder["points"] if point["arm"] == arms[0]})  # others lie beside
+        axes.set_xticks(places, [_short(place) for place in places])
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+        axes.set(title=f"Loss by {ladder['axis']}", xlabel=ladder["axis"], ylabel="nats per token")
+        axes.legend(fontsize=9)
+    return figure
+
+
+def _short(count: float) -> str:
+    """``1500000`` as ``1.5M``."""
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:g}"
+
+
+PRESENTATION = Presentation(
+    introduction="Every dot is a model trained by itself, with its own decay; the curves are laws E + A · x^(-a) "
+    "fitted to all runs of an arm.",
+    tables=lambda record: [equal_loss(record), laws(record), losses(record)],
+    figures={
+        "loss-laws": Drawing(
+            draw=loss_laws,
+            title="Loss by size and tokens",
+            caption="Dots are runs, curves the fitted laws.",
+            alternative="Scatter plots of held-out loss over parameters and training tokens, a curve for each arm.",
+        )
+    },
+)

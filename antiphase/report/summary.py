@@ -1,66 +1,53 @@
-"""What to read first of a record: its main tables, by kind."""
+"""How a record is shown, by its kind, and what to read of it first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
 
 from antiphase.records import Record
 from antiphase.registry import measurement_of
-from antiphase.report import (
-    ablations,
-    benchmarks,
-    calibration,
-    compared,
-    reproduction,
-    scaling,
-    tables,
-    tuning,
-)
+from antiphase.report import tables
+from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Table
 
-TABLES: dict[str, Callable[[Record], list[Table | None]]] = {
-    "reproduce": lambda record: [
-        reproduction.claims(record),
-        reproduction.published(record),
-        reproduction.equal_loss(record),
-    ],
-    "budget": lambda record: [reproduction.budgets(record)],
-    "compare": lambda record: [compared.headline(record)],
-    "train": lambda record: [compared.headline(record)],
-    "scaling": lambda record: [scaling.equal_loss(record), scaling.laws(record), scaling.losses(record)],
-    "ablations": lambda record: [
-        ablations.losses(record),
-        ablations.slices(record),
-        ablations.gradients(record),
-        ablations.left_out(record),
-    ],
-    "tune": lambda record: [tuning.rates(record)],
-    "benchmark-attention": lambda record: [
-        benchmarks.ratios(record),
-        benchmarks.conditions(record),
-        benchmarks.memory(record),
-    ],
-    "benchmark-model": lambda record: [benchmarks.ratios(record), benchmarks.throughput(record)],
-    "benchmark-calibration": lambda record: [benchmarks.ratios(record), benchmarks.memory(record)],
-    "calibrate-search": lambda record: [calibration.standings(record), calibration.search_result(record)],
-    "calibrate-apply": lambda record: [calibration.applied(record), calibration.continued(record)],
-    "calibrate-study": lambda record: [
-        calibration.standings(record),
-        calibration.single_heads(record),
-        calibration.screening(record),
-        calibration.effects(record),
-    ],
+PRESENTATIONS = {
+    "compare": "comparison.COMPARE",
+    "train": "comparison.TRAIN",
+    "tune": "tuning.PRESENTATION",
+    "scaling": "scaling.PRESENTATION",
+    "ablations": "ablations.PRESENTATION",
+    "reproduce": "reproduction.PRESENTATION",
+    "budget": "reproduction.BUDGET",
+    "calibrate-search": "calibration.SEARCH",
+    "calibrate-apply": "calibration.APPLY",
+    "calibrate-study": "calibration.STUDY",
+    "benchmark-attention": "benchmarks.ATTENTION",
+    "benchmark-model": "benchmarks.MODEL",
+    "benchmark-calibration": "benchmarks.CALIBRATION",
+    "benchmark-evaluation": "benchmarks.EVALUATION",
 }
-"""The tables to read first, by kind of record; any other kind shows its lists and single values."""
+"""Where kinds of records without a folder of their own are presented."""
+UNKNOWN = Presentation(
+    introduction=lambda record: (
+        f"Records of kind “{record.kind}” have no layout of their own: here are their single values."
+    ),
+    tables=lambda record: [*tables.lists(record), tables.scalars(record)],
+)
+
+
+def presentation_of(kind: str) -> Presentation:
+    """Tables, figures and words for records of a kind; an unknown kind shows its lists and single values."""
+    measurement = measurement_of(kind)
+    if measurement is not None:
+        own: Presentation = measurement.presentation
+        return own
+    if kind not in PRESENTATIONS:
+        return UNKNOWN
+    module, _, name = PRESENTATIONS[kind].partition(".")
+    found: Presentation = getattr(importlib.import_module(f"antiphase.report.{module}"), name)
+    return found
 
 
 def main_tables(record: Record) -> list[Table]:
     """The tables to read first."""
-    measurement = measurement_of(record.kind)
-    if measurement is not None:
-        found = measurement.presentation.tables(record)
-    elif record.kind in TABLES:
-        found = TABLES[record.kind](record)
-    else:
-        found = [*tables.lists(record), tables.scalars(record)]
-    return [table for table in found if table is not None]
+    return [table for table in presentation_of(record.kind).tables(record) if table is not None]

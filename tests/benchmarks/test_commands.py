@@ -69,7 +69,7 @@ def test_attention(monkeypatch):
     assert len(whole.rows) == len(rows)
     assert any("d = 8" in row[0] for row in whole.text())
     assert len(memory.rows) == 4 + len(WITH_NATIVE)
-    figure = figures.FIGURES["benchmark"](record)
+    figure = figures.figures_of(record)["benchmark"]
     titles = [axes.get_title() for axes in figure.axes]
     assert titles == [f"{task}, {dtype}" for dtype in ("fp32", "bf16") for task in COMPARED]
 
@@ -120,7 +120,7 @@ def test_model(monkeypatch):
     assert throughput.rows[0][-1] == 1 / first["ratio"]
     prefill = next(row for row in record.values["rows"] if row["task"] == "prefill" and row["length"] == 32)
     assert throughput.rows[3][4] == 32 / prefill["subject_seconds"]
-    assert [axes.get_title() for axes in figures.FIGURES["benchmark"](record).axes] == [f"{t}, fp32" for t in tasks]
+    assert [axes.get_title() for axes in figures.figures_of(record)["benchmark"].axes] == [f"{t}, fp32" for t in tasks]
 
 
 def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):

@@ -153,11 +153,7 @@ def test_an_arm_has_one_colour_everywhere(comparison):
 @pytest.mark.slow
 def test_save_figures_writes_what_the_record_has(comparison, awkward, tmp_path):
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
-    others = (
-        "benchmark", "allocation-", "calibrat", "look-", "loss-", "classifier-", "translation-",
-        "harness", "hallucination", "claims", "study-", "ablations", "gradient-norms", "learning-rates",
-    )  # fmt: skip
-    assert names == [f"{name}.png" for name in figures.FIGURES if not name.startswith(others)]
+    assert names == ["learning-curves.png", "needles.png", "allocation.png", "attention-map.png", "lambda.png"]
     paths = figures.save_figures(awkward, tmp_path / "awkward")
     assert [path.stem for path in paths] == ["learning-curves", "needles", "attention-map", "lambda"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)

@@ -12,7 +12,7 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import ablations, compared, reproduction, reproduction_plots, terminal, tuning, write_report
+from antiphase.report import ablations, compared, reproduction, terminal, tuning, write_report
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
@@ -129,7 +129,7 @@ def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone():
     learned = claim(difference=None, interval=None, learned={"softmax": [1, 2], "differential": [2, 2]},
                     differences=[0.6, -0.1], verdict="inconclusive")  # fmt: skip
     older = {key: value for key, value in claim(differences=[0.6, -0.1]).items() if key != "values"}
-    figure = reproduction_plots.claims(Record(kind="reproduce", values={"claims": [claim(), learned, older]}))
+    figure = reproduction.claims_figure(Record(kind="reproduce", values={"claims": [claim(), learned, older]}))
     drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert [line.get_ydata()[0] for line in drawn] == [0]
     seeds = [line for line in figure.axes[0].lines if line.get_marker() == "."]

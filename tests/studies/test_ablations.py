@@ -132,8 +132,8 @@ def test_rows_from_the_command_line(tiny_preset, generated_text, tmp_path, monke
     titles = [table.title for table in summary.main_tables(record)]
     assert titles == ["Ablations and rivals", "Differences by slice", "Gradient norm by layer"]
     assert 0 < values["slices"]["hits"] < 200  # too few for a panel
-    assert len(figures.FIGURES["ablations"](record).axes) == 2
-    assert len(figures.FIGURES["gradient-norms"](record).axes) == 1
+    assert len(figures.figures_of(record)["ablations"].axes) == 2
+    assert len(figures.figures_of(record)["gradient-norms"].axes) == 1
     assert run() == 2
     assert "add --resume" in capsys.readouterr().err
     assert run("--resume") == 0

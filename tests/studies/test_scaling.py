@@ -12,8 +12,7 @@ from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.report.scaling import losses
-from antiphase.report.scaling_plots import loss_laws
+from antiphase.report.scaling import loss_laws, losses
 from antiphase.studies.scaling import _ladder, resized, scaling, shortened
 from antiphase.training.optimizer import learning_rate
 
@@ -127,7 +126,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
     record = Record.load(tmp_path / "s")
     (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
     assert "Not told what equal loss takes over tokens: a law needs at least 4 sizes." in table.note
-    assert len(figures.FIGURES["loss-laws"](record).axes) == 3
+    assert len(figures.figures_of(record)["loss-laws"].axes) == 3
     assert run() == 2  # nothing is overwritten
     assert "add --resume" in capsys.readouterr().err
     assert run("--resume") == 0

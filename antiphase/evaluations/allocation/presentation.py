@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from antiphase.evaluations.allocation import Allocation, MapAllocation
 from antiphase.report import tables
+from antiphase.report.comparison import ALLOCATION
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, depth_text, format_value, present
@@ -103,11 +104,12 @@ PRESENTATION = Presentation(
     "subtract: read them together, and the untrained model beside them.",
     tables=lambda record: [by_depth(record), tables.allocation(record), tables.knockouts(record)],
     figures={
+        "allocation": ALLOCATION,
         "allocation-by-depth": Drawing(
             draw=share_by_depth,
             title="Where attention went, by depth of the answer",
             caption="Share of Σ|A|, mean over layers and heads; dashed: the same models untrained.",
             alternative="Line charts of attention on the answer and on the noise over the depth of the answer.",
-        )
+        ),
     },
 )

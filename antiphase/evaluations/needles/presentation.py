@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.evaluations.needles import Accuracy, Needles, Trend
+from antiphase.report.comparison import NEEDLES
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table, depth_text, format_value
 
@@ -131,4 +132,5 @@ PRESENTATION = Presentation(
     introduction="Share of hidden facts that the model found, by their depth in the context. The guess rate is what "
     "naming any value of the context would reach.",
     tables=lambda record: [accuracies(record), differences(record), evenness(record), paper(record)],
+    figures={"needles": NEEDLES},
 )
