@@ -1,8 +1,7 @@
 """Everything that can be checked on one machine, and its record: ``make full``.
 
-``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels, the
-mutations of ``tests/mutations`` and the examples. A step that fails
-does not stop the others; it is in the record, and the exit code is 1.
+``.ci/run`` has a selection that takes minutes; this takes all tests, the kernels, the mutations of ``tests/mutations``
+and the examples. A step that fails does not stop the others; it is in the record, and the exit code is 1.
 """
 
 from __future__ import annotations
