@@ -1,8 +1,7 @@
 """Run everything that can be checked on one machine, and write a record: ``make full``.
 
-``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of
-``tests/mutations`` and the examples. A failing step does not stop
-the others; it is in the record, and the exit code is 1.
+``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations``
+and the examples. A failing step does not stop the others; it is in the record, and the exit code is 1.
 """
 
 from __future__ import annotations
