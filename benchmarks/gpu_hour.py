@@ -33,7 +33,7 @@ from gpu_hour_stage import NoTime, Stage
 from gpu_hour_training import CALLS, continue_one, pilot, train
 
 from antiphase.errors import InputError, Interrupted
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 MINUTES = {"prepare": 60.0, "kernels": 2.3, "attention": 4.0, "model": 4.0, "pilot": 3.0, "train": 9.0, "continue": 5.0}
 """Of each stage, unless --minutes says otherwise."""

@@ -40,7 +40,7 @@ def benchmark(
     from antiphase.errors import InputError
     from antiphase.folders.held import check_empty, make_folder
     from antiphase.ops.api import why_no_kernels
-    from antiphase.training.loop import choose_device
+    from antiphase.training.device import choose_device
 
     check_empty(output)
     console = make_console()

@@ -53,8 +53,8 @@ def reproduce(
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
     from antiphase.studies.budget import Fleet, paper_budget
-    from antiphase.studies.reproduce import PARTS, ReproduceRequest, scale_preset
     from antiphase.studies.reproduce import reproduce as run_reproduce
+    from antiphase.studies.reproduce_request import PARTS, ReproduceRequest, scale_preset
     from antiphase.studies.scales import estimate
 
     console = make_console()

@@ -30,7 +30,7 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.records import Record
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 NEEDLES = 8
 """Needles of a model that was not trained here, unless ``--needles`` says otherwise."""

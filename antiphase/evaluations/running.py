@@ -22,7 +22,7 @@ from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import journal_in
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Fields of a preset that ``antiphase evaluate`` has flags for."""

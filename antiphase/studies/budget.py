@@ -19,7 +19,7 @@ from antiphase.folders.held import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
-from antiphase.training.loop import sized_config
+from antiphase.training.run_model import sized_config
 
 STATE_BYTES = 16
 """A parameter in fp32, its gradient and Adam's two moments."""

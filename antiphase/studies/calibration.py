@@ -38,7 +38,7 @@ from antiphase.folders.held import new_folder, undone_if_refused
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Work, work_in
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""

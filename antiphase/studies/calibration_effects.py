@@ -43,7 +43,7 @@ from antiphase.studies.calibration import (
     load_tasks,
     standing,
 )
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 CELLS = "cells.jsonl"
 Part = Literal["heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",

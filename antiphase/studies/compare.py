@@ -24,8 +24,9 @@ from antiphase.studies.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.registration import Registration, register, registered
-from antiphase.training.loop import LanguageModel, build_model, choose_device
+from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
+from antiphase.training.run_model import LanguageModel, build_model
 
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""

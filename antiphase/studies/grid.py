@@ -23,8 +23,8 @@ from antiphase.folders.held import only_one, undone_if_refused
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
-from antiphase.training.loop import check_settings
 from antiphase.training.run_folder import WITHOUT_EFFECT
+from antiphase.training.run_model import check_settings
 from antiphase.typed import build, dotted
 
 SETTINGS = "compare.yaml"

@@ -22,7 +22,7 @@ from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.folders.contents import check_model, check_text
 from antiphase.folders.held import is_in_use
 from antiphase.records import write_atomically
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics
 
 POLL_SECONDS = 0.5

@@ -10,7 +10,7 @@ import torch
 
 from antiphase.config import Preset
 from antiphase.studies.ablations import TABLE_6
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 
 @dataclass(frozen=True)

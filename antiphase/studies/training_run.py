@@ -17,8 +17,9 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process
-from antiphase.training.loop import Evaluation, LanguageModel, Reporter, check_settings, train_held
+from antiphase.training.loop import Evaluation, Reporter, train_held
 from antiphase.training.run_folder import check_diverged, check_run
+from antiphase.training.run_model import LanguageModel, check_settings
 
 
 def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Evaluation]:

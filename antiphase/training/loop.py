@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import signal
@@ -17,24 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
-from antiphase.data.tokenization import load_tokenizer
-from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
+from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.held import only_one
-from antiphase.interface import TRITON
-from antiphase.layers.differential import DifferentialAttentionV1
-from antiphase.layers.registry import PROJECTIONS, attention_layers, set_training_step, variant_fields
+from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint, is_finite
-from antiphase.models.configuration import AntiphaseConfig
-from antiphase.models.initialization import initialize, seeded
-from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.ops.api import why_no_kernels
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
+from antiphase.training.device import autocast_dtype, choose_device
 from antiphase.training.distributed import Processes, is_first_process, processes
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
@@ -46,23 +39,18 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
-
-LanguageModel = PreTrainedModel
-"""What a run trains."""
-RECURRENT = "antiphase_recurrent"
-"""Model type of what ``model.kind`` rnn or lstm trains; transformers knows its classes."""
+from antiphase.training.run_model import (
+    attention_only,
+    build_model,
+    check_settings,
+    lambdas,
+    layers_of,
+    starting_model,
+)
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: a model in, named numbers out."""
 
-
-STRUCTURE = (
-    "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
-    "layer_types", "embedding_multiplier", *(name for name in variant_fields() if name != "dex_steps"),
-)  # fmt: skip
-"""Fields of a configuration that must agree for one model's weights to compute the same in another; ``rope_parameters``
-may differ in a model that reads longer sequences."""
 
 FINAL = ("loss", "accuracy")
 """What a record says of the end of a run; None where it diverged."""
@@ -350,122 +338,6 @@ class _Run:
         ).save(self.output)
 
 
-def layers_of(model: PreTrainedModel) -> list[list[nn.Parameter]]:
-    """Parameters of each layer, the first to the last; embeddings, a norm at the end and a head belong to none."""
-    base: Any = model.base_model
-    if hasattr(base, "parameters_by_layer"):
-        found: list[list[nn.Parameter]] = base.parameters_by_layer()
-        return found
-    return [list(layer.parameters()) for layer in base.layers]
-
-
-def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, begins: bool = True) -> None:
-    """What can be refused before anything is written or computed.
-
-    ``begins``: the run has no checkpoint yet, so that it needs what it starts from.
-
-    Raises:
-        InputError: sizes that do not fit, a device that is not there, an extra that is not installed.
-    """
-    model_config(settings, tokenizer)
-    if begins:
-        _start(settings, tokenizer)
-    device = choose_device(settings.training.device)
-    if settings.training.attn_implementation == TRITON and settings.model.attention_type != "softmax":
-        reason = why_no_kernels(device)
-        if reason is not None:
-            raise InputError(f"training.attn_implementation={TRITON}: {reason}")
-    if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
-
-
-def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
-
-    Raises:
-        InputError: sizes or words that do not fit, or a folder that holds no such model.
-    """
-    model = build_model(settings, tokenizer, seed=settings.training.seed)
-    checkpoint = _start(settings, tokenizer)
-    if checkpoint is not None:
-        with torch.no_grad():
-            for name in checkpoint.model_tensors:
-                model.get_parameter(name).copy_(checkpoint.read(name))
-    return model
-
-
-def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpoint | None:
-    """What the run starts from, checked against its settings; None: fresh weights.
-
-    Raises:
-        InputError: no whole model of this package, or one of another configuration or vocabulary; it names the field
-            or the tensor.
-    """
-    folder = settings.training.start_from
-    if folder is None:
-        return None
-    config = model_config(settings, tokenizer)
-    with naming({"SOURCE": "training.start_from"}):
-        checkpoint = Checkpoint(folder)
-        found = checkpoint.config
-        if not isinstance(found, AntiphaseConfig):
-            raise InputError(f"SOURCE {folder}: a model of type {found.model_type!r}; use antiphase convert first")
-        checkpoint.check()
-    is_longer = config.max_position_embeddings > found.max_position_embeddings
-    for name in STRUCTURE:
-        wanted, has = getattr(config, name), getattr(found, name)
-        if wanted != has and not (name == "rope_parameters" and is_longer):
-            raise InputError(f"training.start_from {folder}: its {name} is {has}, this run's is {wanted}")
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        words = load_tokenizer(str(checkpoint.folder), flag="training.start_from").get_vocab()
-        if words != tokenizer.get_vocab():
-            raise InputError(
-                f"training.start_from {folder}: its tokenizer has other words than this run's; name it with "
-                "data.tokenizer, or give the data settings that it was trained with"
-            )
-    return checkpoint
-
-
-def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
-    """A fresh model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
-
-    Raises:
-        InputError: sizes that do not fit; the message names the field.
-    """
-    config = model_config(settings, tokenizer)
-    if not isinstance(config, AntiphaseConfig):
-        other: PreTrainedModel = seeded(lambda: AutoModelForCausalLM.from_config(config), seed)
-        return other.train()
-    model = AntiphaseForCausalLM(config)
-    initialize(model, seed)
-    return model.train()
-
-
-def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-    """The configuration of the run's sizes for the tokenizer.
-
-    Raises:
-        InputError: sizes that do not fit; the message names the field.
-    """
-    return sized_config(
-        settings, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-
-
-def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
-    """The same for a vocabulary of which only the size and the special tokens are known."""
-    chosen: dict[str, Any] = dict(vars(settings.model))
-    kind = chosen.pop("kind")
-    if kind != "transformer":
-        sizes = {name: chosen[name] for name in ("hidden_size", "num_hidden_layers", "tie_word_embeddings")}
-        return AutoConfig.for_model(RECURRENT, cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)
-    chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
-    longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
-    chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
-    return AntiphaseConfig(**chosen, **words)
-
-
 def run_values(model: PreTrainedModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
     """What a record says of one run."""
     lines = read_metrics(output)
@@ -488,53 +360,6 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "gradient_norms": lines[-1]["gradient_norms"] if lines else None,
         "diverged": None,
     }
-
-
-def attention_only(model: PreTrainedModel) -> int:
-    """Parameters that a softmax model of the same size does not have: λ, head norms, and what variants add."""
-    return sum(
-        parameter.numel()
-        for layer in attention_layers(model)
-        for name, parameter in layer.named_parameters()
-        if not name.startswith(PROJECTIONS)
-    )
-
-
-def lambdas(model: PreTrainedModel) -> list[float] | None:
-    """λ of each layer (mean over its heads), None for softmax attention and V2."""
-    layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
-    with torch.no_grad():
-        return [layer.lam().mean().item() for layer in layers] or None
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of ``--device``.
-
-    Raises:
-        InputError: unknown, or not there.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device {name} is not a device; use auto, cpu, cuda or cuda:0") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: this machine has no CUDA device that torch can use; use --device cpu")
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):  # torch has the name, the machine lacks the device
-        raise InputError(f"--device {name}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
-    return device
-
-
-def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype | None:
-    """bf16 where asked for, or under ``auto`` where the processor has bf16 instructions; None: float32."""
-    if training.precision == "float32":
-        return None
-    if training.precision == "bfloat16" or device.type == "cuda":
-        return torch.bfloat16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
 
 
 def _tensorboard(output: Path) -> Any:

@@ -16,7 +16,7 @@ from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.registry import LAYERS, set_training_step
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
-from antiphase.training.loop import attention_only
+from antiphase.training.run_model import attention_only
 
 
 class Warmed(DifferentialAttentionV1):

@@ -24,7 +24,7 @@ from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
 from antiphase.probing.rows import attention_rows
-from antiphase.training.loop import attention_only, lambdas
+from antiphase.training.run_model import attention_only, lambdas
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "norm of softmax heads": ("softmax", {"head_norm": True}),

@@ -21,7 +21,8 @@ from antiphase.studies.budget import Fleet, run_budget
 from antiphase.studies.claims import CLAIMS, PRIMARY
 from antiphase.studies.judging import judge, judge_all
 from antiphase.studies.registration import CLAIMS_FILE, Registration
-from antiphase.studies.reproduce import PARTS, ReproduceRequest, reproduce, scale_preset
+from antiphase.studies.reproduce import reproduce
+from antiphase.studies.reproduce_request import PARTS, ReproduceRequest, scale_preset
 from antiphase.studies.scales import SCALES, Scale, estimate
 
 SMALLEST = Scale(

@@ -16,7 +16,8 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies import reproduce as module
 from antiphase.studies.registration import CLAIMS_FILE
-from antiphase.studies.reproduce import REQUEST, ReproduceRequest, _open, _registration, _Work, scale_preset
+from antiphase.studies.reproduce import REQUEST, _open, _registration, _Work
+from antiphase.studies.reproduce_request import ReproduceRequest, scale_preset
 from antiphase.studies.scales import SCALES
 
 

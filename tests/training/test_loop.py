@@ -17,7 +17,9 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
 from antiphase.studies.training_run import train_run
 from antiphase.training import loop
-from antiphase.training.loop import NextTokenLoss, build_model, choose_device
+from antiphase.training.device import choose_device
+from antiphase.training.loop import NextTokenLoss
+from antiphase.training.run_model import build_model
 
 
 def stop_at(step, how):

@@ -14,7 +14,7 @@ from antiphase.cli import main
 from antiphase.config import load_preset
 from antiphase.errors import InputError, Interrupted
 from antiphase.records import Record
-from antiphase.training.loop import build_model
+from antiphase.training.run_model import build_model
 
 every_kind = pytest.mark.parametrize("kind", ["rnn", "lstm"])
 

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.errors import InputError
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.training.loop import starting_model
+from antiphase.training.run_model import starting_model
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 if TYPE_CHECKING:
     from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary

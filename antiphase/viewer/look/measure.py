@@ -19,7 +19,7 @@ from antiphase.layers.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 from antiphase.viewer.look import LONGEST, LookSettings
 
 POSITIONS = (50, 128)

@@ -18,7 +18,7 @@ from antiphase.errors import InputError
 from antiphase.evals.loading import loading, read_weights, refused_by_model
 from antiphase.folders.held import check_empty, make_folder
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 
 def predict(

@@ -37,7 +37,7 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 KIND = "translate"
 START, END = "<|start|>", "<|end|>"

@@ -35,7 +35,7 @@ from antiphase.folders.held import new_folder
 from antiphase.outcomes import Line
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 
 @dataclass(frozen=True)

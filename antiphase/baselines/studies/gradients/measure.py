@@ -28,7 +28,8 @@ from antiphase.errors import InputError
 from antiphase.folders.held import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device, layers_of
+from antiphase.training.device import choose_device
+from antiphase.training.run_model import layers_of
 
 DISTANCES = (4, 8, 16)
 """Between subject and verb, in the sentences."""

@@ -26,7 +26,7 @@ from antiphase.benchmarks.timing import Work, paired_times, ratios
 from antiphase.folders.held import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.training.loop import choose_device
+from antiphase.training.device import choose_device
 
 BASELINE = "transformer"
 """What times are divided by, where it is among the models; else the first of them."""
