@@ -16,7 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from antiphase.errors import InputError, nearest
-from antiphase.typed import build, dotted
+from antiphase.typed import bounded, build, check_bounds, dotted
 
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Besides data and evaluation: what would make a comparison of two arms unfair."""
@@ -43,10 +43,10 @@ class ModelSettings:
     """Width of one map; None: ``hidden_size / num_attention_heads``."""
     max_position_embeddings: int | None = None
     """Longest sequence the model accepts; None: ``data.sequence_length``."""
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
-    head_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
+    rope_theta: float = bounded(10000.0, above=0)
+    rms_norm_eps: float = bounded(1e-6, above=0)
+    head_norm_eps: float = bounded(1e-5, above=0)
+    initializer_range: float = bounded(0.02, above=0)
     tie_word_embeddings: bool = True
     lambda_form: str | None = None
     """Ablations and rivals, here and below: as in ``AntiphaseConfig``; None and false are the published form."""
@@ -77,37 +77,37 @@ class DataSettings:
     """What a run reads. ``synthetic`` needs no file; ``text`` reads ``paths``."""
 
     source: Literal["synthetic", "text"] = "synthetic"
-    sequence_length: int
+    sequence_length: int = bounded(least=2)
     """Tokens in one training sequence."""
-    needles: int = 8
+    needles: int = bounded(8, least=1)
     """Key-value facts in one retrieval sequence."""
-    queries: int = 12
+    queries: int = bounded(12, least=1)
     """Facts asked for at its end, drawn with replacement."""
-    asked_together: int = 1
+    asked_together: int = bounded(1, least=1)
     """The most facts that one question of a training sequence asks for, all of them different; each sequence draws its
     number from 1 on. What is measured during training asks for one at a time."""
-    needle_share: float = 0.7
+    needle_share: float = bounded(0.7, least=0, most=1)
     """Share of each batch that is retrieval sequences; what no share names is repeated random ones (``synthetic``) or
     text."""
-    label_share: float = 0.0
+    label_share: float = bounded(0.0, least=0, most=1)
     """Share of each batch that is words with labels to be learned in context (``text``)."""
-    repeat_share: float = 0.0
+    repeat_share: float = bounded(0.0, least=0, most=1)
     """Share of each batch that is random tokens which come again and again (``text``), as in ``synthetic``: from the
     second time on each can be found by looking back, and they count."""
-    long_share: float | None = None
+    long_share: float | None = bounded(None, least=0, most=1)
     """Share of the text sequences that is cut from the inside of one document each, so that long documents count for
     more (length upsampling, Fu et al. 2402.10171); None: blocks of the text as they come."""
-    keys: int = 64
+    keys: int = bounded(64, least=1)
     """Different keys (``synthetic``)."""
-    numbers: int = 100
+    numbers: int = bounded(100, least=1)
     """Different values (``synthetic``)."""
-    fillers: int = 200
+    fillers: int = bounded(200, least=1)
     """Different filler words (``synthetic``)."""
     paths: list[str] = field(default_factory=list)
     """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
     validation: list[str] = field(default_factory=list)
     """The same for validation; empty: ``validation_share`` of ``paths`` is held out. The flag is ``--validation``."""
-    validation_share: float = 0.05
+    validation_share: float = bounded(0.05, above=0, below=1)
     text_field: str | None = None
     """Column that holds the text in CSV, JSON Lines and Parquet; None: ``text``, or the only column of strings."""
     tokenizer: str | None = None
@@ -123,24 +123,24 @@ class DataSettings:
 class TrainingSettings:
     """One training run. Paper defaults (Ye et al., 2410.05258, appendix D) unless a preset says otherwise."""
 
-    steps: int
+    steps: int = bounded(least=1)
     """Optimizer steps."""
     decay_steps: int | None = None
     """Step at which the linear decay would reach zero; None: ``steps``. More than ``steps`` stops on the way down."""
-    batch_size: int = 64
+    batch_size: int = bounded(64, least=1)
     """Sequences a step, over all processes."""
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = bounded(None, least=1)
     """Sequences in one forward pass of one process; None: all of the process's share."""
-    learning_rate: float = 3e-4
+    learning_rate: float = bounded(3e-4, above=0)
     """Peak of the schedule."""
-    lambda_rate: float = 1.0
+    lambda_rate: float = bounded(1.0, above=0)
     """Learning rate of λ's parameters, as a multiple of the others'."""
-    warmup_steps: int = 100
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.1
+    warmup_steps: int = bounded(100, least=0)
+    beta1: float = bounded(0.9, least=0, below=1)
+    beta2: float = bounded(0.95, least=0, below=1)
+    weight_decay: float = bounded(0.1, least=0)
     """Of matrices, embeddings included; never of norms and λ."""
-    clip: float = 1.0
+    clip: float = bounded(1.0, above=0)
     """Largest global gradient norm."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
@@ -149,14 +149,14 @@ class TrainingSettings:
     """Attention function of the layers while they are trained: ``antiphase_triton`` has the fused kernels of GPUs;
     None: ``antiphase``. The saved model does not keep it."""
     seed: int = 0
-    log_every: int = 10
+    log_every: int = bounded(10, least=1)
     """Steps between lines of ``metrics.jsonl``."""
-    evaluate_every: int = 100
+    evaluate_every: int = bounded(100, least=1)
     """Steps between evaluations on held-out data."""
-    checkpoint_every: int = 500
+    checkpoint_every: int = bounded(500, least=1)
     device: str = "auto"
     """``auto``: cuda where there is one, else cpu."""
-    threads: int | None = None
+    threads: int | None = bounded(None, least=1)
     """CPU threads of one process; None: torch's own choice."""
     start_from: str | None = None
     """Folder of a model with this run's sizes, whose weights it starts from; None: fresh weights."""
@@ -168,7 +168,7 @@ class TrainingSettings:
 class EvaluationSettings:
     """What is measured at the end of a run, and how much of it."""
 
-    samples: int = 200
+    samples: int = bounded(200, least=1)
     """Sequences for each cell of the needle grid and for the allocation."""
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
     """Depth of the asked needle: 0 is the start of the context, 1 its end."""
@@ -178,9 +178,9 @@ class EvaluationSettings:
     """Numbers of queries in the grid; empty: the training number."""
     lengths: list[int] = field(default_factory=list)
     """Sequence lengths in the grid; empty: the training length."""
-    validation_sequences: int = 200
+    validation_sequences: int = bounded(200, least=1)
     """Sequences for the validation loss."""
-    curve_samples: int = 500
+    curve_samples: int = bounded(500, least=1)
     """Retrieval sequences behind each point of a training curve; 500 have a standard error of at most 2.3 points."""
 
 
@@ -320,80 +320,17 @@ def to_yaml(settings: RunSettings) -> str:
 def _check_run(run: RunSettings) -> None:
     """Ranges that types cannot say; the message names the field."""
     training, data, evaluation = run.training, run.data, run.evaluation
-    at_least_one = {
-        "training.steps": training.steps,
-        "training.batch_size": training.batch_size,
-        "training.micro_batch_size": training.micro_batch_size,
-        "training.log_every": training.log_every,
-        "training.evaluate_every": training.evaluate_every,
-        "training.checkpoint_every": training.checkpoint_every,
-        "training.threads": training.threads,
-        "data.needles": data.needles,
-        "data.queries": data.queries,
-        "data.asked_together": data.asked_together,
-        "data.keys": data.keys,
-        "data.numbers": data.numbers,
-        "data.fillers": data.fillers,
-        "evaluation.samples": evaluation.samples,
-        "evaluation.validation_sequences": evaluation.validation_sequences,
-        "evaluation.curve_samples": evaluation.curve_samples,
-    }
-    for name, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise InputError(f"{name} must be at least 1, got {value}")
+    for part in ("model", "training", "data", "evaluation"):
+        check_bounds(getattr(run, part), part)
     for grid in ("needles", "queries", "lengths"):
         values = getattr(evaluation, grid)
         if any(value < 1 for value in values) or len(set(values)) != len(values):
             raise InputError(f"evaluation.{grid} must be different numbers of at least 1, got {values}")
-    if data.sequence_length < 2:
-        raise InputError(f"data.sequence_length must be at least 2, got {data.sequence_length}")
-    above_zero = {
-        "training.learning_rate": training.learning_rate,
-        "training.lambda_rate": training.lambda_rate,
-        "training.clip": training.clip,
-        "model.rope_theta": run.model.rope_theta,
-        "model.rms_norm_eps": run.model.rms_norm_eps,
-        "model.head_norm_eps": run.model.head_norm_eps,
-        "model.initializer_range": run.model.initializer_range,
-    }
-    for name, number in above_zero.items():
-        if number <= 0:
-            raise InputError(f"{name} must be above 0, got {number}")
-    for name, number in {
-        "training.warmup_steps": training.warmup_steps,
-        "training.weight_decay": training.weight_decay,
-    }.items():
-        if number < 0:
-            raise InputError(f"{name} must not be below 0, got {number}")
-    for name, number in {"training.beta1": training.beta1, "training.beta2": training.beta2}.items():
-        if not 0 <= number < 1:
-            raise InputError(f"{name} must be at least 0 and below 1, got {number}")
     if training.decay_steps is not None and training.decay_steps < training.steps:
         raise InputError(
             f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
         )
-    shares = {name: getattr(data, name) for name in ("needle_share", "label_share", "repeat_share")}
-    for name, share in shares.items():
-        if not 0 <= share <= 1:
-            raise InputError(f"data.{name} must lie between 0 and 1, got {share}")
-    if sum(shares.values()) > 1 + 1e-9:
-        named = ", ".join(f"data.{name} ({share})" for name, share in shares.items())
-        raise InputError(f"{named} add up to more than 1")
-    for name, rows in rows_by_share(training.batch_size, shares).items():
-        share = shares.get(name, 1 - sum(shares.values()))
-        if share > 1e-9 and not rows:
-            what = f"data.{name} ({share})" if name in shares else f"what the shares of data leave ({share:.3g})"
-            raise InputError(
-                f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or set "
-                "the shares otherwise"
-            )
-    for name in ("label_share", "repeat_share"):
-        if shares[name] and data.source == "synthetic":
-            raise InputError(f"data.{name} needs text: give --data")
-    if data.long_share is not None and not 0 <= data.long_share <= 1:
-        raise InputError(f"data.long_share must lie between 0 and 1, got {data.long_share}")
-    if not 0 < data.validation_share < 1:
-        raise InputError(f"data.validation_share must lie between 0 and 1, got {data.validation_share}")
+    _check_shares(run)
     for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
         if len(set(listed)) != len(listed):
             raise InputError(f"{name} must not name a value twice, got {listed}")
@@ -417,6 +354,26 @@ def _check_run(run: RunSettings) -> None:
         raise InputError(
             f"model.max_position_embeddings ({longest}) is shorter than data.sequence_length or evaluation.lengths"
         )
+
+
+def _check_shares(run: RunSettings) -> None:
+    """What the shares of a batch come to together."""
+    training, data = run.training, run.data
+    shares = {name: getattr(data, name) for name in ("needle_share", "label_share", "repeat_share")}
+    if sum(shares.values()) > 1 + 1e-9:
+        named = ", ".join(f"data.{name} ({share})" for name, share in shares.items())
+        raise InputError(f"{named} add up to more than 1")
+    for name, rows in rows_by_share(training.batch_size, shares).items():
+        share = shares.get(name, 1 - sum(shares.values()))
+        if share > 1e-9 and not rows:
+            what = f"data.{name} ({share})" if name in shares else f"what the shares of data leave ({share:.3g})"
+            raise InputError(
+                f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or set "
+                "the shares otherwise"
+            )
+    for name in ("label_share", "repeat_share"):
+        if shares[name] and data.source == "synthetic":
+            raise InputError(f"data.{name} needs text: give --data")
 
 
 def _check_compare(compare: CompareSettings) -> None:

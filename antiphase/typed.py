@@ -14,6 +14,42 @@ from antiphase.errors import InputError, nearest
 T = TypeVar("T")
 
 
+def bounded(
+    default: Any = dataclasses.MISSING,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field for numbers: at least ``least`` or above ``above``, at most ``most`` or below ``below``."""
+    bounds = {"least": least, "above": above, "most": most, "below": below}
+    return dataclasses.field(default=default, metadata={"bounds": bounds})
+
+
+def check_bounds(settings: Any, path: str) -> None:
+    """
+    Raises:
+        InputError: a number outside the bounds of its field; it names the field.
+    """
+    for item in dataclasses.fields(settings):
+        value, bounds = getattr(settings, item.name), item.metadata.get("bounds")
+        if bounds is None or value is None:
+            continue
+        least, above, most, below = (bounds[name] for name in ("least", "above", "most", "below"))
+        if (
+            (least is not None and value < least)
+            or (above is not None and value <= above)
+            or (most is not None and value > most)
+            or (below is not None and value >= below)
+        ):
+            low, high = (least if above is None else above), (most if below is None else below)
+            words = f"at least {low}" if above is None else f"above {low}"
+            if high is not None:
+                words += f" and at most {high}" if below is None else f" and below {high}"
+            raise InputError(f"{path}.{item.name} must be {words}, got {value}")
+
+
 def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
     """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
 
