@@ -44,10 +44,10 @@ def check_bounds(settings: Any, path: str) -> None:
             or (below is not None and value >= below)
         ):
             low, high = (least if above is None else above), (most if below is None else below)
-            words = f"at least {low}" if above is None else f"above {low}"
+            words = f"be at least {low}" if above is None else f"be above {low}"
             if high is not None:
-                words += f" and at most {high}" if below is None else f" and below {high}"
-            raise InputError(f"{path}.{item.name} must be {words}, got {value}")
+                words = f"lie between {low} and {high}" if most is not None else f"{words} and below {high}"
+            raise InputError(f"{path}.{item.name} must {words}, got {value}")
 
 
 def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:

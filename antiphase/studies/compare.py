@@ -145,26 +145,15 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         passes = first_passing(values["curve"], settings.threshold)
         runs.append({"arm": job.arm, **values, "passes": passes, "by_sequence": by_sequence})
     arms = list(settings.arms)
-    summary = [
-        {"arm": arm, "trained": trained, **row}
-        for arm in arms
-        for trained in (True, False)
-        for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
-    ]
     values = {
         "source": run.data.source,
         "arms": arms,
         "baseline": arms[0],
         "threshold": settings.threshold,
         "guess_rate": data.task().guess_rate,
-        "parameters": {
-            arm: next(
-                {"total": r["parameters"], "attention_only": r["attention_only"]} for r in runs if r["arm"] == arm
-            )
-            for arm in arms
-        },
+        "parameters": {arm: _parameters(next(run for run in runs if run["arm"] == arm)) for arm in arms},
         "runs": runs,
-        "needles": {"cells": cells, "summary": summary},
+        "needles": {"cells": cells, "summary": _summaries(arms, cells)},
         "perplexity": losses,
         "allocation": rows,
         "attention_map": pictured.describe(
@@ -179,6 +168,20 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         ),
     }
     return finite(values), arrays
+
+
+def _summaries(arms: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The grid of needles of each arm, trained and untrained, over its seeds."""
+    return [
+        {"arm": arm, "trained": trained, **row}
+        for arm in arms
+        for trained in (True, False)
+        for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
+    ]
+
+
+def _parameters(run: dict[str, Any]) -> dict[str, int]:
+    return {"total": run["parameters"], "attention_only": run["attention_only"]}
 
 
 def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 from antiphase.outcomes import NOT_SEEN, Line, learned_words
 from antiphase.studies.abilities import Ability, failing
 from antiphase.studies.claims import CLAIMS, Claim
-from antiphase.studies.readings import ARM, BASELINE, Found, Series
+from antiphase.studies.readings import ARM, BASELINE, Floor, Found, Series
 from antiphase.studies.registration import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     CEILING,
@@ -97,7 +97,25 @@ def judge(
         stated.append(told)
     if row["seeds"] < len(used):
         return {**row, "verdict": "inconclusive", "reason": "some seeds have no value"}
-    floor = claim.floor(records)
+    return _judged(claim, row, series, used, stated, abilities, claim.floor(records), own_scale=own_scale)
+
+
+def _judged(
+    claim: Claim,
+    row: dict[str, Any],
+    series: Series,
+    used: Sequence[int],
+    stated: list[str],
+    abilities: Sequence[Ability],
+    floor: Floor | None,
+    *,
+    own_scale: bool,
+) -> dict[str, Any]:
+    """The row with its verdict, where there are numbers of every seed."""
+
+    def untestable(reason: str, **numbers: Any) -> dict[str, Any]:
+        return {**row, **numbers, "verdict": "not testable", "reason": reason}
+
     if floor is not None and not floor.guess + FLOOR_MARGIN < row["softmax"] < CEILING:
         return untestable("the softmax models are on the floor or the ceiling")
     if floor is not None and row["learned"] is not None:

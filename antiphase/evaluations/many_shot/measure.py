@@ -133,14 +133,7 @@ def many_shot(
     asked = task.asked(samples, largest)
     if len(asked) < samples:
         raise InputError(f"--samples {samples} is more than the {len(asked)} rows that are left to be asked")
-    fitting: dict[int, list[Sample]] = {}
-    for count in sorted(set(shots)):
-        try:
-            fitting[count] = task.samples(asked, largest[:count])
-        except LongPromptError:
-            if not fitting:
-                raise
-            break
+    fitting = _fitting(task, asked, largest, shots)
     done, whole = 0, len(fitting) + 2 * orders
     rows = []
     targets = [sample.target for sample in next(iter(fitting.values()))]
@@ -161,17 +154,7 @@ def many_shot(
             answers_by_order.append(_answers(model, task.samples(asked, shown)))
             done += 1
             report(done, whole)
-        accuracies = [sum(a == b for a, b in zip(answers, targets, strict=True)) / samples
-                      for answers in answers_by_order]  # fmt: skip
-        flips = sum(len(set(of_row)) > 1 for of_row in zip(*answers_by_order, strict=True))
-        by_order[kind] = OverOrders(
-            shots=most,
-            accuracies=accuracies,
-            mean_accuracy=sum(accuracies) / orders,
-            margin=max(accuracies) - min(accuracies),
-            flip_share=flips / samples,
-            pair_flips=pair_flips(answers_by_order, targets),
-        )
+        by_order[kind] = _over_orders(answers_by_order, targets, most)
     return TaskShots(
         samples=samples,
         labels=len(task.labels),
@@ -180,6 +163,36 @@ def many_shot(
         left_out=[count for count in shots if count not in fitting],
         rows=rows,
         orders=by_order,
+    )
+
+
+def _fitting(
+    task: LabelledTask, asked: Sequence[int], largest: Sequence[Row], shots: Sequence[int]
+) -> dict[int, list[Sample]]:
+    """Prompts by number of examples, up to the largest number that fits the model's context."""
+    fitting: dict[int, list[Sample]] = {}
+    for count in sorted(set(shots)):
+        try:
+            fitting[count] = task.samples(asked, largest[:count])
+        except LongPromptError:
+            if not fitting:
+                raise
+            break
+    return fitting
+
+
+def _over_orders(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int], shots: int) -> OverOrders:
+    """What the same examples in several orders come to."""
+    samples = len(targets)
+    accuracies = [sum(a == b for a, b in zip(answers, targets, strict=True)) / samples for answers in answers_by_order]
+    flips = sum(len(set(of_row)) > 1 for of_row in zip(*answers_by_order, strict=True))
+    return OverOrders(
+        shots=shots,
+        accuracies=accuracies,
+        mean_accuracy=sum(accuracies) / len(accuracies),
+        margin=max(accuracies) - min(accuracies),
+        flip_share=flips / samples,
+        pair_flips=pair_flips(answers_by_order, targets),
     )
 
 
