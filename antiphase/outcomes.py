@@ -19,7 +19,7 @@ Counts = dict[str, list[int]]
 
 
 @dataclass(frozen=True)
-class Line:
+class LearnedThreshold:
     """The accuracy above which a model has learned."""
 
     guess: float
@@ -27,12 +27,12 @@ class Line:
     at: float
 
     @classmethod
-    def of(cls, guess: float, threshold: float | None = None) -> Line:
+    def of(cls, guess: float, threshold: float | None = None) -> LearnedThreshold:
         """At the threshold, or halfway from the guess to 1 where there is none above the guess."""
         return cls(guess, threshold if threshold is not None and threshold > guess else (1 + guess) / 2)
 
     def splits(self, values: Sequence[float | None]) -> bool:
-        """Whether some of the values are above the line, others not, and a gap lies between.
+        """Whether some of the values are above the threshold, others not, and a gap lies between.
 
         The gap is at least a quarter of the way from the guess to 1: a mean over it describes no model.
         """
@@ -53,15 +53,15 @@ class Line:
         return [value for value in values if value > self.at]
 
 
-def follows(losses: Sequence[float | None], accuracies: Sequence[float | None], line: Line) -> bool:
+def follows(losses: Sequence[float | None], accuracies: Sequence[float | None], threshold: LearnedThreshold) -> bool:
     """Whether the losses of the same models fall into the same two groups.
 
     Then every model that did not learn has a higher loss than any that did, by more than three times what the losses of
     either group differ by.
     """
     pairs = [(one, two) for one, two in zip(losses, accuracies, strict=True) if one is not None and two is not None]
-    learned, others = ([one for one, two in pairs if (two > line.at) == above] for above in (True, False))
-    if not line.splits(accuracies) or not learned or not others:
+    learned, others = ([one for one, two in pairs if (two > threshold.at) == above] for above in (True, False))
+    if not threshold.splits(accuracies) or not learned or not others:
         return False
     return min(others) - max(learned) > APART * max(max(group) - min(group) for group in (learned, others))
 
@@ -73,10 +73,10 @@ def learned_words(counts: Mapping[str, Sequence[int]]) -> str:
     )
 
 
-def split_sentence(metric: str, counts: Mapping[str, Sequence[int]], line: Line) -> str:
+def split_sentence(metric: str, counts: Mapping[str, Sequence[int]], threshold: LearnedThreshold) -> str:
     """What is said of a split accuracy."""
     return (
-        f"{metric[0].upper()}{metric[1:]}: models either learned (above {100 * line.at:g} %) or did not; learned: "
+        f"{metric[0].upper()}{metric[1:]}: models either learned (above {100 * threshold.at:g} %) or did not; learned: "
         f"{learned_words(counts)}."
     )
 

@@ -132,13 +132,13 @@ def time_attention(stage: Stage) -> int:
     """Stage ``attention``: blocks by time, then the operator's benchmark in its short form with those blocks."""
     _check_interpreter(stage)
     kept = Kept(stage)
-    plan, trials = _attention_plan(stage), _trials(stage)
-    _compiled(stage, kept, trials, plan)
+    suite, trials = _attention_suite(stage), _trials(stage)
+    _compiled(stage, kept, trials, suite)
     rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = blocks.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
-    chosen, refused = _right(stage, kept, plan, found["chosen"])
+    chosen, refused = _right(stage, kept, suite, found["chosen"])
     with tried(chosen), _few_rounds(stage):
-        record = attention.benchmark_attention(quick=True, device=stage.device, plan=plan, piece=kept, say=stage.say)
+        record = attention.benchmark_attention(quick=True, device=stage.device, suite=suite, piece=kept, say=stage.say)
     _keep(
         kept, record,
         {"blocks": {**found, "chosen": {kernel: list(own) for kernel, own in chosen.items()}, "refused": refused}},
@@ -164,12 +164,12 @@ def _check_interpreter(stage: Stage) -> None:
         raise InputError("TRITON_INTERPRET=1 would run the kernels without the GPU; unset it, or add --rehearsal")
 
 
-def _attention_plan(stage: Stage) -> attention.Plan:
-    plan = attention.plan_of("cuda", quick=True)
+def _attention_suite(stage: Stage) -> attention.Suite:
+    suite = attention.suite_of("cuda", quick=True)
     if not stage.is_rehearsal:
-        return plan
+        return suite
     cells = [Case(40, 2, 16, torch.float32, task, batch=1, device=stage.device) for task in COMPARED_ON_GPU]
-    return replace(plan, cells=cells, memory_cells=[], dtypes=(torch.float32,), widths=(16,), gate_length=40)
+    return replace(suite, cells=cells, memory_cells=[], dtypes=(torch.float32,), widths=(16,), check_length=40)
 
 
 def _trials(stage: Stage) -> list[blocks.Trial]:
@@ -177,12 +177,12 @@ def _trials(stage: Stage) -> list[blocks.Trial]:
         case = Case(40, 2, 16, torch.float32, "forward", device=stage.device)
         return blocks.trials(case, SMALL_BLOCKS)
     # as in the benchmark: decoding of 64 sequences, all else of as many tokens as keep a GPU busy
-    made = blocks.trials(attention.plan_of("cuda", quick=True).cells[0])
-    by_task = {case.task: case for case in reversed(attention.plan_of("cuda", quick=True).cells)}
+    made = blocks.trials(attention.suite_of("cuda", quick=True).cells[0])
+    by_task = {case.task: case for case in reversed(attention.suite_of("cuda", quick=True).cells)}
     return [replace(trial, case=replace(by_task[trial.case.task], device=stage.device)) for trial in made]
 
 
-def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], plan: attention.Plan) -> None:
+def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], suite: attention.Suite) -> None:
     """Compile everything that will be timed in as many processes as there are cores; Triton keeps it on disk."""
     work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
     if not work:
@@ -192,7 +192,7 @@ def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], plan: at
     with multiprocessing.get_context("spawn").Pool(workers) as pool:  # it ends its processes with the block
         tasks = [pool.apply_async(blocks.run_once, one) for one in work]
         tasks += [
-            pool.apply_async(_one_form, (plan.widths[0], plan.dtypes, stage.device, plan.gate_length, form))
+            pool.apply_async(_one_form, (suite.widths[0], suite.dtypes, stage.device, suite.check_length, form))
             for form in ("V1", "V2")
         ]
         try:
@@ -214,7 +214,7 @@ def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: in
 
 
 def _right(
-    stage: Stage, kept: Kept, plan: attention.Plan, chosen: dict[str, Blocks]
+    stage: Stage, kept: Kept, suite: attention.Suite, chosen: dict[str, Blocks]
 ) -> tuple[dict[str, Blocks], str | None]:
     """The chosen blocks if all is right with them, else none and the reason: what the kernels have now is timed then.
 
@@ -224,7 +224,7 @@ def _right(
     def checked() -> dict[str, Any]:
         with tried(chosen):
             try:
-                return {"rows": attention.gate(plan, 0, stage.device), "why": None}
+                return {"rows": attention.check_suite(suite, 0, stage.device), "why": None}
             except RuntimeError as error:
                 return {"rows": [], "why": str(error)}
 

@@ -13,7 +13,7 @@ import transformers as hf
 from torch import Tensor
 
 import antiphase
-from antiphase.calibration.gate import screen
+from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
@@ -28,7 +28,7 @@ from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
 from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.evaluations.quantization.logits import quantized_logits
-from antiphase.instrumentation.hooks import swapped
+from antiphase.instrumentation.hooks import wrapped_attention
 from antiphase.models.conversion import convert_model
 from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
@@ -151,7 +151,7 @@ READERS = {
         for rule in ("uniform", "inverse", "temperature")
     },
     "gates": lambda model: Numbered(model).by_pair(
-        screen(model, Numbered(model).plan(EVERY, **STRONG), score, list(batch().input_ids))
+        head_sensitivities(model, Numbered(model).plan(EVERY, **STRONG), score, list(batch().input_ids))
     ),
     "search": lambda model: of_search(model, "exhaustive"),
     "search, cached": lambda model: of_search(model, "cached"),
@@ -270,7 +270,7 @@ def test_maps_and_outliers_are_those_of_the_same_model(name, request, of_this_pa
 def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differential_llama):
     with (
         pytest.raises(ValueError, match="another attention function was put into this model"),
-        swapped(differential_llama, lambda function: lambda *args, **kwargs: function(*args, **kwargs)),
+        wrapped_attention(differential_llama, lambda function: lambda *args, **kwargs: function(*args, **kwargs)),
     ):
         attention_statistics(differential_llama, input_ids=batch().input_ids)
 
@@ -316,7 +316,7 @@ def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
     ):
         model(input_ids=ids)
     with pytest.raises(ValueError, match="layer 1 of LlamaForCausalLM attends more than once"):
-        screen(model, plan, score, list(ids))
+        head_sensitivities(model, plan, score, list(ids))
     with quantized_logits(model, 30):
         torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
     assert [one.layer for one in attention_maps(model, ids[:1])] == [0, 1, 1]

@@ -9,7 +9,7 @@ from torch import nn
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
-from antiphase.instrumentation.hooks import observed, swapped
+from antiphase.instrumentation.hooks import observed, wrapped_attention
 from antiphase.interface import antiphase_mask
 from antiphase.layers.functions import antiphase_attention, eager_attention, is_differential, join_halves
 from antiphase.layers.masks import combine_mask
@@ -278,11 +278,11 @@ def test_a_function_is_swapped_in_and_the_model_is_as_before_afterwards(name, im
     mask[0, :3] = 0
     before, names = model(ids, attention_mask=mask).logits, registered()
     calls = []
-    with swapped(model, counting(calls)):
+    with wrapped_attention(model, counting(calls)):
         during = model(ids, attention_mask=mask).logits
     assert len(calls) == (4 if name == "diffllama" else 2)  # DiffLlama calls twice a layer
     assert torch.equal(during, before)
-    with swapped(model, zeroing):
+    with wrapped_attention(model, zeroing):
         assert not torch.allclose(model(ids, attention_mask=mask).logits, before)
     assert torch.equal(model(ids, attention_mask=mask).logits, before)
     assert model.config._attn_implementation == implementation
@@ -297,10 +297,10 @@ def test_a_function_is_swapped_in_our_models_whatever_their_implementation(tiny_
     mask[0, :3] = 0
     before = model(ids, attention_mask=mask).logits
     calls = []
-    with swapped(model, counting(calls)):
+    with wrapped_attention(model, counting(calls)):
         torch.testing.assert_close(model(ids, attention_mask=mask).logits, before)
     assert len(calls) == 3
-    with swapped(model, zeroing):
+    with wrapped_attention(model, zeroing):
         assert not torch.allclose(model(ids, attention_mask=mask).logits, before)
     assert torch.equal(model(ids, attention_mask=mask).logits, before)
     assert model.config._attn_implementation == implementation
@@ -317,7 +317,7 @@ def test_a_swapped_function_of_a_differential_layer_gets_lambda(tiny_model, impl
 
         return observe
 
-    with swapped(model, wrap):
+    with wrapped_attention(model, wrap):
         model(torch.randint(3, 61, (1, 9)))
     assert seen == [(8, 4, 4, True)] * 3
 
@@ -325,8 +325,8 @@ def test_a_swapped_function_of_a_differential_layer_gets_lambda(tiny_model, impl
 def test_swaps_nest_and_restore_in_order():
     model, ids = foreign_model("llama", "sdpa"), torch.randint(3, 61, (1, 9))
     before, names, calls = model(ids).logits, registered(), []
-    with swapped(model, counting(calls, "outer")):
-        with swapped(model, counting(calls, "inner")):
+    with wrapped_attention(model, counting(calls, "outer")):
+        with wrapped_attention(model, counting(calls, "inner")):
             assert torch.equal(model(ids).logits, before)
         assert calls == ["inner", "outer"] * 2
         calls.clear()
@@ -341,7 +341,7 @@ def test_swaps_nest_and_restore_in_order():
 def test_an_error_inside_restores_the_model_and_is_not_replaced():
     model, ids = foreign_model("llama", "eager"), torch.randint(3, 61, (1, 9))
     before, names = model(ids).logits, registered()
-    with pytest.raises(RuntimeError, match="of the caller"), swapped(model, zeroing):
+    with pytest.raises(RuntimeError, match="of the caller"), wrapped_attention(model, zeroing):
         raise RuntimeError("of the caller")
 
     def failing(function):
@@ -350,13 +350,13 @@ def test_an_error_inside_restores_the_model_and_is_not_replaced():
 
         return fail
 
-    with pytest.raises(RuntimeError, match="of the function"), swapped(model, failing):
+    with pytest.raises(RuntimeError, match="of the function"), wrapped_attention(model, failing):
         model(ids)
 
     def broken(function):
         raise RuntimeError("of the wrap")
 
-    with pytest.raises(RuntimeError, match="of the wrap"), swapped(model, broken):
+    with pytest.raises(RuntimeError, match="of the wrap"), wrapped_attention(model, broken):
         pass
     assert model.config._attn_implementation == "eager"
     assert registered() == names
@@ -377,7 +377,7 @@ def test_an_implementation_registered_without_a_mask_function_can_be_swapped():
 
             return observe
 
-        with swapped(model, wrap):
+        with wrapped_attention(model, wrap):
             assert torch.equal(model(ids).logits, before)
         assert seen == [None, None]
         assert registered() == names
@@ -399,10 +399,10 @@ def test_a_model_that_never_calls_the_function_is_refused_by_name(monkeypatch):
 def test_a_model_outside_the_interface_is_refused_by_name(monkeypatch):
     model, names = foreign_model("llama", "sdpa"), registered()
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
-    with pytest.raises(ValueError, match="LlamaForCausalLM does not use"), swapped(model, zeroing):
+    with pytest.raises(ValueError, match="LlamaForCausalLM does not use"), wrapped_attention(model, zeroing):
         pass
     monkeypatch.undo()
     monkeypatch.setattr(model, "set_attn_implementation", lambda name: None)
-    with pytest.raises(ValueError, match="LlamaForCausalLM did not accept"), swapped(model, zeroing):
+    with pytest.raises(ValueError, match="LlamaForCausalLM did not accept"), wrapped_attention(model, zeroing):
         pass
     assert registered() == names

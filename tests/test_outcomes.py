@@ -3,9 +3,9 @@
 import numpy
 import pytest
 
-from antiphase.outcomes import Line, follows, learned_words, split_sentence
+from antiphase.outcomes import LearnedThreshold, follows, learned_words, split_sentence
 
-LINE = Line.of(0.125, 0.5)
+LINE = LearnedThreshold.of(0.125, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_accuracies_with_one_hump_are_hardly_ever_called_split():
 
 
 def test_the_line_is_halfway_where_no_threshold_is_above_the_guess():
-    assert Line.of(0.5).at == Line.of(0.5, 0.5).at == 0.75
-    assert Line.of(0.25, 0.5).at == 0.5
+    assert LearnedThreshold.of(0.5).at == LearnedThreshold.of(0.5, 0.5).at == 0.75
+    assert LearnedThreshold.of(0.25, 0.5).at == 0.5
 
 
 def test_a_loss_follows_who_learned_only_if_it_falls_into_the_same_groups():

@@ -18,7 +18,7 @@ SIZES: dict[type, dict[str, Any]] = {
 """In the place of those of ``antiphase classify``: sentences are made as many as needed, so nothing is dropped out."""
 
 
-def line() -> dict[str, Classifier]:
+def one_width_classifiers() -> dict[str, Classifier]:
     """The models of ``--models`` by name, in the order of the line."""
     return {
         name: replace(CLASSIFIERS[name], sizes={**CLASSIFIERS[name].sizes, **SIZES[CLASSIFIERS[name].config]})

@@ -35,8 +35,8 @@ from antiphase.ops.native.library import kernels, why_not_built
 from antiphase.records import Record
 
 HEADS, WIDTH = 8, 64
-GATE_LENGTH = 257
-GATE_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
+CHECK_LENGTH = 257
+CHECKED_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 SHORTEST_CACHE = 256
 """With so few keys the calls before the kernel take the largest share of the time."""
 LONGEST_WITH_MAPS = 1024
@@ -50,7 +50,7 @@ QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class Suite:
     """What is timed on a kind of device."""
 
     cells: Sequence[Case]
@@ -66,18 +66,18 @@ class Plan:
     """Whether backends are asked for by name, of which a device may lack one."""
     widths: Sequence[int] = (32, 64, 128)
     """At which it has to be right."""
-    gate_length: int = GATE_LENGTH
+    check_length: int = CHECK_LENGTH
     conditions: Sequence[Condition] = ()
     """Under which some cells are timed once more."""
     cells_by_condition: Sequence[Case] = ()
 
 
-def plan_of(device: str, *, quick: bool) -> Plan:
+def suite_of(device: str, *, quick: bool) -> Suite:
     """The operator on a processor, the kernels on a GPU."""
     return _on_gpu(device, quick=quick) if torch.device(device).type == "cuda" else _on_cpu(quick=quick)
 
 
-def _on_cpu(*, quick: bool) -> Plan:
+def _on_cpu(*, quick: bool) -> Suite:
     lengths = (1024, 4096) if quick else (1024, 4096, 16384)
     dtypes = (torch.float32, torch.bfloat16)
     found = [
@@ -97,13 +97,13 @@ def _on_cpu(*, quick: bool) -> Plan:
         memory = [Case(n, HEADS, WIDTH, torch.float32, task) for n in (4096, 16384) for task in tasks]
         by_condition = [Case(4096, HEADS, WIDTH, torch.float32, task) for task in COMPARED]
     impl = "blockwise" if why_not_built() else "native"
-    return Plan(
+    return Suite(
         found, memory, COMPARED, (OURS, SOFTMAX, *WITH_NATIVE, DIFFLLAMA, OURS_V2), impl, dtypes,
         conditions=conditions(), cells_by_condition=by_condition,
     )  # fmt: skip
 
 
-def _on_gpu(device: str, *, quick: bool) -> Plan:
+def _on_gpu(device: str, *, quick: bool) -> Suite:
     found = [
         Case(length, HEADS, width, torch.bfloat16, task, batch=batch, device=device)
         for width in ((WIDTH,) if quick else (WIDTH, 2 * WIDTH))
@@ -112,9 +112,9 @@ def _on_gpu(device: str, *, quick: bool) -> Plan:
         for batch in _batches(task, length, width)
     ]
     memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
-    return Plan(
+    return Suite(
         found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton",
-        (torch.bfloat16,) if quick else GATE_ON_GPU, may_fail=True, widths=(WIDTH,) if quick else (32, 64, 128),
+        (torch.bfloat16,) if quick else CHECKED_ON_GPU, may_fail=True, widths=(WIDTH,) if quick else (32, 64, 128),
     )  # fmt: skip
 
 
@@ -128,26 +128,26 @@ def benchmark_attention(
     quick: bool = False,
     seed: int = 0,
     device: str = "cpu",
-    plan: Plan | None = None,
+    suite: Suite | None = None,
     piece: Piece = at_once,
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Causal: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
 
     Args:
-        plan: what is timed; None: what belongs to the device.
+        suite: what is timed; None: what belongs to the device.
         piece: does the pieces of the work, of which the record names those that were left out.
 
     Raises:
         RuntimeError: an implementation errs more than the tolerance rule allows.
     """
     started = time.perf_counter()
-    plan = plan or plan_of(device, quick=quick)
+    suite = suite or suite_of(device, quick=quick)
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
     done = Done(piece)
     say("checking correctness")
-    checked = done.rows("gate", partial(gate, plan, seed, device))
-    cells = plan.cells if checked else []
+    checked = done.rows("gate", partial(check_suite, suite, seed, device))
+    cells = suite.cells if checked else []
     rates = {
         _name(dtype): rate
         for dtype in {case.dtype: None for case in cells}
@@ -157,23 +157,23 @@ def benchmark_attention(
     failed: list[dict[str, Any]] = []
     for case in (case for case in cells if _name(case.dtype) in rates):
         clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
-        for subject, baselines in plan.compared[case.task]:
-            compare = partial(clock.compared, plan, case, subject, baselines)
+        for subject, baselines in suite.compared[case.task]:
+            compare = partial(clock.compared, suite, case, subject, baselines)
             for found in done(f"{subject.name}: {_words(case)}", compare):
                 rows += found["rows"]
                 failed += [row for row in found["failed"] if row not in failed]
     by_condition: list[dict[str, Any]] = []
-    for condition in plan.conditions if checked else ():
-        for case in plan.cells_by_condition:
+    for condition in suite.conditions if checked else ():
+        for case in suite.cells_by_condition:
             clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
             name = f"{_words(case)}, {condition.words}"
-            for found in done(name, partial(_under, condition, clock, plan, case)):
+            for found in done(name, partial(_under, condition, clock, suite, case)):
                 by_condition += found
     memory: list[dict[str, Any]] = []
-    for case in plan.memory_cells if checked else ():
+    for case in suite.memory_cells if checked else ():
         say(f"measuring memory: {_words(case)}")
         unable = {row["scheme"] for row in failed if _describe(case).items() <= row.items()}
-        able = [scheme for scheme in plan.memory if scheme.name not in unable]
+        able = [scheme for scheme in suite.memory if scheme.name not in unable]
         memory += [
             row for found in done(f"memory: {_words(case)}", partial(_memory, case, able, seed)) for row in found
         ]
@@ -196,8 +196,8 @@ def benchmark_attention(
             "seconds": seconds,
             "quick": quick,
             "device": device,
-            "impl": plan.impl,
-            "kernels": kernels() if plan.impl == "native" else None,
+            "impl": suite.impl,
+            "kernels": kernels() if suite.impl == "native" else None,
         },
         seeds=[seed],
         seconds=time.perf_counter() - started,
@@ -215,13 +215,13 @@ class _Clock:
     rate: float
     say: Callable[[str], None]
 
-    def compared(self, plan: Plan, case: Case, subject: Scheme, baselines: Sequence[Scheme]) -> dict[str, Any]:
+    def compared(self, suite: Suite, case: Case, subject: Scheme, baselines: Sequence[Scheme]) -> dict[str, Any]:
         """A scheme beside others in the same rounds: ``rows``, and ``failed`` for those that the device lacks."""
         able, failed = [], []
         for scheme in baselines:
             if not _is_timed(scheme, case, quick=self.quick):
                 continue
-            why = why_not(scheme, case, self.seed) if plan.may_fail else None
+            why = why_not(scheme, case, self.seed) if suite.may_fail else None
             if why is not None:
                 failed.append({**_describe(case), "scheme": scheme.name, "why": why})
                 self.say(f"{scheme.name} cannot do it: {_words(case)}: {why}")
@@ -245,13 +245,13 @@ class _Clock:
         return {"rows": rows, "failed": failed}
 
 
-def _under(condition: Condition, clock: _Clock, plan: Plan, case: Case) -> list[dict[str, Any]]:
+def _under(condition: Condition, clock: _Clock, suite: Suite, case: Case) -> list[dict[str, Any]]:
     """V1 beside softmax attention (PyTorch's and on the same kernels) and the portable way, under a condition."""
-    subject, baselines = plan.compared[case.task][0]
+    subject, baselines = suite.compared[case.task][0]
     chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE, BLOCKWISE)]
     clock.say(condition.words)
     with condition.holds():
-        rows = clock.compared(plan, case, subject, chosen)["rows"]
+        rows = clock.compared(suite, case, subject, chosen)["rows"]
     return [{**row, **condition.described()} for row in rows]
 
 
@@ -332,12 +332,12 @@ def _words(case: Case) -> str:
     return words if case.device == "cpu" else f"{words}, {case.batch} at a time"
 
 
-def gate(plan: Plan, seed: int, device: str) -> list[dict[str, Any]]:
-    """``correctness`` at the widths and dtypes of a plan."""
+def check_suite(suite: Suite, seed: int, device: str) -> list[dict[str, Any]]:
+    """``correctness`` at the widths and dtypes of a suite."""
     return [
-        row for width in plan.widths
+        row for width in suite.widths
         for row in correctness(
-            HEADS // 2, width, seed, impl=plan.impl, dtypes=plan.dtypes, device=device, length=plan.gate_length
+            HEADS // 2, width, seed, impl=suite.impl, dtypes=suite.dtypes, device=device, length=suite.check_length
         )
     ]  # fmt: skip
 
@@ -345,7 +345,7 @@ def gate(plan: Plan, seed: int, device: str) -> list[dict[str, Any]]:
 def correctness(
     heads: int, width: int, seed: int, *, impl: str = "blockwise",
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), device: str = "cpu",
-    length: int = GATE_LENGTH, forms: Sequence[str] = ("V1", "V2"),
+    length: int = CHECK_LENGTH, forms: Sequence[str] = ("V1", "V2"),
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
 

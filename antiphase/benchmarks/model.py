@@ -24,7 +24,7 @@ from transformers import (
     StaticCache,
 )
 
-from antiphase.benchmarks.attention import gate, plan_of
+from antiphase.benchmarks.attention import check_suite, suite_of
 from antiphase.benchmarks.pieces import Done, Piece, at_once
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.interface import NAME, TRITON
@@ -105,7 +105,9 @@ def benchmark_model(
     if setting.attention == TRITON:
         say("checking correctness")
         checked = [
-            row for rows in done("gate", partial(gate, plan_of("cuda", quick=quick), seed, device)) for row in rows
+            row
+            for rows in done("gate", partial(check_suite, suite_of("cuda", quick=quick), seed, device))
+            for row in rows
         ]
         if not checked:
             setting = replace(setting, lengths=())

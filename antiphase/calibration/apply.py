@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.attention import attend, attend_running, calibrated_step, correct
-from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.chosen import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.instrumentation.forward import ForwardPass, SequenceState

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.chosen import ChosenMaps
-from antiphase.ops.blocks import Plan, shaped
+from antiphase.ops.blocks import BlockLayout, shaped
 from antiphase.ops.shapes import statistics_dtype
 
 DIRECT_SHARE = 0.5
@@ -39,8 +39,8 @@ class Attended:
     """(B, G, R, M): weight that each key receives from real queries, summed."""
 
 
-def _plan(maps: ChosenMaps) -> Plan:
-    return Plan(
+def _layout(maps: ChosenMaps) -> BlockLayout:
+    return BlockLayout(
         maps.query.unsqueeze(3), maps.key.unsqueeze(2), maps.value, maps.mask,
         is_causal=maps.is_causal, sliding_window=maps.sliding_window or 0, scale=maps.scale,
     )  # fmt: skip
@@ -50,31 +50,31 @@ def attend(maps: ChosenMaps) -> Attended:
     """Ordinary attention block by block; the sums over columns ride along."""
     batch, groups, repeats, length, _ = maps.query.shape
     keys, width = maps.value.shape[2:]
-    plan = _plan(maps)
+    layout = _layout(maps)
     out = maps.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
-    log_sum_exp = out.new_full((batch, groups, repeats, length), float("-inf"), dtype=plan.dtype)
-    mass = out.new_zeros(batch, groups, repeats, keys, dtype=plan.dtype)
-    room = plan.block_room("result", width)
-    real = maps.real_queries.to(plan.products)
-    for unit in plan.units():
-        here = unit.batches, unit.groups
-        for block in plan.blocks:
+    log_sum_exp = out.new_full((batch, groups, repeats, length), float("-inf"), dtype=layout.dtype)
+    mass = out.new_zeros(batch, groups, repeats, keys, dtype=layout.dtype)
+    buffer = layout.row_buffer("result", width)
+    real = maps.real_queries.to(layout.products)
+    for item in layout.work_items():
+        here = item.batches, item.groups
+        for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
             if block.is_blind:
                 rows.zero_()
                 continue
-            scores = unit.scores(0, block)
+            scores = item.scores(0, block)
             largest = scores.amax(-1)  # (U, R n)
-            weights = unit.softmax(scores)
+            weights = item.softmax(scores)
             # exp(largest - lse) is the row's largest weight, at least 1 / M
-            lse = largest.to(plan.dtype) - weights.amax(-1).to(plan.dtype).log()
+            lse = largest.to(layout.dtype) - weights.amax(-1).to(layout.dtype).log()
             log_sum_exp[here][..., block.queries] = lse.view(rows.shape[:-1])
-            weight = unit.per_query(real[unit.batches], block)  # (U R, 1, n)
+            weight = item.per_query(real[item.batches], block)  # (U R, 1, n)
             by_head = weights.view(len(weight), -1, weights.shape[-1])
             part = mass[here][..., block.keys]
             part += torch.bmm(weight, by_head).view(part.shape)
-            product = shaped(room, *weights.shape[:2], width)
-            rows.copy_(torch.bmm(weights, unit.values[:, block.keys], out=product).view(rows.shape))
+            product = shaped(buffer, *weights.shape[:2], width)
+            rows.copy_(torch.bmm(weights, item.values[:, block.keys], out=product).view(rows.shape))
     return Attended(out, log_sum_exp.nan_to_num_(nan=float("-inf")), mass)
 
 
@@ -215,20 +215,20 @@ def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta:
     if maps.few:
         weights = running.calibrate(maps.weights(), total, *[slice(None)] * 4)
         return maps.multiply(weights), total
-    plan = _plan(maps)
+    layout = _layout(maps)
     out = maps.query.new_empty(batch, length, groups, repeats, width).permute(0, 2, 3, 1, 4)
-    for unit in plan.units():
-        here = unit.batches, unit.groups
-        for block in plan.blocks:
+    for item in layout.work_items():
+        here = item.batches, item.groups
+        for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
             if block.is_blind:
                 rows.zero_()
                 continue
-            weights = unit.maps(block)[0].view(*rows.shape[:-1], -1).to(plan.dtype)
+            weights = item.maps(block)[0].view(*rows.shape[:-1], -1).to(layout.dtype)
             sums = total[here][..., block.keys]
-            weights = running.calibrate(weights, sums, unit.batches, unit.groups, block.queries, block.keys)
-            flat = weights.to(plan.products).view(unit.count, -1, weights.shape[-1])
-            rows.copy_(torch.bmm(flat, unit.values[:, block.keys]).view(rows.shape))
+            weights = running.calibrate(weights, sums, item.batches, item.groups, block.queries, block.keys)
+            flat = weights.to(layout.products).view(item.count, -1, weights.shape[-1])
+            rows.copy_(torch.bmm(flat, item.values[:, block.keys]).view(rows.shape))
     return out, total
 
 

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import Calibration, calibrated, installed
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of, rounding_of
-from antiphase.calibration.gate import screen
-from antiphase.calibration.lower import LowerLayers
+from antiphase.calibration.head_sensitivity import head_sensitivities
+from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
 from antiphase.errors import InputError
 
@@ -159,7 +159,7 @@ def search_calibration(
     base = scores_of(model, score, split.search, split.search_numbers)
     with calibrated(model, replace(every, alpha=NO_SINKS)):
         rounding = rounding_of(base, scores_of(model, score, split.search, split.search_numbers))
-    lower = LowerLayers(model) if method == "cached" else None
+    lower = LowerLayerCache(model) if method == "cached" else None
     results = {(result.layer, result.head): result for result in known}
     for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
         waiting = [head for _, head in of_layer if (layer, head) not in results]
@@ -229,6 +229,6 @@ def slopes_of(
     for given in samples.values():
         for start in range(0, len(given), SCREENED_AT_ONCE):
             some = given[start : start + SCREENED_AT_ONCE]
-            for head, slope in screen(model, every, score, some).items():
+            for head, slope in head_sensitivities(model, every, score, some).items():
                 total[head] = total.get(head, 0.0) + slope * len(some) / len(given) / len(samples)
     return total

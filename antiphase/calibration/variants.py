@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import CalibrationRule, CalibrationState
-from antiphase.calibration.oracle import redistribute
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.reference import redistribute
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.chosen import ChosenMaps, MapChoice

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache as remembered
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class _Followed:
             state.crop(self.get_seq_length())  # type: ignore[attr-defined]  # of the cache's own class
 
 
-@remembered
+@functools.cache
 def _followed(kind: type[Cache]) -> type[Cache]:
     """A class of caches that others follow; named like its own."""
     return type(kind.__name__, (_Followed, kind), {"__module__": kind.__module__})

@@ -115,7 +115,7 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def swapped(model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction]) -> Iterator[None]:
+def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction]) -> Iterator[None]:
     """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
 
     The kind of mask stays that of the implementation replaced.
@@ -177,7 +177,7 @@ def _installed(
         base.register_forward_hook(passes.after),
     ]
     try:
-        with swapped(model, lambda function: _Reader(function, handle, passes, observer)):
+        with wrapped_attention(model, lambda function: _Reader(function, handle, passes, observer)):
             yield
     finally:
         for one in handles:

@@ -1,14 +1,14 @@
 """Softmax maps block by block: some queries against all the keys they see, in buffers that the next block overwrites.
 
-What attention needs from whole rows (two maps to be subtracted, sums over columns) is done while a block is at hand, so
+What needs complete rows (the difference of two maps, sums over columns) is computed while a block is in its buffers, so
 that memory stays linear in the number of keys.
 
-Several heads go through each call together, one map at a time: PyTorch then hands every thread the same heads in the
-batched product, the softmax and what follows, so that scores stay in the cache of the core that made them.
+Each call takes several heads together, one map at a time. PyTorch then gives every thread the same heads in the batched
+product, the softmax and the later steps, so that scores stay in the cache of the core that computed them.
 
 Legend: B batch, G key groups (heads of the values), R query heads of a group, S maps of a head (2 in differential
-attention, else 1), K keys of a group (S, or 1 where all maps share one), N queries, M keys, d, dv widths; U units
-(pairs of batch row and group) that are worked on together, n queries of a block, m keys that a block sees.
+attention, else 1), K keys of a group (S, or 1 where all maps share one), N queries, M keys, d, dv widths; U pairs
+of batch row and group in a work item, n queries of a block, m keys that a block sees.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from antiphase.ops.shapes import product_dtype, statistics_dtype
 QUERY_ROWS = 128
 """Rows of scores (queries times heads that share a key) in one block; twice as many beyond ``FEW_KEYS`` keys."""
 FEW_KEYS = 2048
-"""With more keys, what a larger block wastes above the diagonal is less than it saves in sums over blocks."""
+"""Beyond this number of keys a larger block saves more in sums over blocks than it wastes above the diagonal."""
 SCORES_IN_CACHE = 1 << 21
-"""Scores of one map up to which several units go together: 8 MiB in fp32, so that both maps stay in the last-level
-cache. One unit alone may hold more."""
+"""Largest number of scores of one map in a work item of several pairs: 8 MiB in fp32, so that both maps stay in the
+last-level cache. An item of one pair may have more."""
 
 
 def shaped(buffer: Tensor, *shape: int) -> Tensor:
@@ -36,8 +36,8 @@ def shaped(buffer: Tensor, *shape: int) -> Tensor:
     return buffer[: math.prod(shape)].view(shape)
 
 
-class Plan:
-    """Cuts one call into units (which keys and values) and blocks (which queries), and owns the buffers."""
+class BlockLayout:
+    """Divides one call into work items (which keys and values) and blocks (which queries), and owns the buffers."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Plan:
         rows = QUERY_ROWS if self.keys_length <= FEW_KEYS else 2 * QUERY_ROWS
         length = max(1, min(queries, rows // self.repeats))
         self.most_rows = length * self.repeats
-        offset = self.keys_length - queries  # the last query stands at the last key
+        offset = self.keys_length - queries  # the last query is at the position of the last key
         is_causal = is_causal or sliding_window > 0
         self.edges: dict[tuple[int, int, int, bool], Edge] = {}
         self.blocks = [
@@ -79,36 +79,36 @@ class Plan:
         ]
         self.widest = max((block.keys.stop - block.keys.start for block in self.blocks), default=0)
         fitting = SCORES_IN_CACHE // max(1, self.most_rows * self.widest)
-        self.most_units = min(max(1, fitting), self.batch * self.all_groups)
+        self.most_pairs = min(max(1, fitting), self.batch * self.all_groups)
         # Only a mask, or queries before the first key, can leave a row without any key.
         self.may_be_empty = mask is not None or (offset < 0 and is_causal)
-        self.rooms: dict[str, Tensor] = {}
-        self.scores = [self.block_room(f"scores {index}", self.widest) for index in range(self.streams)]
+        self.buffers: dict[str, Tensor] = {}
+        self.scores = [self.row_buffer(f"scores {index}", self.widest) for index in range(self.streams)]
 
     def group(self, tensor: Tensor) -> Tensor:
         """(B, G R, ...) as (B, G, R, ...)."""
         return tensor.unflatten(1, (self.all_groups, self.repeats))
 
-    def block_room(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Room for ``width`` numbers for each row of the largest block; None: the dtype of products."""
-        return self._room(name, self.most_units * self.most_rows * width, dtype or self.products)
+    def row_buffer(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A buffer of ``width`` numbers for each row of the largest block; dtype None: that of products."""
+        return self._buffer(name, self.most_pairs * self.most_rows * width, dtype or self.products)
 
-    def unit_room(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
-        """Room for ``width`` numbers for each key of the largest unit."""
-        return self._room(name, self.most_units * self.keys_length * width, dtype)
+    def key_buffer(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
+        """A buffer of ``width`` numbers for each key of the largest work item."""
+        return self._buffer(name, self.most_pairs * self.keys_length * width, dtype)
 
-    def _room(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
-        if name not in self.rooms:
-            self.rooms[name] = torch.empty(count, dtype=dtype, device=self.device)
-        return self.rooms[name]
+    def _buffer(self, name: str, count: int, dtype: torch.dtype) -> Tensor:
+        if name not in self.buffers:
+            self.buffers[name] = torch.empty(count, dtype=dtype, device=self.device)
+        return self.buffers[name]
 
-    def rows_together(self, name: str, tensor: Tensor) -> Tensor:
-        """(b, g, M, w) as (U, M, w), copied only where dtype or order differ from what products want."""
-        together = tensor.flatten(0, 1)
-        if together.dtype == self.products and together.stride(1) == together.shape[2] and tensor.stride(3) == 1:
-            return together
-        room = self.unit_room(name, tensor.shape[3], self.products)
-        return shaped(room, *together.shape).copy_(together)
+    def contiguous_rows(self, name: str, tensor: Tensor) -> Tensor:
+        """(b, g, M, w) as (U, M, w), copied only where products need another dtype or order."""
+        pairs = tensor.flatten(0, 1)
+        if pairs.dtype == self.products and pairs.stride(1) == pairs.shape[2] and tensor.stride(3) == 1:
+            return pairs
+        buffer = self.key_buffer(name, tensor.shape[3], self.products)
+        return shaped(buffer, *pairs.shape).copy_(pairs)
 
     def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> Block:
         position = start + offset  # of the first query among the keys
@@ -136,20 +136,20 @@ class Plan:
             self.edges[name] = Edge(bound, first, hides_after)
         return self.edges[name]
 
-    def units(self) -> Iterator[Unit]:
-        """As many pairs of batch row and value head at a time as keep the scores of a block in cache."""
-        together, groups = self.most_units, self.all_groups
-        if together >= groups:
-            step = together // groups
+    def work_items(self) -> Iterator[WorkItem]:
+        """As many pairs of batch row and key group at a time as keep the scores of a block in cache."""
+        pairs, groups = self.most_pairs, self.all_groups
+        if pairs >= groups:
+            step = pairs // groups
             spans = [(slice(b, min(b + step, self.batch)), slice(0, groups)) for b in range(0, self.batch, step)]
         else:
             spans = [
-                (slice(b, b + 1), slice(g, min(g + together, groups)))
+                (slice(b, b + 1), slice(g, min(g + pairs, groups)))
                 for b in range(self.batch)
-                for g in range(0, groups, together)
+                for g in range(0, groups, pairs)
             ]
         for batches, groups_here in spans:
-            yield Unit(self, batches, groups_here)
+            yield WorkItem(self, batches, groups_here)
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,12 @@ class Edge:
     hides_after: bool
 
     def hide(self, scores: Tensor) -> None:
-        """Write -inf into the hidden part of scores (..., rows, columns), whatever stands there.
+        """Write -inf into the hidden part of scores (..., rows, columns), whatever their values.
 
-        Two passes over few columns: the first puts zeros in the place of NaN and infinities, which a minimum would
-        keep. Both run vectorised, which ``masked_fill_`` with a broadcast mask does not.
+        Two passes over few columns: the first replaces NaN and infinities, which a minimum would keep, by zeros. Both
+        are vectorised, and ``masked_fill_`` with a broadcast mask is not.
         """
-        for matrix in scores.view(-1, *scores.shape[-2:]):  # together they would be copied, not changed in place
+        for matrix in scores.view(-1, *scores.shape[-2:]):  # a batch of matrices would be copied, not changed in place
             if self.hides_after:
                 matrix.tril_(self.first - 1)
             else:
@@ -181,38 +181,40 @@ class Block:
     queries: slice
     keys: slice
     after: Edge | None  # the last keys, hidden from the first queries
-    before: Edge | None  # the first keys, left behind by the window of the last queries
+    before: Edge | None  # the first keys, outside the window of the last queries
 
     @property
     def is_blind(self) -> bool:
         return self.keys.stop == self.keys.start
 
 
-class Unit:
-    """Some batch rows and key groups, whose queries, keys and values stay while the blocks pass by."""
+class WorkItem:
+    """Some batch rows and key groups: their queries, keys and values, which all blocks of the layout use in turn."""
 
-    def __init__(self, plan: Plan, batches: slice, groups: slice) -> None:
-        self.plan, self.batches, self.groups = plan, batches, groups
-        self.queries = plan.query[batches, groups]  # (b, g, R, S, N, d)
-        keys = plan.key[batches, groups]  # (b, g, K, M, d)
-        self.keys = [plan.rows_together(f"key {index}", keys[:, :, index]) for index in range(plan.key_maps)]
+    def __init__(self, layout: BlockLayout, batches: slice, groups: slice) -> None:
+        self.layout, self.batches, self.groups = layout, batches, groups
+        self.queries = layout.query[batches, groups]  # (b, g, R, S, N, d)
+        keys = layout.key[batches, groups]  # (b, g, K, M, d)
+        self.keys = [layout.contiguous_rows(f"key {index}", keys[:, :, index]) for index in range(layout.key_maps)]
         self.count = self.queries.shape[0] * self.queries.shape[1]  # U
-        if plan.value is not None:
-            self.values = plan.rows_together("value", plan.value[batches, groups])  # (U, M, dv); each key (U, M, d)
-        mask = plan.mask
+        if layout.value is not None:
+            self.values = layout.contiguous_rows(
+                "value", layout.value[batches, groups]
+            )  # (U, M, dv); each key (U, M, d)
+        mask = layout.mask
         if mask is not None:
             mask = mask[batches] if mask.shape[0] > 1 else mask
             mask = mask[:, groups] if mask.shape[1] > 1 else mask
         self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
-        self.hidden = slice(0, plan.keys_length)  # keys of which the mask hides any
-        if mask is not None and mask.shape[3] == 1:  # padding lies at an end: most blocks have none of it
+        self.hidden = slice(0, layout.keys_length)  # the range of keys that the mask hides from any query
+        if mask is not None and mask.shape[3] == 1:  # padding is at an end: most blocks have none
             columns = (~mask).flatten(0, 3).any(0).nonzero()[:, 0]
             self.hidden = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
     def rows(self, index: int, block: Block) -> Tensor:
         """The block's queries of one map, (U, R n, d)."""
         rows = self.queries[:, :, :, index, block.queries]  # (b, g, R, n, d)
-        return rows.reshape(self.count, -1, rows.shape[-1]).to(self.plan.products)
+        return rows.reshape(self.count, -1, rows.shape[-1]).to(self.layout.products)
 
     def per_query(self, values: Tensor, block: Block) -> Tensor:
         """Values of each query (b, N) as a row for each head of the block's queries, (U R, 1, n)."""
@@ -221,28 +223,28 @@ class Unit:
         return part.reshape(batches * groups * repeats, 1, -1)
 
     def scores(self, index: int, block: Block) -> Tensor:
-        """Scaled scores (U, R n, m) of one map, -inf where a query may not look, in the plan's buffer."""
+        """Scaled scores (U, R n, m) of one map, -inf where a query may not attend, in the layout's buffer."""
         rows = self.rows(index, block)
-        keys = self.keys[index % self.plan.key_maps][:, block.keys]
-        scores = shaped(self.plan.scores[index], *rows.shape[:2], keys.shape[1])
-        scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.plan.scale)
+        keys = self.keys[index % self.layout.key_maps][:, block.keys]
+        scores = shaped(self.layout.scores[index], *rows.shape[:2], keys.shape[1])
+        scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.layout.scale)
         self._hide(scores, block)
         return scores
 
     def softmax(self, scores: Tensor) -> Tensor:
-        """The map (U, R n, m) in the place of its scores; a row that sees no key becomes zeros."""
-        empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if self.plan.may_be_empty else None
+        """The map (U, R n, m), written over its scores; a row that sees no key becomes zeros."""
+        empty = scores.amax(dim=-1, keepdim=True) == float("-inf") if self.layout.may_be_empty else None
         torch.softmax(scores, dim=-1, out=scores)
         return scores if empty is None else scores.masked_fill_(empty, 0.0)
 
     def maps(self, block: Block) -> list[Tensor]:
         """All maps (U, R n, m) of the block's queries, in buffers that the next block overwrites."""
-        return [self.softmax(self.scores(index, block)) for index in range(self.plan.streams)]
+        return [self.softmax(self.scores(index, block)) for index in range(self.layout.streams)]
 
     def _hide(self, scores: Tensor, block: Block) -> None:
-        """Write -inf where a query may not look: above the diagonal, before the window, outside the mask."""
-        units, rows, keys = scores.shape
-        by_query = scores.view(units, self.plan.repeats, rows // self.plan.repeats, keys)  # (U, R, n, m)
+        """Write -inf where a query may not attend: above the diagonal, before the window, outside the mask."""
+        pairs, rows, keys = scores.shape
+        by_query = scores.view(pairs, self.layout.repeats, rows // self.layout.repeats, keys)  # (U, R, n, m)
         if block.after is not None:
             block.after.hide(by_query[..., -block.after.bound.shape[1] :])
         if block.before is not None:

@@ -1,8 +1,8 @@
 """Subtract first: differential attention over blocks of queries, memory linear in the number of keys.
 
-A block of queries meets all its keys at once, so both softmaxes are finished before the values are touched; the two
-maps are subtracted in place and multiplied by V once. That costs 4d multiply-adds for each pair of query and key, as
-much as softmax attention of equal size, where two ordinary attention calls cost 6d. The backward pass recomputes the
+A block of queries is multiplied by all its keys at once, so both softmaxes are complete before the values are read; the
+two maps are subtracted in place and multiplied by V once. That costs 4d multiply-adds for each pair of query and key,
+as much as softmax attention of equal size; two ordinary attention calls cost 6d. The backward pass recomputes the
 maps block by block and is written by hand for q, k, v and λ.
 
 Legend as in ``blocks``, with S = 2 maps a head.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, Plan, Unit, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
 from antiphase.ops.shapes import check_tensors
 
 
@@ -32,22 +32,22 @@ def attend(
     ``lam`` (1|B, 1|H, 1|N) in the statistics dtype and ``mask`` (1|B, 1|H, 1|N, M) come checked from ``shapes``;
     ``sliding_window`` 0 means none. Statistics and accumulation are fp32 (fp64 for fp64).
     """
-    plan = _plan(query, key, value, mask, is_causal, sliding_window, scale)
-    lambdas = _Lambdas(plan, lam)
+    layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
+    lambdas = _Lambdas(layout, lam)
     out = _empty_output(query, key, value)
-    grouped_out = plan.group(out)
-    result = plan.block_room("result", plan.value_width)
-    for unit in plan.units():
-        unit_out = grouped_out[unit.batches, unit.groups]
-        for block in plan.blocks:
-            rows = unit_out[:, :, :, block.queries]  # (b, g, R, n, dv)
+    grouped_out = layout.group(out)
+    result = layout.row_buffer("result", layout.value_width)
+    for item in layout.work_items():
+        item_out = grouped_out[item.batches, item.groups]
+        for block in layout.blocks:
+            rows = item_out[:, :, :, block.queries]  # (b, g, R, n, dv)
             if block.is_blind:
                 rows.zero_()
                 continue
-            first, second = unit.maps(block)
-            difference = _subtract(first, second, lambdas.column(unit, block), out=first)
-            product = shaped(result, *first.shape[:2], plan.value_width)
-            rows.copy_(torch.bmm(difference, unit.values[:, block.keys], out=product).view(rows.shape))
+            first, second = item.maps(block)
+            difference = _subtract(first, second, lambdas.column(item, block), out=first)
+            product = shaped(result, *first.shape[:2], layout.value_width)
+            rows.copy_(torch.bmm(difference, item.values[:, block.keys], out=product).view(rows.shape))
     return out
 
 
@@ -88,65 +88,65 @@ def attend_backward(
 
     With P1, P2 the maps and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP));
     dS2 = -λ P2∘(dP - rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). The factor -λ of the second map is applied to rows of
-    width d, never to rows of scores. dK and dV are summed up transposed, (d, M): that product is the faster one.
+    width d, never to rows of scores. dK and dV are accumulated transposed, (d, M), because that product is faster.
     """
-    plan = _plan(query, key, value, mask, is_causal, sliding_window, scale)
-    lambdas = _Lambdas(plan, lam)
+    layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
+    lambdas = _Lambdas(layout, lam)
     grad_query, grad_key, grad_value = (
         torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
     )
-    grad_lam = lam.new_zeros(plan.batch, plan.all_groups, plan.repeats, lam.shape[2])
-    grouped_grad = plan.group(grad)  # (B, G, R, N, dv)
-    grouped_queries = grad_query.unflatten(1, (plan.all_groups, plan.repeats, 2))  # (B, G, R, 2, N, d)
-    grouped_keys = grad_key.unflatten(1, (plan.all_groups, plan.key_maps))  # (B, G, 2|1, M, d)
+    grad_lam = lam.new_zeros(layout.batch, layout.all_groups, layout.repeats, lam.shape[2])
+    grouped_grad = layout.group(grad)  # (B, G, R, N, dv)
+    grouped_queries = grad_query.unflatten(1, (layout.all_groups, layout.repeats, 2))  # (B, G, R, 2, N, d)
+    grouped_keys = grad_key.unflatten(1, (layout.all_groups, layout.key_maps))  # (B, G, 2|1, M, d)
     width, value_width = query.shape[-1], value.shape[-1]
-    third_buffer = plan.block_room("third", plan.widest)
-    step_buffer = plan.unit_room("step", max(width, value_width), plan.products)
-    is_rounded = plan.products != plan.dtype
+    third_buffer = layout.row_buffer("third", layout.widest)
+    step_buffer = layout.key_buffer("step", max(width, value_width), layout.products)
+    is_rounded = layout.products != layout.dtype
 
     def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
         """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
         shape = len(rows), rows.shape[-1], scores.shape[-1]
-        product = torch.bmm(rows.to(plan.products).transpose(1, 2), scores, out=shaped(step_buffer, *shape))
+        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=shaped(step_buffer, *shape))
         if is_rounded:
-            room = plan.unit_room("step in full", max(width, value_width), plan.dtype)
-            product = shaped(room, *shape).copy_(product)
+            buffer = layout.key_buffer("step in full", max(width, value_width), layout.dtype)
+            product = shaped(buffer, *shape).copy_(product)
         total[:, :, keys].add_(product)
 
-    for unit in plan.units():
-        count = unit.count
-        here = unit.batches, unit.groups
-        unit_grad = grouped_grad[here].to(plan.products)
+    for item in layout.work_items():
+        count = item.count
+        here = item.batches, item.groups
+        item_grad = grouped_grad[here].to(layout.products)
         key_sums = [
-            shaped(plan.unit_room(f"key sum {index}", width, plan.dtype), count, width, plan.keys_length).zero_()
-            for index in range(plan.key_maps)
+            shaped(layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length).zero_()
+            for index in range(layout.key_maps)
         ]
-        room = plan.unit_room("value sum", value_width, plan.dtype)
-        value_sum = shaped(room, count, value_width, plan.keys_length).zero_()
-        for block in plan.blocks:
+        buffer = layout.key_buffer("value sum", value_width, layout.dtype)
+        value_sum = shaped(buffer, count, value_width, layout.keys_length).zero_()
+        for block in layout.blocks:
             if block.is_blind:
                 grouped_queries[here][..., block.queries, :] = 0
                 continue
-            maps, unrounded = _maps_and_unrounded(plan, unit, block) if is_rounded else (unit.maps(block), None)
+            maps, unrounded = _maps_and_unrounded(layout, item, block) if is_rounded else (item.maps(block), None)
             third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
-            lam_column = lambdas.column(unit, block)
-            cotangent = unit_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
+            lam_column = lambdas.column(item, block)
+            cotangent = item_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
             _subtract(maps[0], maps[1], lam_column, out=third)
             add_product(value_sum, cotangent, third, block.keys)
-            torch.bmm(cotangent, unit.values[:, block.keys].transpose(1, 2), out=third)
+            torch.bmm(cotangent, item.values[:, block.keys].transpose(1, 2), out=third)
             for index, scores in enumerate(maps):
                 if index == 1:
                     if unrounded is not None:
-                        room = plan.block_room("third in full", plan.widest, plan.dtype)
-                        dots = shaped(room, *third.shape).copy_(third).mul_(unrounded)
-                    else:  # the first map is done with: room for P2∘dP
+                        buffer = layout.row_buffer("third in full", layout.widest, layout.dtype)
+                        dots = shaped(buffer, *third.shape).copy_(third).mul_(unrounded)
+                    else:  # the first map is no longer needed: its buffer takes P2∘dP
                         dots = torch.mul(scores, third, out=maps[0])
                     second_mean = dots.sum(-1)  # (U, R n)
-                    lambdas.subtract(grad_lam, unit, block, second_mean)
-                torch.ops.aten._softmax_backward_data.out(third, scores, -1, plan.products, grad_input=scores)
+                    lambdas.subtract(grad_lam, item, block, second_mean)
+                torch.ops.aten._softmax_backward_data.out(third, scores, -1, layout.products, grad_input=scores)
                 factor = 1.0 if index == 0 else -lam_column
-                key_sum, keys = key_sums[index % plan.key_maps], unit.keys[index % plan.key_maps]
-                add_product(key_sum, unit.rows(index, block) * (scale * factor), scores, block.keys)
+                key_sum, keys = key_sums[index % layout.key_maps], item.keys[index % layout.key_maps]
+                add_product(key_sum, item.rows(index, block) * (scale * factor), scores, block.keys)
                 grad_rows = torch.bmm(scores, keys[:, block.keys]) * (scale * factor)  # (U, R n, d)
                 target = grouped_queries[here][:, :, :, index, block.queries]
                 target.copy_(grad_rows.view(target.shape))
@@ -198,11 +198,11 @@ blockwise_attention.register_autograd(_backward, setup_context=_setup_context)
 blockwise_attention_backward.register_autograd(_refuse_backward)
 
 
-def _plan(
+def _layout(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, sliding_window: int, scale: float
-) -> Plan:
+) -> BlockLayout:
     shape = check_tensors(query, key, value)
-    return Plan(
+    return BlockLayout(
         query.unflatten(1, (shape.value_heads, shape.heads_per_value, 2)),
         key.unflatten(1, (shape.value_heads, shape.key_maps)),
         value,
@@ -216,8 +216,8 @@ def _plan(
 def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Tensor:
     """P1 - λ P2 in the dtype of the maps, for λ in the statistics dtype.
 
-    In half precision λ is taken in two parts: where both maps agree, as they do in the first row of a causal
-    sequence, all that is left is 1 - λ, and the rounding of λ would be a large part of it.
+    In half precision λ is split into two parts: where both maps agree, as in the first row of a causal sequence, the
+    result is 1 - λ, and the rounding error of λ would be a large part of it.
     """
     rounded = lam.to(first.dtype)
     torch.addcmul(first, second, rounded, value=-1, out=out)
@@ -226,37 +226,37 @@ def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Ten
     return out
 
 
-def _maps_and_unrounded(plan: Plan, unit: Unit, block: Block) -> tuple[list[Tensor], Tensor]:
+def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: Block) -> tuple[list[Tensor], Tensor]:
     """Both maps in the dtype of products, and the second one in the statistics dtype too.
 
-    dλ, where each token has a λ of its own, has no other sum in which roundings even out.
+    Where each token has its own λ, dλ has no other sum in which rounding errors average out.
     """
-    first = unit.softmax(unit.scores(0, block))
-    scores = unit.scores(1, block)
-    room = plan.block_room("unrounded", plan.widest, plan.dtype)
-    unrounded = unit.softmax(shaped(room, *scores.shape).copy_(scores))
+    first = item.softmax(item.scores(0, block))
+    scores = item.scores(1, block)
+    buffer = layout.row_buffer("unrounded", layout.widest, layout.dtype)
+    unrounded = item.softmax(shaped(buffer, *scores.shape).copy_(scores))
     return [first, scores.copy_(unrounded)], unrounded
 
 
 class _Lambdas:
     """λ of the rows of a block."""
 
-    def __init__(self, plan: Plan, lam: Tensor) -> None:
-        self.lam = plan.group(lam.expand(plan.batch, plan.all_groups * plan.repeats, -1))  # (B, G, R, 1|N)
+    def __init__(self, layout: BlockLayout, lam: Tensor) -> None:
+        self.lam = layout.group(lam.expand(layout.batch, layout.all_groups * layout.repeats, -1))  # (B, G, R, 1|N)
         self.is_shared = lam.shape[-1] == 1  # by the queries of a head
 
-    def column(self, unit: Unit, block: Block) -> Tensor:
+    def column(self, item: WorkItem, block: Block) -> Tensor:
         """λ of each row, (U, R n, 1)."""
-        rows = self.lam[unit.batches, unit.groups]
+        rows = self.lam[item.batches, item.groups]
         if self.is_shared:
             rows = rows.expand(*rows.shape[:3], block.queries.stop - block.queries.start)
         else:
             rows = rows[..., block.queries]
-        return rows.reshape(unit.count, -1, 1)
+        return rows.reshape(item.count, -1, 1)
 
-    def subtract(self, total: Tensor, unit: Unit, block: Block, rows: Tensor) -> None:
-        """Take row values (U, R n) from total (B, G, R, 1|N), summed over the queries where they share a λ."""
-        here = total[unit.batches, unit.groups]
+    def subtract(self, total: Tensor, item: WorkItem, block: Block, rows: Tensor) -> None:
+        """Subtract row values (U, R n) from total (B, G, R, 1|N), summed over the queries where they share a λ."""
+        here = total[item.batches, item.groups]
         grouped = rows.view(*here.shape[:3], -1)
         if self.is_shared:
             here -= grouped.sum(-1, keepdim=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, Plan, Unit, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
 from antiphase.ops.shapes import statistics_dtype
 
 MANTISSA_BITS_CUT = 17
@@ -101,7 +101,7 @@ def layer_statistics(
     batch, groups, repeats, streams, length, _ = query.shape
     keys = key.shape[3]
     dtype = statistics_dtype(query.dtype)
-    plan = Plan(
+    layout = BlockLayout(
         query, key, None, visibility.mask, is_causal=visibility.is_causal,
         sliding_window=visibility.sliding_window or 0, scale=scale, products=dtype,
     )  # fmt: skip
@@ -113,28 +113,28 @@ def layer_statistics(
     top_logits = sums.new_zeros(batch, groups, repeats, streams, top)
     counts = sums.new_zeros(groups, repeats, streams, BINS, dtype=torch.int64) if histogram else None
     powers = sums.new_zeros(groups, repeats, streams, 5, dtype=torch.float64) if histogram else None
-    signs = None if lam is None else _Signs(plan, lam.to(dtype).expand(batch, groups, repeats, length))
-    for unit in plan.units():
-        here = unit.batches, unit.groups
-        counted = real[unit.batches].to(dtype)  # (b, N)
-        for block in plan.blocks:
+    signs = None if lam is None else _Signs(layout, lam.to(dtype).expand(batch, groups, repeats, length))
+    for item in layout.work_items():
+        here = item.batches, item.groups
+        counted = real[item.batches].to(dtype)  # (b, N)
+        for block in layout.blocks:
             if block.is_blind:
                 continue
-            weight = unit.per_query(counted, block)  # (U R, 1, n)
+            weight = item.per_query(counted, block)  # (U R, 1, n)
             maps = []
             for index in range(streams):
-                scores = unit.scores(index, block)
+                scores = item.scores(index, block)
                 if counts is not None and powers is not None:
-                    _count(counts[unit.groups, :, index], powers[unit.groups, :, index], scores, weight)
+                    _count(counts[item.groups, :, index], powers[item.groups, :, index], scores, weight)
                 if top:
                     keep_largest(top_logits[here][:, :, :, index], scores, weight)
-                weights = unit.softmax(scores)
+                weights = item.softmax(scores)
                 by_head = weights.view(-1, weight.shape[-1], weights.shape[-1])  # (U R, n, m)
                 _add(sums[here][:, :, :, index, block.keys], torch.bmm(weight, by_head))
-                _add(entropy[here][:, :, :, index], torch.bmm(weight, _entropy(plan, by_head)))
+                _add(entropy[here][:, :, :, index], torch.bmm(weight, _entropy(layout, by_head)))
                 maps.append(by_head)
             if signs is not None:
-                signs.add(unit, block, maps, weight)
+                signs.add(item, block, maps, weight)
     count = real.sum(1).clamp(min=1)
     return LayerStatistics(
         maps=Statistics(
@@ -153,17 +153,17 @@ def layer_statistics(
 class _Signs:
     """Sums over the signed maps A1 - λ A2."""
 
-    def __init__(self, plan: Plan, lam: Tensor) -> None:
-        self.plan, self.lam = plan, lam  # (B, G, R, N)
+    def __init__(self, layout: BlockLayout, lam: Tensor) -> None:
+        self.layout, self.lam = layout, lam  # (B, G, R, N)
         shape = lam.shape[:3]
-        self.signed = lam.new_zeros(*shape, plan.keys_length)
+        self.signed = lam.new_zeros(*shape, layout.keys_length)
         self.absolute = torch.zeros_like(self.signed)
         self.entropy = lam.new_zeros(shape)
         self.negative = lam.new_zeros(shape)
 
-    def add(self, unit: Unit, block: Block, maps: list[Tensor], weight: Tensor) -> None:
+    def add(self, item: WorkItem, block: Block, maps: list[Tensor], weight: Tensor) -> None:
         """Count the block's rows: two maps (U R, n, m), of queries that weigh (U R, 1, n)."""
-        here = unit.batches, unit.groups
+        here = item.batches, item.groups
         lam = self.lam[here][..., block.queries].reshape(len(weight), -1, 1)
         first, second = maps
         difference = first.addcmul_(lam, second, value=-1)
@@ -173,7 +173,7 @@ class _Signs:
         total = shares.sum(-1, keepdim=True)
         shares.div_(total.where(total > 0, 1.0))
         _add(self.absolute[here][..., block.keys], torch.bmm(weight, shares))
-        _add(self.entropy[here], torch.bmm(weight, _entropy(self.plan, shares)))
+        _add(self.entropy[here], torch.bmm(weight, _entropy(self.layout, shares)))
         negative = 0.5 * (1 - signed_total / total.where(total > 0, 1.0))
         _add(self.negative[here], torch.bmm(weight, negative))
 
@@ -187,10 +187,10 @@ class _Signs:
         )
 
 
-def _entropy(plan: Plan, weights: Tensor) -> Tensor:
+def _entropy(layout: BlockLayout, weights: Tensor) -> Tensor:
     """Entropy of each row of weights (U R, n, m): (U R, n, 1)."""
-    room = shaped(plan.block_room("entropy", plan.widest), *weights.shape)
-    return torch.special.entr(weights, out=room).sum(-1, keepdim=True)
+    buffer = shaped(layout.row_buffer("entropy", layout.widest), *weights.shape)
+    return torch.special.entr(weights, out=buffer).sum(-1, keepdim=True)
 
 
 def _add(total: Tensor, found: Tensor) -> None:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphase.outcomes import NOT_SEEN, Line, following_sentence, follows, split_sentence
+from antiphase.outcomes import NOT_SEEN, LearnedThreshold, following_sentence, follows, split_sentence
 from antiphase.records import Record
 from antiphase.report.tables import (
     Column,
@@ -33,26 +33,26 @@ from antiphase.report.tables import (
 ACCURACY, LOSS = "first-query accuracy", "held-out loss"
 
 
-def line_of(record: Record) -> Line | None:
+def threshold_of(record: Record) -> LearnedThreshold | None:
     """The accuracy above which a model of the record has learned; None where the record has no guess rate."""
     guess = record.values.get("guess_rate")
-    return None if guess is None else Line.of(guess, record.values.get("threshold"))
+    return None if guess is None else LearnedThreshold.of(guess, record.values.get("threshold"))
 
 
 def entries_of(record: Record) -> list[dict[str, Any]]:
     """What was compared; entries of older records as today's rules have them."""
     values = record.values if record.kind == "compare" else {}
     found = [*(values.get("comparison") or []), *(values.get("further_comparison") or [])]
-    line = line_of(record)
+    threshold = threshold_of(record)
     accuracies: dict[str, list[float | None]] = {}
     for entry in found:
         if entry["metric"] == ACCURACY:
             accuracies |= {arm: list(summary.get("values") or []) for arm, summary in entry["arms"].items()}
-    return [entry if "learned" in entry else _renewed(entry, line, accuracies) for entry in found]
+    return [entry if "learned" in entry else _renewed(entry, threshold, accuracies) for entry in found]
 
 
 def _renewed(
-    entry: Mapping[str, Any], line: Line | None, accuracies: Mapping[str, Sequence[float | None]]
+    entry: Mapping[str, Any], threshold: LearnedThreshold | None, accuracies: Mapping[str, Sequence[float | None]]
 ) -> dict[str, Any]:
     """An older entry without the means and intervals that describe no model."""
     differences = {arm: dict(found) for arm, found in (entry.get("differences") or {}).items()}
@@ -63,29 +63,33 @@ def _renewed(
         pair = [name for name in (baseline, arm) if name is not None]
         values = {name: entry["arms"][name].get("values") or [] for name in pair}
         counts = None
-        if line is not None and entry["metric"] == ACCURACY:
-            counts = line.counts(values)
-        elif line is not None and entry["metric"] == LOSS and _follows(values, accuracies, line):
-            counts = line.counts({name: accuracies[name] for name in pair})
+        if threshold is not None and entry["metric"] == ACCURACY:
+            counts = threshold.counts(values)
+        elif threshold is not None and entry["metric"] == LOSS and _follows(values, accuracies, threshold):
+            counts = threshold.counts({name: accuracies[name] for name in pair})
         censored = any(value is None for series in values.values() for value in series)
         if counts is not None or censored:
             difference |= {"mean": None, "interval": None}
-        if counts is not None and line is not None:
+        if counts is not None and threshold is not None:
             learned |= counts
             is_accuracy = entry["metric"] == ACCURACY
             told.append(
-                split_sentence(ACCURACY, counts, line) if is_accuracy else following_sentence(entry["metric"], pair)
+                split_sentence(ACCURACY, counts, threshold)
+                if is_accuracy
+                else following_sentence(entry["metric"], pair)
             )
     sentence = " ".join(told) or entry.get("sentence")
-    at = line.at if learned and line is not None else None
+    at = threshold.at if learned and threshold is not None else None
     return {**entry, "differences": differences, "learned": learned or None, "line": at, "sentence": sentence}
 
 
 def _follows(
-    values: Mapping[str, Sequence[float | None]], accuracies: Mapping[str, Sequence[float | None]], line: Line
+    values: Mapping[str, Sequence[float | None]],
+    accuracies: Mapping[str, Sequence[float | None]],
+    threshold: LearnedThreshold,
 ) -> bool:
     return values.keys() <= accuracies.keys() and any(
-        follows(series, accuracies[arm], line) for arm, series in values.items()
+        follows(series, accuracies[arm], threshold) for arm, series in values.items()
     )
 
 
@@ -150,7 +154,7 @@ def headline(record: Record) -> Table | None:
     runs, arms = runs_of(record), arms_of(record)
     if not runs:
         return None
-    line = line_of(record)
+    threshold = threshold_of(record)
     groups = {arm: [run for run in runs if run["arm"] == arm] for arm in arms}
 
     def row(name: str, cell: Callable[[list[dict[str, Any]]], str]) -> list[str]:
@@ -164,14 +168,14 @@ def headline(record: Record) -> Table | None:
     rows = [
         ["Parameters", *(_parameters(record, arm, "total") for arm in arms)],
         ["Parameters of attention alone", *(_parameters(record, arm, "attention_only") for arm in arms)],
-        _accuracy_row("First-query accuracy at the end", accuracies, line, " (higher is better)"),
-        *_needle_rows(record, arms, line),
+        _accuracy_row("First-query accuracy at the end", accuracies, threshold, " (higher is better)"),
+        *_needle_rows(record, arms, threshold),
         ["Guess rate", *(format_value(guess_rate, "percent") for _ in arms)],
         row(
             f"Steps to {threshold_text(record)} accuracy, median, never being later than all (lower is better)",
             lambda group: steps_to_threshold([run.get("passes") for run in group]),
         ),
-        _loss_row(final("loss"), accuracies, line),
+        _loss_row(final("loss"), accuracies, threshold),
         row("Diverged", _diverged),
         row(
             "Training speed, tokens per second, median",
@@ -196,28 +200,32 @@ def _diverged(runs: Sequence[dict[str, Any]]) -> str:
 
 
 def _accuracy_row(
-    name: str, by_arm: Mapping[str, Sequence[float | None]], line: Line | None, better: str = ""
+    name: str, by_arm: Mapping[str, Sequence[float | None]], threshold: LearnedThreshold | None, better: str = ""
 ) -> list[str]:
     """Medians, or counts where an arm's seeds are split."""
-    counts = None if line is None else line.counts(by_arm)
-    if counts is None or line is None:
+    counts = None if threshold is None else threshold.counts(by_arm)
+    if counts is None or threshold is None:
         return [f"{name}, median{better}", *(median_and_range(values, "percent") for values in by_arm.values())]
     cells = []
     for arm, values in by_arm.items():
         known = present(values)
         spread = f" {_brackets(min(known), max(known), 'percent')}" if known else ""
         cells.append("{} of {} seeds".format(*counts[arm]) + spread)
-    return [f"{name}: seeds above {100 * line.at:g} %, who learned", *cells]
+    return [f"{name}: seeds above {100 * threshold.at:g} %, who learned", *cells]
 
 
 def _loss_row(
-    losses: Mapping[str, Sequence[float | None]], accuracies: Mapping[str, Sequence[float | None]], line: Line | None
+    losses: Mapping[str, Sequence[float | None]],
+    accuracies: Mapping[str, Sequence[float | None]],
+    threshold: LearnedThreshold | None,
 ) -> list[str]:
     """Medians; of an arm whose losses follow who learned, those that did and those that did not."""
-    split = {arm: line is not None and follows(values, accuracies[arm], line) for arm, values in losses.items()}
+    split = {
+        arm: threshold is not None and follows(values, accuracies[arm], threshold) for arm, values in losses.items()
+    }
     cells = []
     for arm, values in losses.items():
-        if line is None or not split[arm]:
+        if threshold is None or not split[arm]:
             cells.append(median_and_range(values, "loss"))
             continue
         pairs = [
@@ -225,7 +233,9 @@ def _loss_row(
             for loss, accuracy in zip(values, accuracies[arm], strict=True)
             if loss is not None and accuracy is not None
         ]
-        groups = [[loss for loss, accuracy in pairs if (accuracy > line.at) == learned] for learned in (True, False)]
+        groups = [
+            [loss for loss, accuracy in pairs if (accuracy > threshold.at) == learned] for learned in (True, False)
+        ]
         cells.append(" and ".join(
             format_value(group[0], "loss") if len(group) == 1
             else f"{format_value(min(group), 'loss')}–{format_value(max(group), 'loss')}"
@@ -280,7 +290,7 @@ def _parameters(record: Record, arm: str, part: str) -> str:
     return format_value(counts if part == "total" else None, "integer")
 
 
-def _needle_rows(record: Record, arms: Sequence[str], line: Line | None) -> Iterator[list[str]]:
+def _needle_rows(record: Record, arms: Sequence[str], threshold: LearnedThreshold | None) -> Iterator[list[str]]:
     """Trained and untrained accuracy with the needle anywhere, at the training number of needles if it is there."""
     summary = [row for row in needles_of(record, "summary") if row.get("depth") is None]
     cells_by_seed = [row for row in needles_of(record, "cells") if row.get("depth") is None and row.get("samples")]
@@ -298,8 +308,8 @@ def _needle_rows(record: Record, arms: Sequence[str], line: Line | None) -> Iter
                 ]
                 for arm in arms
             }
-            if like_training and line is not None and line.counts(by_arm):
-                yield _accuracy_row(name, by_arm, line)
+            if like_training and threshold is not None and threshold.counts(by_arm):
+                yield _accuracy_row(name, by_arm, threshold)
                 continue
             cells = []
             for arm in arms:

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from antiphase.outcomes import Line
+from antiphase.outcomes import LearnedThreshold
 from antiphase.records import Record
 from antiphase.report.plots import MARKERS, PERCENT, STYLE, arm_colour
 from antiphase.report.presentation import Drawing, Presentation
@@ -26,8 +26,8 @@ def end_of(record: Record, row: dict[str, Any]) -> tuple[Any, Any]:
         if (run["arm"], run["learning_rate"]) == (row["arm"], row["learning_rate"])
     ]  # fmt: skip
     threshold = (record.config.get("compare") or {}).get("threshold")
-    line = Line.of(0.0, threshold)  # the record has no guess rate; without one the gap must be wider
-    counts = line.counts({"": [run["accuracy"] for run in runs]})
+    learned = LearnedThreshold.of(0.0, threshold)  # the record has no guess rate; without one the gap must be wider
+    counts = learned.counts({"": [run["accuracy"] for run in runs]})
     if counts is None:
         return row["accuracy"], row["loss"]
     low, high = row["loss_range"]

@@ -8,7 +8,7 @@ from typing import Any
 from antiphase.config import CompareSettings, Preset
 from antiphase.evals.seeds import Sample
 from antiphase.evals.survival import log_rank, survival
-from antiphase.outcomes import Line
+from antiphase.outcomes import LearnedThreshold
 from antiphase.studies.registration import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     SEEDS_FOR_A_VERDICT,
@@ -73,19 +73,19 @@ def compared(
         registered: what was claimed before; None: nothing, so there is no verdict.
     """
     arms, seeds = list(settings.arms), settings.seeds
-    line = Line.of(guess_rate, settings.threshold)
+    threshold = LearnedThreshold.of(guess_rate, settings.threshold)
     measured = _measured(settings, runs, curve_samples)
     accuracies = next(series for metric, series, _ in measured if metric is ACCURACY)
     found, words = [], []
     for metric, series, samples in measured:
-        entry = _entry(metric, series, arms[0], samples, line, accuracies)
+        entry = _entry(metric, series, arms[0], samples, threshold, accuracies)
         if entry is None:
             continue
         if metric.unit == "steps":
             _add_survival(entry, series, settings, runs)
         found.append(entry)
         for arm, difference in entry["differences"].items():
-            word, p = _verdict(metric, series, arm, arms[0], entry, line, guess_rate)
+            word, p = _verdict(metric, series, arm, arms[0], entry, threshold, guess_rate)
             if registered is None or claim_name(metric.name, arm) not in registered.claims:
                 word, p = UNREGISTERED, None
             elif difference["seeds"] < len(seeds) and not entry["learned"]:
@@ -104,7 +104,9 @@ def compared(
             for metric, series, samples in measured
             for arm, other in settings.also.items()
             if (
-                entry := _entry(metric, {name: series[name] for name in (arm, other)}, other, samples, line, accuracies)
+                entry := _entry(
+                    metric, {name: series[name] for name in (arm, other)}, other, samples, threshold, accuracies
+                )
             )
         ],
         "verdicts": verdicts,
@@ -114,21 +116,32 @@ def compared(
 
 
 def _entry(
-    metric: Metric, series: Series, baseline: str, samples: Mapping[str, Sample], line: Line, accuracies: Values
+    metric: Metric,
+    series: Series,
+    baseline: str,
+    samples: Mapping[str, Sample],
+    threshold: LearnedThreshold,
+    accuracies: Values,
 ) -> dict[str, Any] | None:
     return compare_metric(
-        metric, series, baseline, samples=samples, line=None if metric.unit == "steps" else line,
+        metric, series, baseline, samples=samples, threshold=None if metric.unit == "steps" else threshold,
         accuracies=None if metric is ACCURACY else accuracies,
     )  # fmt: skip
 
 
 def _verdict(
-    metric: Metric, series: Series, arm: str, baseline: str, entry: Mapping[str, Any], line: Line, guess_rate: float
+    metric: Metric,
+    series: Series,
+    arm: str,
+    baseline: str,
+    entry: Mapping[str, Any],
+    threshold: LearnedThreshold,
+    guess_rate: float,
 ) -> tuple[str, float | None]:
     """The word, and p where there was a test."""
     difference = entry["differences"][arm]
     if metric is ACCURACY and difference["mean"] is None and difference["seeds"] == len(series[arm]):
-        return learned_verdict(series, arm, baseline, line)
+        return learned_verdict(series, arm, baseline, threshold)
     if difference["interval"] is None or difference["seeds"] < SEEDS_FOR_A_VERDICT:
         return "inconclusive", None
     word = verdict(

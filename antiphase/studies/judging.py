@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from antiphase.outcomes import NOT_SEEN, Line, learned_words
+from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
 from antiphase.studies.abilities import Ability, failing
 from antiphase.studies.claims import CLAIMS, Claim
 from antiphase.studies.readings import ARM, BASELINE, Floor, Found, Series
@@ -119,7 +119,7 @@ def _judged(
     if floor is not None and not floor.guess + FLOOR_MARGIN < row["softmax"] < CEILING:
         return untestable("the softmax models are on the floor or the ceiling")
     if floor is not None and row["learned"] is not None:
-        word, row["p"] = learned_verdict(series, ARM, BASELINE, Line.of(floor.guess), own_scale=own_scale)
+        word, row["p"] = learned_verdict(series, ARM, BASELINE, LearnedThreshold.of(floor.guess), own_scale=own_scale)
         told = f"learned (above {100 * row['line']:.0f} %): {learned_words(row['learned'])}"
         return {**row, "verdict": word, "reason": ", ".join([_seeds(row["seeds"]), *stated, told])}
     word = verdict(
@@ -145,8 +145,8 @@ def _numbers(claim: Claim, records: Sequence[Any], whole: Series, used: Sequence
     series: Series = {arm: [values[place] for place in used] for arm, values in whole.items()}
     samples = {arm: sample.of_seeds(used) for arm, sample in claim.samples(records).items()}
     floor = claim.floor(records)
-    line = None if floor is None else Line.of(floor.guess)
-    entry = compare_metric(claim.metric, series, BASELINE, samples=samples, line=line)
+    threshold = None if floor is None else LearnedThreshold.of(floor.guess)
+    entry = compare_metric(claim.metric, series, BASELINE, samples=samples, threshold=threshold)
     assert entry is not None  # some value is known
     difference = entry["differences"][ARM]
     made = difference.get("interval_is")

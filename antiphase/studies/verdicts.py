@@ -10,7 +10,7 @@ from typing import Any
 from scipy import stats
 
 from antiphase.evals.seeds import Sample, SeedInterval, holm, seeds_interval
-from antiphase.outcomes import NOT_SEEN, Counts, Line, following_sentence, follows, split_sentence
+from antiphase.outcomes import NOT_SEEN, Counts, LearnedThreshold, following_sentence, follows, split_sentence
 
 SEEDS_FOR_A_VERDICT = 5
 ALPHA = 0.05
@@ -49,7 +49,7 @@ def compare_metric(
     baseline: str,
     *,
     samples: Mapping[str, Sample] | None = None,
-    line: Line | None = None,
+    threshold: LearnedThreshold | None = None,
     accuracies: Values | None = None,
 ) -> dict[str, Any] | None:
     """The entry of a record's ``comparison`` for paired values (arm → one for each seed); None where nothing is known.
@@ -59,7 +59,7 @@ def compare_metric(
 
     Args:
         samples: of each arm's values, for intervals that cover the test sample too.
-        line: above which a model has learned.
+        threshold: above which a model has learned.
         accuracies: by which it is told who learned, where the values themselves are no accuracy.
     """
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
@@ -84,7 +84,7 @@ def compare_metric(
         pairs = [(place, a - b) for place, (a, b) in enumerate(both) if a is not None and b is not None]
         paired = [difference for _, difference in pairs]
         pair = {name: values[name] for name in (baseline, arm)}
-        learned = None if line is None else _learned(pair, line, accuracies)
+        learned = None if threshold is None else _learned(pair, threshold, accuracies)
         whole = len(pairs) == len(series)  # else the seeds that have a value are no fair sample
         found = None
         if learned is None and whole:
@@ -95,12 +95,12 @@ def compare_metric(
             "seeds": len(paired),
             "values": paired,
         } | ({} if found is None else {"interval_is": found.describe()})
-        if learned is None or line is None:
+        if learned is None or threshold is None:
             sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
             continue
         counts.update(learned)
         sentences.append(
-            split_sentence(metric.name, learned, line) if accuracies is None
+            split_sentence(metric.name, learned, threshold) if accuracies is None
             else following_sentence(metric.name, tuple(learned))
         )  # fmt: skip
     return {
@@ -110,18 +110,18 @@ def compare_metric(
         "arms": arms,
         "differences": differences,
         "learned": counts or None,
-        "line": line.at if counts and line is not None else None,
+        "line": threshold.at if counts and threshold is not None else None,
         "sentence": " ".join(sentences),
     }
 
 
-def _learned(pair: Values, line: Line, accuracies: Values | None) -> Counts | None:
+def _learned(pair: Values, threshold: LearnedThreshold, accuracies: Values | None) -> Counts | None:
     """How many seeds of two arms learned, where that tells more than a mean of the pair's values."""
     if accuracies is None:
-        return line.counts(pair)
-    if not any(follows(values, accuracies[arm], line) for arm, values in pair.items()):
+        return threshold.counts(pair)
+    if not any(follows(values, accuracies[arm], threshold) for arm, values in pair.items()):
         return None
-    return line.counts({arm: accuracies[arm] for arm in pair})
+    return threshold.counts({arm: accuracies[arm] for arm in pair})
 
 
 def paired_interval(
@@ -200,15 +200,15 @@ def verdict(
 
 
 def learned_verdict(
-    values: Values, arm: str, baseline: str, line: Line, *, own_scale: bool = False
+    values: Values, arm: str, baseline: str, threshold: LearnedThreshold, *, own_scale: bool = False
 ) -> tuple[str, float]:
     """The verdict on models that either learned or did not, and its p: McNemar's exact test over seeds.
 
     Fewer than six seeds in which one arm alone learned can never show a difference by it.
     """
     pairs = [(one or 0.0, two or 0.0) for one, two in zip(values[arm], values[baseline], strict=True)]
-    better = sum(one > line.at >= two for one, two in pairs)
-    worse = sum(two > line.at >= one for one, two in pairs)
+    better = sum(one > threshold.at >= two for one, two in pairs)
+    worse = sum(two > threshold.at >= one for one, two in pairs)
     p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
     clear = len(pairs) >= SEEDS_FOR_A_VERDICT and p < ALPHA
     return _word(better=clear and better > worse, worse=clear and worse > better, own_scale=own_scale), p

@@ -20,13 +20,13 @@ def test_attention(monkeypatch):
     small = [
         Case(n, 2, 64, dtype, task) for task in COMPARED for dtype in (torch.float32, torch.bfloat16) for n in (40, 70)
     ]
-    plan = replace(
-        attention.plan_of("cpu", quick=False), cells=[*small, Case(40, 2, 8, torch.float32, "forward")],
+    suite = replace(
+        attention.suite_of("cpu", quick=False), cells=[*small, Case(40, 2, 8, torch.float32, "forward")],
         memory_cells=[Case(70, 2, 64, torch.float32, "forward")],
         conditions=[Condition(1, False), Condition(2, True)],
         cells_by_condition=[Case(40, 2, 64, torch.float32, task) for task in ("forward", "decode")],
     )  # fmt: skip
-    monkeypatch.setattr(attention, "plan_of", lambda device, *, quick: plan)
+    monkeypatch.setattr(attention, "suite_of", lambda device, *, quick: suite)
     monkeypatch.setattr(attention, "CELL_SECONDS", 0.02)
     monkeypatch.setattr(attention, "STEPS_OF_DECODING", 2)
     monkeypatch.setattr(attention, "peak_extra_bytes", lambda scheme, case, seed: len(scheme.name))

@@ -11,12 +11,12 @@ import transformers as hf
 
 import antiphase
 from antiphase.calibration import CalibrationPlan, calibrated
-from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.forward import STATES
-from antiphase.instrumentation.hooks import observed, swapped
+from antiphase.instrumentation.hooks import observed, wrapped_attention
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves
 from antiphase.layers.masks import boolean_mask
 
@@ -189,7 +189,7 @@ def test_one_forward_equals_the_eager_procedure(name, mode, side):
         plain = hidden(model, **inputs, use_cache=False)
         with calibrated(model, plan):
             found = hidden(model, **inputs, use_cache=False)
-        with swapped(model, Eager(plan, real).wrap):
+        with wrapped_attention(model, Eager(plan, real).wrap):
             expected = hidden(model, **inputs, use_cache=False)
         torch.testing.assert_close(found[real], expected[real], rtol=1e-9, atol=1e-9)
         assert (found[real] - plain[real]).abs().max() > 1e-3  # something was calibrated
@@ -219,7 +219,7 @@ def test_steps_with_a_cache_equal_the_eager_procedure_step_by_step(name, mode, s
     with calibrated(model, plan):
         found = steps(lambda stop: None)
     eager = Eager(plan, real)
-    with swapped(model, eager.wrap):
+    with wrapped_attention(model, eager.wrap):
         expected = steps(lambda stop: setattr(eager, "past", stop))
     kept = real[:, : pieces[-1].stop]
     torch.testing.assert_close(found[kept], expected[kept], rtol=1e-9, atol=1e-9)

@@ -9,7 +9,7 @@ import antiphase
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.apply import Calibration, CalibrationState
 from antiphase.calibration.attention import attend, calibrated_step, correct
-from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall, kind_of
 from antiphase.instrumentation.chosen import ChosenMaps
 from antiphase.instrumentation.forward import ForwardPass

@@ -8,8 +8,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaCo
 
 import antiphase
 from antiphase.calibration import CalibrationPlan, calibrated, search
-from antiphase.calibration.gate import screen
-from antiphase.calibration.lower import LowerLayers
+from antiphase.calibration.head_sensitivity import head_sensitivities
+from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.search import (
     scores_of,
     search_calibration,
@@ -108,7 +108,7 @@ def test_slopes_are_derivatives_of_the_gated_score(model_and_score):
     model, score = model_and_score
     every = CalibrationPlan({layer: range(MAPS) for layer in range(LAYERS)}, alpha=3.0, beta=0.05)
     given = samples(6)
-    slopes = screen(model, every, score, given)
+    slopes = head_sensitivities(model, every, score, given)
     step = 1e-3  # smaller ones drown in the fp32 of the model's norms
     base = scores_of(model, score, {"s": given})["s"].mean()
     for (layer, head), slope in slopes.items():
@@ -139,7 +139,7 @@ def test_slopes_are_derivatives_in_every_mode_and_of_each_map_before_the_subtrac
 
     beta, step = 0.3, 1e-4
     every = CalibrationPlan({layer: range(MAPS) for layer in range(2)}, alpha=1.5, beta=beta, mode=mode)
-    slopes = screen(model, every, score, given)
+    slopes = head_sensitivities(model, every, score, given)
     base = scores_of(model, score, {"s": given})["s"].mean()
     for (layer, head), slope in slopes.items():
         little = CalibrationPlan({layer: [head]}, alpha=1.5, beta=1 - step * (1 - beta), mode=mode)
@@ -153,7 +153,7 @@ def test_slopes_of_many_samples_are_the_mean_over_data_sets_of_their_means(model
     model, score = model_and_score
     every = CalibrationPlan({layer: range(MAPS) for layer in range(LAYERS)}, alpha=3.0, beta=0.05)
     named = {"long": samples(7), "short": samples(12)[9:]}
-    alone = [screen(model, every, score, given) for given in named.values()]
+    alone = [head_sensitivities(model, every, score, given) for given in named.values()]
     monkeypatch.setattr(search, "SCREENED_AT_ONCE", 3)
     for head, slope in slopes_of(model, every, score, named).items():
         assert slope == pytest.approx(sum(slopes[head] for slopes in alone) / 2, rel=1e-6)
@@ -191,10 +191,10 @@ def test_lower_layers_are_kept_with_a_cache_too(kind):
 
     expected = work()
     ran = []
-    for index, layer in enumerate(LowerLayers(model).layers):
+    for index, layer in enumerate(LowerLayerCache(model).layers):
         part = layer.self_attn if kind == "llama" else layer.attn
         part.register_forward_hook(lambda *args, index=index: ran.append(index))
-    lower = LowerLayers(model)
+    lower = LowerLayerCache(model)
     for start in range(LAYERS):
         with lower.record(start):
             torch.testing.assert_close(work(), expected)
@@ -209,7 +209,7 @@ def test_lower_layers_are_kept_with_a_cache_too(kind):
 def test_lower_layers_refuse_work_that_changes():
     model = build()
     ids = torch.stack(samples(2))
-    lower = LowerLayers(model)
+    lower = LowerLayerCache(model)
     with lower.record(1):
         model(ids)
     with pytest.raises(ValueError, match="depends on its answers"), lower.skipped():

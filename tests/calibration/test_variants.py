@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
-from antiphase.instrumentation.hooks import swapped
+from antiphase.instrumentation.hooks import wrapped_attention
 
 N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
 QUESTION = (15, 24)
@@ -81,7 +81,7 @@ def test_rules(rule):
              for part in parts], dim=1,
         )  # fmt: skip
 
-    with swapped(model, eager):
+    with wrapped_attention(model, eager):
         expected = pieces()
     assert min(maps) > 0, "without a sink the rules would say nothing"
     plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA)

@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaModel
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization import GRANULARITIES
 from antiphase.evaluations.quantization.logits import quantized_logits, rounded
-from antiphase.instrumentation.hooks import swapped
+from antiphase.instrumentation.hooks import wrapped_attention
 
 SHARED = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}
 
@@ -77,7 +77,7 @@ def test_every_map_of_a_model_is_rounded(kind, granularity, tiny_model):
         return attend
 
     plain = model(ids).logits
-    with swapped(model, by_hand):
+    with wrapped_attention(model, by_hand):
         expected = model(ids).logits
     with quantized_logits(model, 4, granularity=granularity):
         found = model(ids).logits

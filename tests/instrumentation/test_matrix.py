@@ -19,16 +19,16 @@ import transformers as hf
 from torch import Tensor
 
 import antiphase
-from antiphase.calibration.gate import screen
-from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.evals.allocation import allocation
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
 from antiphase.evaluations.quantization.logits import quantized_logits
-from antiphase.instrumentation.hooks import observed, swapped, transformed
+from antiphase.instrumentation.hooks import observed, transformed, wrapped_attention
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
@@ -218,7 +218,7 @@ def by_hand(model, case, change=None):
 
         return attend
 
-    with swapped(model, wrap):
+    with wrapped_attention(model, wrap):
         yield calls
 
 
@@ -324,7 +324,7 @@ def test_heads_of_a_layer_are_changed_before_what_follows_them(name):
 
         return doubled
 
-    with swapped(model, wrap):
+    with wrapped_attention(model, wrap):
         near(found, logits_of(model))
     assert not torch.allclose(found, plain)
 
@@ -370,7 +370,7 @@ def test_calibration_is_the_rule_on_maps_made_by_hand(name):
 @without_sinks
 def test_slopes_are_those_of_maps_moved_by_hand(name):
     model, ids, step = built(name), list(batch().input_ids), 1e-2
-    slopes = screen(model, plan(alpha=ALPHA, beta=BETA, mode="paper"), score, ids)
+    slopes = head_sensitivities(model, plan(alpha=ALPHA, beta=BETA, mode="paper"), score, ids)
 
     def moved(layer, weights, visible, scores, *, by):
         new = [*weights.unbind(1)]

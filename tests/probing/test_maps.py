@@ -7,7 +7,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 import antiphase
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
-from antiphase.instrumentation.hooks import swapped
+from antiphase.instrumentation.hooks import wrapped_attention
 from antiphase.layers.functions import join_halves
 from antiphase.probing.maps import attention_maps, visible_pairs
 
@@ -162,7 +162,7 @@ def test_differential_attention_inside_other_architectures(name, ids):
 
         return observe
 
-    with swapped(model, wrap), torch.no_grad():
+    with wrapped_attention(model, wrap), torch.no_grad():
         model(ids)
     found = attention_maps(model, ids)
     assert len(found) == len(calls) == 3

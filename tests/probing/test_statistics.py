@@ -146,10 +146,10 @@ def test_top_logits_are_the_largest_scores():
         seen[module.layer_idx] = query @ keys.mT * kwargs["scaling"]
         return original(module, query, key, value, mask, **kwargs)
 
-    from antiphase.instrumentation.hooks import swapped
+    from antiphase.instrumentation.hooks import wrapped_attention
     from antiphase.layers.functions import antiphase_attention as original
 
-    with swapped(model, lambda function: spy):
+    with wrapped_attention(model, lambda function: spy):
         model(**inputs)
     real = inputs["attention_mask"].bool()
     visible = torch.ones(N, N, dtype=torch.bool).tril() & real[:, None] & real[:, :, None]

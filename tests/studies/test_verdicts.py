@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from antiphase.config import CompareSettings, load_preset
 from antiphase.evals.seeds import Sample
-from antiphase.outcomes import NOT_SEEN, Line
+from antiphase.outcomes import NOT_SEEN, LearnedThreshold
 from antiphase.studies.compare import first_passing
 from antiphase.studies.comparison import claims_of, compared, verdict_words
 from antiphase.studies.registration import Registration
@@ -151,11 +151,11 @@ def test_holm_counts_what_was_tested_and_takes_back_what_does_not_hold():
 # ------------------------------------------------------------------------------------------ learned or not
 
 SPLIT = {"softmax": [0.94, 0.98, 0.96], "differential": [0.98, 0.10, 0.97]}
-LINE = Line.of(0.125, 0.5)
+LINE = LearnedThreshold.of(0.125, 0.5)
 
 
 def test_models_that_learned_or_did_not_have_counts_and_no_interval():
-    entry = compare_metric(ACCURACY, SPLIT, "softmax", line=LINE)
+    entry = compare_metric(ACCURACY, SPLIT, "softmax", threshold=LINE)
     assert entry["learned"] == {"softmax": [3, 3], "differential": [2, 3]}
     assert (entry["differences"]["differential"]["mean"], entry["differences"]["differential"]["interval"]) == (
         None,
@@ -170,16 +170,16 @@ def test_models_that_learned_or_did_not_have_counts_and_no_interval():
 
 def test_a_loss_that_follows_who_learned_is_not_averaged_and_another_is():
     losses = {"softmax": [0.25, 0.24, 0.31], "differential": [0.26, 1.69, 0.32]}
-    entry = compare_metric(LOSS, losses, "softmax", line=LINE, accuracies=SPLIT)
+    entry = compare_metric(LOSS, losses, "softmax", threshold=LINE, accuracies=SPLIT)
     assert entry["differences"]["differential"]["interval"] is None
     assert entry["sentence"].startswith("Held-out loss: follows who learned")
     text = {"softmax": [3.5, 3.4, 3.5], "differential": [3.6, 3.55, 3.62]}
-    assert compare_metric(LOSS, text, "softmax", line=LINE, accuracies=SPLIT)["learned"] is None
+    assert compare_metric(LOSS, text, "softmax", threshold=LINE, accuracies=SPLIT)["learned"] is None
 
 
 def test_an_arm_of_one_kind_keeps_its_interval_beside_one_that_is_split():
     three = SPLIT | {"other": [0.90, 0.91, 0.93]}
-    entry = compare_metric(ACCURACY, three, "softmax", line=LINE)
+    entry = compare_metric(ACCURACY, three, "softmax", threshold=LINE)
     assert entry["differences"]["other"]["interval"] is not None
     assert entry["differences"]["differential"]["interval"] is None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from antiphase.codes import encode
+from antiphase.map_codes import encode
 from antiphase.records import Record
 
 HOSTILE = (

@@ -19,10 +19,10 @@ from transformers import (
 
 import antiphase
 from antiphase.baselines.commands.classify.measure import ClassifySettings, classify
-from antiphase.codes import decode, error_bound
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
+from antiphase.map_codes import decode, error_bound
 from antiphase.probing.maps import attention_maps
 from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations

@@ -75,7 +75,7 @@ def pair_of(clauses: Sequence[Clause], conjunction: str | None = None) -> Pair:
     return Pair(place="generated", source=" ".join(words), target=target, alignment=tuple(order))
 
 
-def made_pairs(count: int, *key: object, unlike: Collection[str] = ()) -> list[Pair]:
+def generated_pairs(count: int, *key: object, unlike: Collection[str] = ()) -> list[Pair]:
     """Different pairs, a function of ``key``; none has a source sentence of ``unlike``."""
     draw = _Draw(keyed_generator("made language", *key))
     found: dict[str, Pair] = {}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.calibration.lower import decoder_layers
+from antiphase.calibration.lower_layers import decoder_layers
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import NonFiniteError
 from antiphase.evals.loading import LoadedModel

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.codes import encode
 from antiphase.errors import InputError
 from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.folders.held import new_folder
 from antiphase.layers.positions import sinusoidal_positions
+from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite

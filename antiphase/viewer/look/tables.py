@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy
 
-from antiphase.codes import decode
 from antiphase.errors import InputError
+from antiphase.map_codes import decode
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table
 

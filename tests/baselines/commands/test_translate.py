@@ -13,7 +13,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from antiphase import cli
 from antiphase.baselines.commands.translate import measure as study
 from antiphase.baselines.commands.translate.measure import TranslateSettings, reported_alignment
-from antiphase.baselines.data.generated_language import made_pairs
+from antiphase.baselines.data.generated_language import generated_pairs
 from antiphase.baselines.translators import TRANSLATORS
 from antiphase.data.tokenization import train_tokenizer as train_bpe
 from antiphase.errors import InputError
@@ -63,7 +63,7 @@ def test_generated_pairs_from_command_to_page(run, tmp_path, monkeypatch):
         "generated": True, "split": "generated", "training_samples": 12, "test_samples": 5, "test_sources_in_train": 0,
     }  # fmt: skip
     by_name = {row["system"]: row for row in found["baselines"]}
-    test = made_pairs(5, "test")
+    test = generated_pairs(5, "test")
     same = sum(
         pair.source.split()[n] == pair.source.split()[place] for pair in test for n, place in enumerate(pair.alignment)
     )

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from antiphase.baselines.data.generated_language import Clause, lexicon, made_pairs, pair_of
+from antiphase.baselines.data.generated_language import Clause, generated_pairs, lexicon, pair_of
 from antiphase.baselines.data.labelled_texts import same_text
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.errors import InputError
@@ -98,7 +98,7 @@ def test_the_rules_of_order_on_sentences_made_by_hand():
 
 def test_every_made_pair_is_aligned_word_by_word_and_no_word_stands_twice():
     to = lexicon()
-    pairs = made_pairs(200, "here")
+    pairs = generated_pairs(200, "here")
     for pair in pairs:
         source, target = pair.source.split(), pair.target.split()
         assert len(set(source)) == len(source)
@@ -109,9 +109,9 @@ def test_every_made_pair_is_aligned_word_by_word_and_no_word_stands_twice():
 
 
 def test_made_pairs_are_a_function_of_their_key_and_leave_out_what_they_are_told():
-    pairs = made_pairs(300, "here")
-    assert made_pairs(300, "here") == pairs != made_pairs(300, "there")
+    pairs = generated_pairs(300, "here")
+    assert generated_pairs(300, "here") == pairs != generated_pairs(300, "there")
     unlike = {pair.source for pair in pairs[:150]}
-    rest = made_pairs(300, "here", unlike=unlike)
+    rest = generated_pairs(300, "here", unlike=unlike)
     assert unlike.isdisjoint(pair.source for pair in rest)
     assert rest[:150] == pairs[150:]

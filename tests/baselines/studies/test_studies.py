@@ -13,7 +13,7 @@ from antiphase.baselines.classifiers import CLASSIFIERS
 from antiphase.baselines.data.agreement import LABELS, words
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.names import CLASSIFIERS as ORDER
-from antiphase.baselines.one_width import line
+from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.dependency import measure as dependency
 from antiphase.baselines.studies.gradients import measure as gradients
 from antiphase.baselines.studies.throughput import measure as throughput
@@ -49,7 +49,7 @@ def values(folder):
 
 def test_the_line_is_every_classifier_at_one_width(tokenizer):
     assert sorted(ORDER) == sorted(CLASSIFIERS)
-    for name, one in line().items():
+    for name, one in one_width_classifiers().items():
         model = one.build(tokenizer, LABELS, seed=0)
         width = getattr(model.config, "hidden_size", None) or model.config.num_filters
         assert (width, model.config.embedding_width, model.config.dropout) == (64, 64, 0.0), name
@@ -205,7 +205,7 @@ def test_gradients_by_place_and_norm(run, tmp_path):
 def test_the_norm_of_a_layer_is_that_of_its_gradient_alone(tokenizer, name):
     from dataclasses import replace
 
-    one = line()[name]
+    one = one_width_classifiers()[name]
     model = replace(one, sizes={**one.sizes, "num_hidden_layers": 3}).build(tokenizer, LABELS, seed=0).train()
     layers = gradients.layers_of(model)
     assert len(layers) == 3
@@ -259,7 +259,7 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
 def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
     from dataclasses import replace
 
-    one = line()["transformer"]
+    one = one_width_classifiers()["transformer"]
     model = replace(one, sizes={**one.sizes, "norm": "batch_norm"}).build(tokenizer, LABELS, seed=0).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     batches = gradients._batches(tokenizer, torch.device("cpu"), 0, pairs=20)

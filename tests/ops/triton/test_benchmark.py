@@ -1,4 +1,4 @@
-"""What is timed on a GPU computes the same, and its benchmark runs from plan to record, in small sizes."""
+"""What is timed on a GPU computes the same, and its benchmark runs from suite to record, in small sizes."""
 
 from dataclasses import replace
 
@@ -83,9 +83,9 @@ def test_the_benchmark(small, monkeypatch):
     }
     lacking = replace(CUDNN, run=unable)
     with_lacking = {task: [(one, [*others, lacking]) for one, others in pairs] for task, pairs in known.items()}
-    plan = replace(
-        attention.plan_of("cuda", quick=False), cells=cases, memory_cells=[], compared=with_lacking,
-        dtypes=(torch.bfloat16,), gate_length=33,
+    suite = replace(
+        attention.suite_of("cuda", quick=False), cells=cases, memory_cells=[], compared=with_lacking,
+        dtypes=(torch.bfloat16,), check_length=33,
     )  # fmt: skip
     monkeypatch.setattr(attention, "HEADS", 2)
     monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
@@ -95,7 +95,7 @@ def test_the_benchmark(small, monkeypatch):
         "paired_times",
         lambda ways, **rest: {name: [6.0] if run() is not None else [] for name, run in ways.items()},
     )
-    record = attention.benchmark_attention(quick=True, device=cases[0].device, plan=plan)
+    record = attention.benchmark_attention(quick=True, device=cases[0].device, suite=suite)
     assert {row["tensor"] for row in record.values["gate"]} == {"out", "query", "key", "value", "lam", "decoding"}
     pairs = [(row["task"], row["subject"], row["baseline"]) for row in record.values["rows"]]
     assert pairs == [(task, one.name, b.name) for task, ways in known.items() for one, others in ways for b in others]
@@ -107,15 +107,15 @@ def test_the_benchmark(small, monkeypatch):
     assert "V1 / flash" in [column.name for column in benchmarks.ratios(record).columns]
 
 
-def test_the_plan_of_a_gpu():
-    plan = attention.plan_of("cuda", quick=False)
+def test_the_suite_of_a_gpu():
+    suite = attention.suite_of("cuda", quick=False)
 
     def batches(*wanted):
-        return [case.batch for case in plan.cells if (case.task, case.length, case.width) == wanted]
+        return [case.batch for case in suite.cells if (case.task, case.length, case.width) == wanted]
 
     assert batches("forward", 4096, 64) == [4]
     assert batches("forward + backward", 16384, 128) == [1]
     assert batches("decode", 16384, 64) == [64, 1]
-    assert {case.dtype for case in plan.cells} == {torch.bfloat16}
-    assert {case.device for case in plan.cells} == {"cuda"}
-    assert (plan.impl, plan.compared) == ("triton", COMPARED_ON_GPU)
+    assert {case.dtype for case in suite.cells} == {torch.bfloat16}
+    assert {case.device for case in suite.cells} == {"cuda"}
+    assert (suite.impl, suite.compared) == ("triton", COMPARED_ON_GPU)

@@ -26,7 +26,7 @@ from antiphase.baselines.data.labelled_texts import (
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run
+from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
 from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.baselines.training.classifier import train_classifier
@@ -176,7 +176,7 @@ class _Study:
             parts, name = jobs[number]
             return self._run(name, classifiers[name], parts, folders[number], steps)
 
-        return each_run(folders, self.output, make, say=say, sentence=_sentence, report=report)
+        return load_or_run_each(folders, self.output, make, say=say, sentence=_sentence, report=report)
 
     def _run(
         self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]
@@ -286,7 +286,7 @@ class _Study:
             seeds=[run["seed"]],
             seconds=run["seconds"],
         )
-        keep_run(model, tokenizer, record, self.output / run["folder"])
+        save_run(model, tokenizer, record, self.output / run["folder"])
 
 
 def _sentence(run: Mapping[str, Any]) -> str:

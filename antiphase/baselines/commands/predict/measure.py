@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from antiphase.baselines.commands.predict import PredictSettings
 from antiphase.baselines.data.labelled_texts import read_texts
 from antiphase.baselines.data.text_batches import encode
-from antiphase.baselines.kept_runs import check_lengths
+from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError

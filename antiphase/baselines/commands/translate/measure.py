@@ -12,12 +12,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.baselines.commands.translate import SAMPLES, TEST_SAMPLES, TranslateSettings
-from antiphase.baselines.data.generated_language import lexicon, made_pairs
+from antiphase.baselines.data.generated_language import generated_pairs, lexicon
 from antiphase.baselines.data.labelled_texts import same_text
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.kept_runs import check_lengths, each_run, keep_run
+from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.baselines.named_models import chosen_models
 from antiphase.baselines.scoring.translation import (
@@ -101,10 +101,10 @@ def translate(
 
 def _splits(request: TranslateSettings) -> list[Parts]:
     if not request.train:
-        test = made_pairs(request.test_samples or TEST_SAMPLES, "test")
+        test = generated_pairs(request.test_samples or TEST_SAMPLES, "test")
         unlike = {pair.source for pair in test}
         return [
-            Parts(seed, made_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
+            Parts(seed, generated_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
             for seed in request.seeds
         ]
     fields = {"source_field": request.source_field, "target_field": request.target_field}
@@ -153,7 +153,7 @@ class _Study:
             parts, name = jobs[number]
             return self._run(name, translators[name], parts, folders[number], steps)
 
-        return each_run(folders, self.output, make, say=say, sentence=_sentence, report=report)
+        return load_or_run_each(folders, self.output, make, say=say, sentence=_sentence, report=report)
 
     def _run(
         self, name: str, translator: Translator, parts: Parts, folder: str, report: Callable[[int, int], None]
@@ -188,7 +188,7 @@ class _Study:
             seconds=run["seconds"],
             arrays={"alignment": self._example(model, test)},
         )
-        keep_run(model, tokenizer, record, self.output / folder)
+        save_run(model, tokenizer, record, self.output / folder)
         return run
 
     def _judged(

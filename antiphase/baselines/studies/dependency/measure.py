@@ -24,7 +24,7 @@ from antiphase.baselines.data.agreement import LABELS, AgreementSentence, agreem
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import VanillaConfig
-from antiphase.baselines.one_width import line
+from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettings
@@ -32,7 +32,7 @@ from antiphase.baselines.training.classifier import train_classifier
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.held import new_folder
-from antiphase.outcomes import Line
+from antiphase.outcomes import LearnedThreshold
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
@@ -115,7 +115,9 @@ def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
     """
     longest = max(*request.trained, *request.distances) + 8 * (request.depth + 1)  # opening and earlier subjects
     found = {}
-    for name, one in chosen_classifiers(request.models, request.settings, known=line(), flag="--models").items():
+    for name, one in chosen_classifiers(
+        request.models, request.settings, known=one_width_classifiers(), flag="--models"
+    ).items():
         sizes = dict(one.sizes)
         if one.config is VanillaConfig:
             sizes["max_position_embeddings"] = max(longest, sizes.get("max_position_embeddings", 0))
@@ -213,7 +215,7 @@ def _mean(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(scores) == 1:
         return {"accuracy": mean, "interval": wilson_interval(scores[0]["correct"], scores[0]["samples"])}
     sizes = [score["samples"] for score in scores if score["accuracy"] is not None]
-    counts = Line.of(GUESS_RATE).counts({"": accuracies})
+    counts = LearnedThreshold.of(GUESS_RATE).counts({"": accuracies})
     found = None
     if accuracies and counts is None:
         found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))

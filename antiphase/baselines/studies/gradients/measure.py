@@ -22,7 +22,7 @@ from antiphase.baselines.data.agreement import LABELS, agreement_pairs, words
 from antiphase.baselines.data.text_batches import encode, shuffled_batches
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, VanillaConfig
-from antiphase.baselines.one_width import line
+from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.gradients import GradientsSettings
 from antiphase.errors import InputError
 from antiphase.folders.held import new_folder
@@ -93,7 +93,7 @@ def gradients(
 
 def _models(request: GradientsSettings) -> dict[str, Classifier]:
     """The models asked for, ``layers`` deep."""
-    chosen = chosen_classifiers(request.models, request.settings, known=line(), flag="--models")
+    chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
     for name, one in chosen.items():
         if one.config is ConvolutionConfig:
             raise InputError(f"--models {name}: a convolutional classifier has one layer, so no depth; leave it out")

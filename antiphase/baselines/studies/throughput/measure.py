@@ -20,7 +20,7 @@ from antiphase.baselines.classifiers import Classifier, chosen_classifiers
 from antiphase.baselines.data.agreement import LABELS, words
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import VanillaConfig
-from antiphase.baselines.one_width import line
+from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.throughput import ThroughputSettings
 from antiphase.benchmarks.timing import Work, paired_times, ratios
 from antiphase.folders.held import new_folder
@@ -87,7 +87,7 @@ def throughput(
 def _models(request: ThroughputSettings) -> dict[str, Classifier]:
     """The models asked for, with positions for the longest sequence."""
     longest = {"max_position_embeddings": max(request.lengths)}
-    chosen = chosen_classifiers(request.models, request.settings, known=line(), flag="--models")
+    chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
     return {
         name: replace(one, sizes={**one.sizes, **longest}) if one.config is VanillaConfig else one
         for name, one in chosen.items()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 
-class LowerLayers:
+class LowerLayerCache:
     """Remembers what enters a layer in each forward pass of a piece of work, to repeat the work from there on."""
 
     def __init__(self, model: PreTrainedModel) -> None:

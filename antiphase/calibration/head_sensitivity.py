@@ -22,7 +22,7 @@ from antiphase.instrumentation.chosen import MapChoice, outputs_by_map
 from antiphase.instrumentation.hooks import transformed
 
 
-class _Screen:
+class _GatedHeads:
     """Ordinary attention, plus gates (all zero) times what calibration would change."""
 
     def __init__(self, plan: CalibrationPlan, gates: dict[int, Tensor]) -> None:
@@ -41,7 +41,7 @@ class _Screen:
         return heads + call.heads_of(gated).to(heads.dtype)
 
 
-def screen(
+def head_sensitivities(
     model: PreTrainedModel,
     plan: CalibrationPlan,
     score: Callable[[PreTrainedModel, Sequence[Any]], Tensor],
@@ -58,7 +58,7 @@ def screen(
         layer: torch.zeros(maps, dtype=torch.float32, device=model.device, requires_grad=True) for layer in plan.heads
     }
     every = CalibrationPlan({layer: range(maps) for layer in gates}, plan.alpha, plan.beta, plan.mode)
-    screening = _Screen(every, gates)
+    screening = _GatedHeads(every, gates)
     gated = transformed(model, screening, layers=every.heads, state=CalibrationState, check=screening.rule.check)
     with gated, torch.enable_grad():
         values = score(model, samples)

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from antiphase.codes import decode, encode, error_bound
+from antiphase.map_codes import decode, encode, error_bound
 
 FP32 = 2e-7
 """Rounding of scale, square and product in fp32, relative to the largest weight."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from antiphase.calibration import calibrate_map
-from antiphase.calibration.oracle import redistribute
+from antiphase.calibration.reference import redistribute
 
 # In file 0, head 0, the published code leaves the first detected sink alone, which is not the first token.
 COMPARED = {0: [2, 3], 1: [0, 2, 3]}

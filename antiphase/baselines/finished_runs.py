@@ -15,7 +15,7 @@ from antiphase.folders.held import written_beside
 from antiphase.records import Record
 
 
-def each_run(
+def load_or_run_each(
     folders: Sequence[str],
     output: Path,
     make: Callable[[int, Callable[[int, int], None]], dict[str, Any]],
@@ -49,7 +49,7 @@ def each_run(
     return found
 
 
-def keep_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, place: Path) -> None:
+def save_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, place: Path) -> None:
     """The run's folder with model, tokenizer and record, written beside and then renamed."""
     with written_beside(place) as folder:
         model.save_pretrained(folder)
