@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import Calibration, calibrated, installed
-from antiphase.calibration.changes import changes_of, gain_interval, mean_of, rounding_of
+from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
@@ -102,6 +102,43 @@ class HeadResult:
     """Samples whose score fell."""
 
 
+@dataclass(frozen=True)
+class _Trials:
+    """Each head calibrated alone, on the part of the samples that chooses."""
+
+    model: PreTrainedModel
+    score: Score
+    split: Split
+    rule: Mapping[str, Any]
+    base: Scores
+    rounding: float
+    is_cached: bool
+    """Whether the layers below a head are run only once."""
+
+    def of(self, heads: Sequence[tuple[int, int]]) -> Iterator[HeadResult]:
+        """A result for each (layer, head), in order."""
+        lower = LowerLayerCache(self.model) if self.is_cached else None
+        for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
+            if lower is not None:
+                with lower.record(layer):
+                    self._scores()
+            for _, head in of_layer:
+                yield self._alone(layer, head, nullcontext() if lower is None else lower.skipped())
+
+    def _alone(self, layer: int, head: int, skipped: AbstractContextManager[Any]) -> HeadResult:
+        calibration = Calibration(CalibrationPlan({layer: [head]}, **self.rule))
+        with skipped, installed(self.model, calibration):
+            found = self._scores()
+        if not calibration.rule.found_sinks:  # nothing was calibrated: what differs is rounding
+            found = self.base
+        change = changes_of(found, self.base, rounding=self.rounding)
+        flat = torch.cat(list(change.values()))
+        return HeadResult(layer, head, mean_of(change), int((flat > 0).sum()), int((flat < 0).sum()))
+
+    def _scores(self) -> Scores:
+        return scores_of(self.model, self.score, self.split.search, self.split.search_numbers)
+
+
 def search_calibration(
     model: PreTrainedModel,
     score: Score,
@@ -159,26 +196,11 @@ def search_calibration(
     base = scores_of(model, score, split.search, split.search_numbers)
     with calibrated(model, replace(every, alpha=NO_SINKS)):
         rounding = rounding_of(base, scores_of(model, score, split.search, split.search_numbers))
-    lower = LowerLayerCache(model) if method == "cached" else None
     results = {(result.layer, result.head): result for result in known}
-    for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
-        waiting = [head for _, head in of_layer if (layer, head) not in results]
-        if lower is not None and waiting:
-            with lower.record(layer):
-                scores_of(model, score, split.search, split.search_numbers)
-        for head in waiting:
-            skipped = nullcontext() if lower is None else lower.skipped()
-            calibration = Calibration(CalibrationPlan({layer: [head]}, **rule))
-            with skipped, installed(model, calibration):
-                found = scores_of(model, score, split.search, split.search_numbers)
-            if not calibration.rule.found_sinks:  # nothing was calibrated: what differs is rounding
-                found = base
-            change = changes_of(found, base, rounding=rounding)
-            flat = torch.cat(list(change.values()))
-            results[layer, head] = HeadResult(
-                layer, head, mean_of(change), int((flat > 0).sum()), int((flat < 0).sum())
-            )  # fmt: skip
-            report(results[layer, head], len(heads))
+    trials = _Trials(model, score, split, rule, base, rounding, is_cached=method == "cached")
+    for found in trials.of([head for head in heads if head not in results]):
+        results[found.layer, found.head] = found
+        report(found, len(heads))
     kept: dict[int, list[int]] = {}
     for layer, head in heads:
         if results[layer, head].change > 0:
