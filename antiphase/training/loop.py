@@ -21,18 +21,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
-from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError, naming
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.held import only_one
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.registry import PROJECTIONS, attention_layers, set_training_step, variant_fields
-from antiphase.models.checkpoints import Checkpoint, is_finite
+from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
+from antiphase.reading.models import is_finite, load_tokenizer
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.distributed import Processes, is_first_process, processes
