@@ -237,10 +237,10 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
         ("evaluate needles ./missing --output out", "MODEL ./missing"),
         ("report mine --output page.html", "mine/record.json: there is no such file"),
         ("report missing --output page.html", "missing: there is no such file; give a record"),
-        ("report notes.json --output page.html", "notes.json: this is not JSON"),
+        ("report notes.json --output page.html", "notes.json is not a record"),
         ("report good --output mine", "--output mine is a folder"),
         ("report good --output good/record.json/page.html", "--output .* cannot be"),
-        ("report good notes.json --output page.html", "notes.json: this is not JSON"),
+        ("report good notes.json --output page.html", "notes.json is not a record"),
     ],
 )
 @pytest.mark.usefixtures("bad_files", "tiny")
