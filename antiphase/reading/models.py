@@ -219,9 +219,8 @@ def read_model(
             configuration, or weights are not finite. It names the first of them.
     """
     config = read_config(name, flag=flag)
-    folder = local_folder(name, flag)
-    if folder is not None:
-        weight_files(folder, name, flag)
+    if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
+        weight_files(Path(name), name, flag)
     with loading(f"{flag} {name}: no {kind} could be loaded"):
         model = _read_weights(choose(config), name, f"{flag} {name}", whole)
     tokenizer = load_tokenizer(name, flag=flag)
