@@ -16,6 +16,7 @@ from typing import Any, Literal
 import yaml
 
 from antiphase.errors import InputError, nearest
+from antiphase.reading.files import parse_yaml, read_yaml
 from antiphase.typed import bounded, build, check_bounds, dotted
 
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
@@ -235,7 +236,31 @@ def load_preset(
     ``data`` and ``validation`` are the ``--data`` and ``--validation`` paths; giving data turns a synthetic preset
     into a text one, with the changes that the preset lists under ``with_data``.
     """
-    tree = _read_preset(name)
+    return _preset(_read_preset(name), name, overrides, data=data, validation=validation)
+
+
+def kept_run(path: Path, *, flag: str) -> RunSettings:
+    """The settings that a run has kept in its folder; ``flag``: what names the folder, for messages.
+
+    Raises:
+        InputError: the file cannot be read, or holds no such settings.
+    """
+    remedy = "bring it back as the run wrote it"
+    tree = read_yaml(path, flag, remedy)
+    try:
+        return _preset(tree, str(path)).run
+    except InputError as error:
+        raise InputError(f"{flag} {path}: {error}; {remedy}") from None
+
+
+def _preset(
+    tree: dict[str, Any],
+    name: str,
+    overrides: Sequence[str] = (),
+    *,
+    data: Sequence[str] = (),
+    validation: Sequence[str] = (),
+) -> Preset:
     with_data = tree.pop("with_data", {})
     if not isinstance(with_data, Mapping):
         raise InputError(f"with_data in preset '{name}' must map dotted keys to values")
@@ -398,32 +423,18 @@ def _check_compare(compare: CompareSettings) -> None:
 
 
 def _read_preset(name: str) -> dict[str, Any]:
-    path = Path(name)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise InputError(f"--preset {name}: there is no such file")
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--preset {name} cannot be read as UTF-8 text: {error}") from None
-    elif name in preset_names():
-        text = (resources.files("antiphase") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    else:
+    if Path(name).suffix in (".yaml", ".yml"):
+        return read_yaml(name, "--preset", "give a YAML mapping with model, data and training")
+    if name not in preset_names():
         raise InputError(f"--preset {name}: unknown preset{nearest(name, preset_names())}")
-    try:
-        tree = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"--preset {name} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"--preset {name} must be a YAML mapping with model, data and training")
-    return tree
+    shipped: dict[str, Any] = yaml.safe_load(
+        (resources.files("antiphase") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
+    return shipped
 
 
 def _parse_value(override: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text) if text else ""
-    except (yaml.YAMLError, ValueError, RecursionError):  # 2024-02-31 is a ValueError, a thousand brackets the last
-        raise InputError(f"--set {override[:80]!r}: the value is not valid YAML") from None
+    return parse_yaml(text, f"--set {override[:80]!r}", "write it as KEY=VALUE") if text else ""
 
 
 def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import InputError
+from antiphase.reading.files import one_line, read_json, reading
 
 if TYPE_CHECKING:
     import numpy
@@ -78,13 +79,8 @@ class Record:
         path = Path(path)
         if path.is_dir():
             path = path / "record.json"
-        if not path.is_file():
-            raise InputError(f"{path}: there is no record here")
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except (ValueError, RecursionError) as error:  # not JSON, or not text
-            raise InputError(f"{path} is not a record: {error}") from None
-        if not isinstance(tree, dict) or not {"kind", "values", "format"} <= tree.keys():
+        tree = read_json(path, "", "give a record of antiphase, or the folder that holds one")
+        if not {"kind", "values", "format"} <= tree.keys():
             raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format")
         kinds = {"kind": str, "values": dict, "format": int, "config": dict, "seeds": list, "environment": dict}
         wrong = [name for name, kind in kinds.items() if not isinstance(tree.get(name, kind()), kind)]
@@ -100,9 +96,12 @@ class Record:
             from safetensors.numpy import load_file
 
             try:
-                record.arrays = load_file(arrays)
+                with reading(arrays, ""):
+                    record.arrays = load_file(arrays)
             except SafetensorError as error:
-                raise InputError(f"{arrays} does not hold the arrays of a record: {error}") from None
+                raise InputError(
+                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); bring the file back"
+                ) from None
         return record
 
 

@@ -208,8 +208,8 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
         # presets, studies
         ("train --preset demmo --output out", "--preset demmo: unknown preset; did you mean 'demo'"),
         ("compare --preset none.yaml --output out", "--preset none.yaml: there is no such file"),
-        ("train --preset latin.yaml --output out", "--preset latin.yaml cannot be read as UTF-8"),
-        ("compare --preset bad.yaml --output out", "--preset bad.yaml is not valid YAML"),
+        ("train --preset latin.yaml --output out", "--preset latin.yaml, line 1: the text is not UTF-8"),
+        ("compare --preset bad.yaml --output out", "--preset bad.yaml: this is not valid YAML"),
         ("compare TINY --seeds 0,x", "--seeds must be comma-separated numbers, got '0,x'"),
         ("compare TINY --seeds 1.5", "--seeds must be comma-separated numbers"),
         ("compare TINY --seeds 0,", "--seeds must be comma-separated numbers"),
@@ -232,11 +232,11 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
         ("compare TINY --set compare.arms.softmax.model.num_attention_heads=3", "num_attention_heads"),
         # models and records
         ("evaluate needles mine --output out", "MODEL mine: this folder holds no model .config.json is missing."),
-        ("evaluate needles broken --output out", "MODEL broken: no causal language model could be loaded"),
+        ("evaluate needles broken --output out", "MODEL broken: its config.json cannot be used"),
         ("evaluate needles file --output out", "MODEL file"),
         ("evaluate needles ./missing --output out", "MODEL ./missing"),
-        ("report mine --output page.html", "mine/record.json: there is no record here"),
-        ("report missing --output page.html", "missing: there is no record here"),
+        ("report mine --output page.html", "mine/record.json: there is no such file"),
+        ("report missing --output page.html", "missing: there is no such file; give a record"),
         ("report notes.json --output page.html", "notes.json is not a record"),
         ("report good --output mine", "--output mine is a folder"),
         ("report good --output good/record.json/page.html", "--output .* cannot be"),
@@ -359,7 +359,7 @@ def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, 
     kept = {path.name for path in tmp_path.iterdir()}
     for words, pattern in (
         ("llama ours", "TARGET ours exists and is not empty"),
-        ("missing new", "SOURCE missing is no folder"),
+        ("missing new", "SOURCE missing: there is no such folder"),
         ("v2 new --to llama", "--to llama takes softmax models; SOURCE has differential_v2"),
         ("v2 new --to elsewhere", "invalid value for '--to'"),
         ("llama new --attention-type differential", "--attention-type must be differential_v2"),
@@ -617,7 +617,7 @@ def test_hallucination_of_another_family(antiphase, refused, tmp_path, foreign_m
     (tmp_path / "news.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = "evaluate hallucination llama --data news.jsonl --samples 4 --max-new-tokens 5 --output new"
     refused("missing option '--judge'", words)
-    refused("--judge no/model: no causal language model", f"{words} --judge no/model")
+    refused("--judge no/model: there is no such folder", f"{words} --judge no/model")
     refused(
         "--judge-price must be comma-separated numbers", f"{words} --judge j --judge-url http://h/v1 --judge-price x"
     )

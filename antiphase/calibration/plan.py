@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from antiphase.errors import InputError, nearest
 from antiphase.instrumentation.hooks import refuse_encoder_decoder
+from antiphase.reading.files import read_json
 from antiphase.records import write_atomically
 
 FORMAT = 1
@@ -77,11 +78,8 @@ class CalibrationPlan:
         Raises:
             InputError: there is none, or it holds something else.
         """
-        try:
-            tree = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-            raise InputError(f"--plan {path}: no plan could be read ({error})") from error
-        if not isinstance(tree, dict) or "heads" not in tree or tree.pop("format", None) != FORMAT:
+        tree = read_json(path, "--plan", "give a plan that antiphase calibrate search wrote")
+        if "heads" not in tree or tree.pop("format", None) != FORMAT:
             raise InputError(f"--plan {path}: this is not a calibration plan of format {FORMAT}")
         fields = set(cls.__dataclass_fields__)
         for name in tree:

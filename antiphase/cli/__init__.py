@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from collections.abc import Callable
@@ -60,6 +61,9 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 have this line of descent."""
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 def main() -> None:
     """Entry point: bad input is one sentence and exit code 2, a training that diverged 3, an interruption that left a
     checkpoint 130.
@@ -72,6 +76,11 @@ def main() -> None:
         _fail(str(error), DIVERGED)
     except Interrupted as error:
         _fail(f"{error}; add --resume to the same command to go on", 130)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what = f"{error.filename} cannot be written" if error.filename else "a file cannot be written"
+        _fail(f"{what} ({error.strerror}); make room, then repeat the command, with --resume where it has one", 1)
     except USAGE_ERROR as error:
         _fail_usage(error)
     if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save

@@ -24,11 +24,10 @@ from antiphase.data.files import (
     json_rows,
     kind_of,
     parquet_rows,
-    reading,
     sources,
-    whole_text,
 )
 from antiphase.errors import InputError
+from antiphase.reading.files import reading, whole_text
 
 COLUMN_REMEDY = "name the one that holds the text with --set data.text_field=NAME"
 FINGERPRINT_FORMAT = b"antiphase corpus 1\n"

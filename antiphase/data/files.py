@@ -15,19 +15,17 @@ Text is UTF-8. Lines end at ``\\n`` only.
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import logging
 import os
 import re
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.reading.files import lines, one_line, parse_json, reading
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +68,6 @@ NOT_TEXT = {
     ),
 }
 READABLE = "plain text, .jsonl, .csv, .tsv or .parquet"
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -172,69 +169,13 @@ def kind_of(path: Path) -> str | None:
 # ------------------------------------------------------------------------------------------ reading
 
 
-@contextmanager
-def reading(path: Path, flag: str) -> Iterator[None]:
-    """Errors of the file system and of the compression, as input errors that name the file."""
-    try:
-        yield
-    except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise InputError(f"{flag} {path}: this is not a whole gzip file; compress it again") from None
-    except OSError as error:
-        reason = one_line(error.strerror or str(error))
-        raise InputError(f"{flag} {path}: the file cannot be read ({reason}); check that it is whole") from None
-
-
-def one_line(reason: str) -> str:
-    """A library's message as part of a sentence."""
-    return " ".join(reason.split()).rstrip(".")
-
-
-def open_file(path: Path) -> IO[bytes]:
-    """A file's bytes, unpacked where its name ends in ``.gz``."""
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix.lower() == ".gz" else open(path, "rb")
-
-
-def decode(content: bytes, path: Path, flag: str, *, start: int, line: int = 1) -> str:
-    """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message."""
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        number = line + content.count(b"\n", 0, error.start)
-        raise InputError(
-            f"{flag} {path}, line {number}: the text is not UTF-8 at byte "
-            f"{start + error.start} of the file (0x{content[error.start]:02x}); save it as UTF-8"
-        ) from None
-
-
-def lines(path: Path, flag: str) -> Iterator[str]:
-    """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
-    position = 0
-    with reading(path, flag), open_file(path) as file:
-        for number, line in enumerate(file, start=1):
-            content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
-            yield decode(content, path, flag, start=position + len(line) - len(content), line=number)
-            position += len(line)
-
-
-def whole_text(path: Path, flag: str) -> str:
-    """A file of plain text; a byte order mark and a ``\\r`` before ``\\n`` are dropped."""
-    with reading(path, flag), open_file(path) as file:
-        content = file.read()
-    body = content.removeprefix(BYTE_ORDER_MARK)
-    return decode(body, path, flag, start=len(content) - len(body)).replace("\r\n", "\n")
-
-
 def json_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place (``--data FILE, line 3``) and object of each line that holds something."""
     for number, line in enumerate(lines(path, flag), start=1):
         if not line.strip():
             continue
         place = f"{flag} {path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # plain ValueError: a number of thousands of digits
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise InputError(f"{place}: this is not JSON ({reason}); write one JSON object a line") from None
+        row = parse_json(line, place, "write one JSON object a line")
         if not isinstance(row, dict):
             raise InputError(
                 f'{place}: this is not a JSON object; write one JSON object a line, such as {{"text": ...}}'

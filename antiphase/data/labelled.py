@@ -24,12 +24,11 @@ from antiphase.data.files import (
     hub_rows,
     json_rows,
     kind_of,
-    lines,
     parquet_rows,
     sources,
-    whole_text,
 )
 from antiphase.errors import InputError, nearest
+from antiphase.reading.files import lines, whole_text
 
 logger = logging.getLogger(__name__)
 

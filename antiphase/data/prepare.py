@@ -22,9 +22,10 @@ from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
-from antiphase.data.tokenization import load_tokenizer, train_tokenizer
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
+from antiphase.reading.models import load_tokenizer
 
 Progress = Callable[[str], None]
 

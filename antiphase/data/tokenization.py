@@ -1,15 +1,12 @@
-"""Tokenizers: train a byte-level BPE, load an existing one, cut long documents where it changes no token."""
+"""Tokenizers: train a byte-level BPE, cut long documents where it changes no token."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import cast
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from antiphase.errors import InputError
 
@@ -72,36 +69,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
-    """The tokenizer of a local folder or of a repository of the Hugging Face Hub; code in it is never run.
-
-    Raises:
-        InputError: there is none, it is broken or needs its own code, or the Hub is out of reach.
-    """
-    path = Path(os.path.expanduser(name_or_path))
-    local = bool(name_or_path) and path.exists()  # Path("") is the working directory
-    if local and not path.is_dir():
-        raise InputError(f"{flag} {name_or_path}: this is a file; give the folder that holds tokenizer.json")
-    looks_local = path.is_absolute() or name_or_path.startswith(".") or name_or_path.count("/") > 1
-    beside_local = "/" in name_or_path and path.parent.is_dir()
-    if not local and (not name_or_path or looks_local or beside_local):
-        raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
-    except Exception as error:
-        # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
-        expected = isinstance(error, (OSError, ValueError, KeyError, ImportError)) or type(error) is Exception
-        if not expected:
-            raise
-        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        where = "this folder" if local else "the Hugging Face Hub"
-        raise InputError(
-            f"{flag} {name_or_path}: no tokenizer could be loaded from {where} ({reason.rstrip('.:')}); give "
-            "a folder with tokenizer.json or a Hub name"
-        ) from error
-    return cast(PreTrainedTokenizerBase, tokenizer)
 
 
 def pieces(text: str, size: int, unchanged: Callable[[str, int], bool] | None = None) -> Iterator[str]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -24,14 +21,14 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
-from antiphase.config import RunSettings, load_preset
-from antiphase.data.tokenization import load_tokenizer
+from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
-from antiphase.models.checkpoints import is_finite
+from antiphase.reading.models import read_model
 
 HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
@@ -64,98 +61,21 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
     ``with_head`` False: any model, encoders too.
 
     Raises:
-        InputError: there is none under this name, it cannot be loaded, or it is not whole (``read_weights``); a causal
+        InputError: there is none under this name, it cannot be loaded, or it is not whole (``read_model``); a causal
             language model that looks ahead.
     """
-    folder = Path(name)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise InputError(f"MODEL {name}: this folder holds no model (config.json is missing); give a finished run")
-    words = "causal language model" if with_head else "model"
-    with loading(f"MODEL {name}: no {words} could be loaded"):
-        kind = AutoModelForCausalLM
-        if not with_head:
-            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-            kind = next(filter(partial(_holds, config), HEADS), AutoModel)
-        model = read_weights(kind, name)
-    settings = folder / "run.yaml"
-    loaded = LoadedModel(
-        name=name,
-        model=model.to(device).eval(),
-        tokenizer=load_tokenizer(name, flag="MODEL"),
-        settings=load_preset(str(settings)).run if settings.is_file() else None,
-    )
+    if with_head:
+        model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM)
+    else:
+        model, tokenizer = read_model(name, _class_of, kind="model")
+    settings = Path(name) / "run.yaml"
+    run = kept_run(settings, flag="MODEL") if settings.is_file() else None
+    loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
     if with_head and _looks_ahead(loaded.model):
         raise InputError(
             f"MODEL {name} is no causal language model: its logits depend on the tokens that follow; give a decoder"
         )
     return loaded
-
-
-@contextmanager
-def loading(failure: str) -> Iterator[None]:
-    """What a library says of a checkpoint that it cannot read, as an input error that begins with ``failure``."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        reason = next((line.strip() for line in str(error).split("\n") if line.strip()), type(error).__name__)
-        raise InputError(f"{failure} ({reason.rstrip('.')})") from error
-
-
-def read_weights(auto: Any, name: str, *, flag: str = "MODEL", whole: str = "whole model") -> PreTrainedModel:
-    """The model of a checkpoint, on the CPU, with every weight taken from it: transformers draws what is missing.
-
-    One pass over the weights looks for those that are not finite, at several GB/s.
-
-    Args:
-        auto: class of transformers that makes the model.
-        flag: what the name was given with, for messages.
-        whole: what a checkpoint without missing tensors is called.
-
-    Raises:
-        InputError: tensors that the checkpoint lacks, has in another shape, or, in a model of this package, too many;
-            weights that are not finite. It names the first of them.
-        OSError, ValueError, KeyError, SafetensorError: what transformers cannot read.
-    """
-    logger = logging.getLogger("transformers.modeling_utils")
-    logger.addFilter(_is_no_report)
-    try:
-        model, notes = auto.from_pretrained(
-            name, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-    finally:
-        logger.removeFilter(_is_no_report)
-    refused = f"{flag} {name} is no {whole}"
-    if notes["missing_keys"]:
-        raise InputError(f"{refused}: it has no weights for {_listed(notes['missing_keys'])}")
-    if notes["mismatched_keys"]:
-        (tensor, found, expected), *_ = sorted(notes["mismatched_keys"])
-        more = _listed([one for one, *_ in notes["mismatched_keys"]]).removeprefix(tensor)
-        raise InputError(f"{refused}: {tensor} has the shape {tuple(found)}, expected {tuple(expected)}{more}")
-    if notes["unexpected_keys"] and _is_own(model):  # others may carry heads that this class has not
-        raise InputError(f"{refused}: its configuration has no place for {_listed(notes['unexpected_keys'])}")
-    if broken := [key for key, weight in model.named_parameters() if not is_finite(weight)]:
-        raise InputError(f"{refused}: NaN or infinite weights in {_listed(broken)}")
-    return model
-
-
-def _is_no_report(line: logging.LogRecord) -> bool:
-    """Not the list of what a checkpoint lacks: here that is an error, told in one sentence."""
-    return "LOAD REPORT" not in line.getMessage()
-
-
-def _listed(names: Iterable[str]) -> str:
-    """The first of some tensors, and how many more there are."""
-    first, *others = sorted(names)
-    return f"{first} and {len(others)} more" if others else first
-
-
-def _is_own(model: PreTrainedModel) -> bool:
-    """Whether the checkpoint was written by exactly this class of this package."""
-    return type(model).__module__.startswith("antiphase.") and type(model).__name__ in (
-        model.config.architectures or []
-    )
 
 
 @torch.no_grad()
@@ -194,6 +114,11 @@ def digest(loaded: LoadedModel) -> str:
     written = [config, words, tokenizer.special_tokens_map, tokenizer.chat_template]
     hashed.update(json.dumps(written, sort_keys=True, default=str).encode())
     return hashed.hexdigest()
+
+
+def _class_of(config: PreTrainedConfig) -> Any:
+    """The Auto class by which a checkpoint has all of its weights."""
+    return next(filter(partial(_holds, config), HEADS), AutoModel)
 
 
 def _holds(config: Any, auto: Any) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import yaml
 
 from antiphase.errors import InputError, nearest
+from antiphase.reading.files import read_yaml
 from antiphase.typed import build
 
 NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
@@ -107,19 +108,8 @@ def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
 
 
 def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        known = ", ".join(template_names())
-        raise InputError(
-            f"{flag} {path}: the file cannot be read ({error.strerror}); a task is a YAML file, for example with "
-            f"'template: NAME' (one of {known}) and 'data: FILE'"
-        ) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{flag} {path}: this is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict) or not tree:
-        raise InputError(f"{flag} {path}: the file is empty or no mapping; a task has kind, data and prompt at least")
-    return tree
+    known = ", ".join(template_names())
+    return read_yaml(path, flag, f"a task is a YAML file such as 'template: NAME' (one of {known}) and 'data: FILE'")
 
 
 def _check(settings: TaskSettings) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from transformers.utils import cached_file
 
-from antiphase.config import load_preset
+from antiphase.config import kept_run
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
-from antiphase.errors import InputError
 from antiphase.evals.task_files import read_task
 from antiphase.flags import Settings
 from antiphase.folders.contents import file_digest, hash_of
+from antiphase.reading.models import asking_hub
 from antiphase.records import finite
 from antiphase.training.run_folder import SETTINGS
 
@@ -39,12 +39,8 @@ def model_content(name: str) -> str:
     """
     folder = Path(name)
     if not folder.is_dir():
-        try:
+        with asking_hub(name, "MODEL"):
             return Path(cached_file(name, "config.json")).parent.name  # .../snapshots/COMMIT/config.json
-        except OSError as error:
-            raise InputError(
-                f"MODEL {name}: there is no such folder, and no such model could be read from the Hub; check the name"
-            ) from error
     files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES and path.stem != "record")
     return hash_of([[path.name, file_digest(path)] for path in files if path.is_file()])
 
@@ -59,7 +55,7 @@ def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dic
     if paths:
         return {"what --data names": fingerprint(paths, text_field), **found}
     settings = Path(name) / SETTINGS
-    data = load_preset(str(settings)).run.data if settings.is_file() else None
+    data = kept_run(settings, flag="MODEL").data if settings.is_file() else None
     if data is not None and data.source == "text":
         found["the text that MODEL was trained on"] = fingerprint([*data.paths, *data.validation], data.text_field)
     return found

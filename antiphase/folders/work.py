@@ -11,8 +11,11 @@ from typing import Any
 
 from antiphase.errors import InputError
 from antiphase.folders.held import is_free, only_one
+from antiphase.reading.files import read_json
 from antiphase.records import finite, write_atomically
 
+BROUGHT_BACK = "bring it back as it was, or choose another folder"
+"""What to do about a kept file that was changed into something else."""
 START_SETTING = "training.start_from"
 """End of the name under which a run or arm says where its weights come from. They may have moved since the work began;
 that they are the same is checked by their content.
@@ -117,13 +120,20 @@ class Work:
             write_atomically(self.path, (json.dumps(tree, indent=1) + "\n").encode())
         before = self._kept()
         for name, content in contents.items():
-            if before[name] != content:
+            if before.get(name) != content:
                 raise InputError(
                     f"--output {self.output}: {changed[name]} since this work began; choose another folder"
                 )
 
     def _kept(self) -> dict[str, Any]:
-        return dict(json.loads(self.path.read_text("utf-8")))
+        """
+        Raises:
+            InputError: the file was changed into something that cannot be read.
+        """
+        tree = read_json(self.path, "--output", BROUGHT_BACK)
+        if not isinstance(tree.get("request"), dict):
+            raise InputError(f"--output {self.path}: the file does not say what was asked for; {BROUGHT_BACK}")
+        return tree
 
 
 @contextmanager

@@ -11,7 +11,7 @@ needs: so a checkpoint is converted tensor by tensor, and never lies in memory a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.start import START
 from antiphase.models.variants import own_fields
+from antiphase.reading.models import check_shapes, check_tensors
 
 Format = Literal["antiphase", "llama", "diffllama"]
 Read = Callable[[str], Tensor]
@@ -104,7 +105,8 @@ def convert_model(
     if model.config.tie_word_embeddings:
         check_tied(state.__getitem__, type(model).__name__)
         del state[HEAD]
-    check_names(state, tensor_shapes(model.config), type(model).__name__)
+    shapes = {name: tensor.shape for name, tensor in state.items()}
+    check_shapes(shapes, tensor_shapes(model.config), type(model).__name__)
     result = AutoModelForCausalLM.from_config(conversion.config, dtype=model.dtype)
     result.load_state_dict(
         {name: recipe(state.__getitem__) for name, recipe in conversion.recipes.items()}, strict=False
@@ -139,7 +141,8 @@ def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     vectors = [f"lambda_{which}" for which in ("q1", "k1", "q2", "k2")]
     names = [*(f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "subln")), *vectors]
-    check_names(state, names, "the state dict of MultiheadDiffAttn")
+    where, whole = "the state dict of MultiheadDiffAttn", "whole layer"
+    check_tensors(where, whole=whole, missing=set(names) - set(state), surplus=set(state) - set(names))
     width = len(state["lambda_q1"])
     embed, keys = state["q_proj.weight"].shape[1], state["v_proj.weight"].shape[0]
     expected = {
@@ -147,7 +150,7 @@ def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "v_proj.weight": (keys, embed), "out_proj.weight": (embed, len(state["q_proj.weight"])),
         "subln.weight": (2 * width,), **dict.fromkeys(vectors, (width,)),
     }  # fmt: skip
-    check_shapes({name: tensor.shape for name, tensor in state.items()}, expected)
+    check_shapes({name: tensor.shape for name, tensor in state.items()}, expected, where, whole=whole)
     for name in ("q_proj.weight", "k_proj.weight"):
         if len(state[name]) % (2 * width):
             raise InputError(f"{name} has {len(state[name])} rows, which are no pairs of maps of width {width}")
@@ -157,28 +160,6 @@ def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         renamed.get(name, name): _by_halves(tensor, width) if name in rotated else _lambda_in_full(name, tensor)
         for name, tensor in state.items()
     }
-
-
-def check_names(found: Iterable[str], expected: Iterable[str], where: str) -> None:
-    """
-    Raises:
-        InputError: a tensor is missing or surplus.
-    """
-    found, expected = set(found), set(expected)
-    if missing := sorted(expected - found):
-        raise InputError(f"{where} lacks the tensor {missing[0]}{_and_more(missing)}")
-    if surplus := sorted(found - expected):
-        raise InputError(f"{where} holds the tensor {surplus[0]}{_and_more(surplus)}, which its model does not have")
-
-
-def check_shapes(found: Mapping[str, Iterable[int]], expected: Mapping[str, Iterable[int]]) -> None:
-    """
-    Raises:
-        InputError: a tensor has another shape than expected.
-    """
-    for name, shape in expected.items():
-        if tuple(found[name]) != tuple(shape):
-            raise InputError(f"the tensor {name} has shape {tuple(found[name])}, expected {tuple(shape)}")
 
 
 def check_tied(read: Read, where: str) -> None:
@@ -191,10 +172,6 @@ def check_tied(read: Read, where: str) -> None:
             f"{where}: {HEAD} differs from {EMBEDDING}, though tie_word_embeddings is true in its config.json; set it "
             "to false there if the head is meant to be the model's own"
         )
-
-
-def _and_more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
 
 
 # ------------------------------------------------------------------------------------------ from other formats

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import RunSettings, load_preset
+from antiphase.config import RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
@@ -58,7 +58,7 @@ def extension(
     before = config.max_position_embeddings
     if length <= before:
         raise InputError(f"--length {length} must be more than the {before} positions that {model} has")
-    trained = load_preset(str(path)).run
+    trained = kept_run(path, flag="MODEL")
     is_text = trained.data.source == "text"
     if data and not is_text:
         raise InputError(f"--data has no use here: {model} knows the words of the synthetic task only")

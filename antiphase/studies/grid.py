@@ -20,7 +20,8 @@ from antiphase.errors import InputError, naming
 from antiphase.evals.needles import tasks_of
 from antiphase.folders.contents import check_content
 from antiphase.folders.held import only_one, undone_if_refused
-from antiphase.folders.work import Resumable
+from antiphase.folders.work import BROUGHT_BACK, Resumable
+from antiphase.reading.files import read_yaml
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.training.run_folder import WITHOUT_EFFECT
@@ -134,14 +135,12 @@ class Grid:
         Raises:
             InputError: the file was changed into something that cannot be read.
         """
+        tree = read_yaml(self.output / SETTINGS, "--output", BROUGHT_BACK)
         try:
-            tree = yaml.safe_load((self.output / SETTINGS).read_text("utf-8"))
             run, compare = build(RunSettings, tree["run"]), build(CompareSettings, tree["compare"], path="compare")
-        except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError) as error:
-            reason = str(error).split("\n")[0]
-            raise InputError(
-                f"--output {self.output}: {SETTINGS} cannot be read ({reason}); choose another folder"
-            ) from None
+        except (InputError, KeyError, TypeError) as error:
+            place = f"--output {self.output / SETTINGS}"
+            raise InputError(f"{place}: these are not the settings of a study ({error}); {BROUGHT_BACK}") from None
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
     def _check_sizes(self, data: PreparedData) -> None:

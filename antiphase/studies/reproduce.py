@@ -27,8 +27,9 @@ from antiphase.evaluations.harness.measure import CELLS
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.folders.contents import hash_of, model_digest
 from antiphase.folders.held import make_folder, only_one
-from antiphase.folders.work import Resumable
+from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.randomness import keyed_generator
+from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.ablations import ablation_preset, ablations
 from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
@@ -125,7 +126,7 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
     tree = finite({**asked, "sizes": asdict(SCALES[request.scale])})
     content = _content(request, preset)
     if REPRODUCTION.begun(output, resume=resume):
-        before = json.loads(path.read_text("utf-8"))
+        before = read_json(path, "--output", BROUGHT_BACK)
         kept = before.pop("content", {})
         before.pop("claims", None)
         REPRODUCTION.check_same(output, before, tree)
@@ -149,7 +150,7 @@ def _registration(output: Path) -> Registration | None:
     Raises:
         InputError: the file is not what it was then.
     """
-    known = json.loads((output / REQUEST).read_text("utf-8")).get("claims")
+    known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claims")
     found = registered(output) if known else None
     if known and (found is None or found.sha256 != known):
         raise InputError(

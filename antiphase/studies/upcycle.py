@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, load_preset
+from antiphase.config import Preset, kept_run, load_preset
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import TEXT
 from antiphase.models.checkpoints import Checkpoint, convert
@@ -50,7 +50,7 @@ def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = (), *, d
         config = Checkpoint(model).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is no softmax model, and only those can be upcycled")
-    trained = load_preset(str(path)).run
+    trained = kept_run(path, flag="MODEL")
     own_seed = trained.training.seed
     arms = {
         name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}

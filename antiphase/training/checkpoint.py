@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from antiphase.errors import InputError
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.held import written_beside
-from antiphase.models.checkpoints import is_finite
+from antiphase.reading.models import is_finite
 
 FOLDER = "checkpoint"
 MODEL = "model.safetensors"

@@ -24,7 +24,8 @@ from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteEr
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.held import only_one
 from antiphase.layers.registry import set_training_step
-from antiphase.models.checkpoints import Checkpoint, is_finite
+from antiphase.models.checkpoints import Checkpoint
+from antiphase.reading.models import is_finite
 from antiphase.records import Record, finite, write_atomically
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device

@@ -7,10 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import RunSettings, load_preset, to_yaml
-from antiphase.errors import DivergedError
+from antiphase.config import RunSettings, kept_run, to_yaml
+from antiphase.errors import DivergedError, InputError
 from antiphase.folders.held import make_folder
-from antiphase.folders.work import Resumable
+from antiphase.folders.work import BROUGHT_BACK, Resumable
+from antiphase.reading.files import parse_json, read_text
 from antiphase.records import Record, write_atomically
 from antiphase.typed import dotted
 
@@ -41,7 +42,7 @@ def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
 def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     """What ``open_run`` refuses; writes nothing."""
     if RUN.begun(folder, resume=resume):
-        before = load_preset(str(folder / SETTINGS)).run
+        before = kept_run(folder / SETTINGS, flag="--output")
         RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)), free=WITHOUT_EFFECT)
 
 
@@ -65,7 +66,12 @@ def diverged_words(folder: Path, step: int, reason: str) -> str:
 def read_curve(folder: Path) -> list[dict[str, Any]]:
     """Evaluations of a run so far."""
     path = folder / CURVE
-    return json.loads(path.read_text("utf-8")) if path.is_file() else []
+    if not path.is_file():
+        return []
+    found = parse_json(read_text(path, "--output", BROUGHT_BACK), f"--output {path}", BROUGHT_BACK)
+    if not isinstance(found, list) or not all(isinstance(point, dict) for point in found):
+        raise InputError(f"--output {path}: these are not the evaluations of a run; {BROUGHT_BACK}")
+    return found
 
 
 class MetricsLog:

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
-from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, naming
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
@@ -20,6 +19,7 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
+from antiphase.reading.models import load_tokenizer
 from antiphase.training.device import choose_device
 
 LanguageModel = PreTrainedModel

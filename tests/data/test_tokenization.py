@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from antiphase.data import tokenization
-from antiphase.data.tokenization import END, PAD, load_tokenizer, pieces, train_tokenizer
+from antiphase.data.tokenization import END, PAD, pieces, train_tokenizer
 from antiphase.errors import InputError
+from antiphase.reading.models import load_tokenizer
 
 PROSE = [
     "It was the best of times, it was the worst of times, it was the age of wisdom, "
@@ -150,7 +151,7 @@ def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path, monkeypatch
     for name in names:
         with pytest.raises(InputError) as caught:
             load_tokenizer(name)
-        assert str(caught.value).startswith(f"data.tokenizer {name}:")
+        assert str(caught.value).startswith(f"data.tokenizer {name}")
         assert "\n" not in str(caught.value)
         with pytest.raises(InputError, match=r"^--tokenizer "):
             load_tokenizer(name, flag="--tokenizer")

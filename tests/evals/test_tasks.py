@@ -127,7 +127,6 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({}, "is empty or no mapping"),
         ({"kind": "classification", "data": "c.all"}, "prompt is missing"),
         ({"template": "cr"}, "data is missing"),
         ({"template": "crr", "data": "c.all"}, "unknown template 'crr'; did you mean 'cr'?"),

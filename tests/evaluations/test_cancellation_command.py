@@ -44,7 +44,7 @@ def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, run, k
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["nowhere", "--samples", "3"], "MODEL nowhere: no causal language model could be loaded"),
+    (["nowhere", "--samples", "3"], "MODEL nowhere: there is no such folder"),
     (["nowhere", "--samples", "0"], "--samples must be at least 1"),
     (["nowhere", "--needles", "-1"], "--needles must be at least 1"),
 ])  # fmt: skip

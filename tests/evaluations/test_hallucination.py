@@ -249,7 +249,7 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
         ({"judge_url": "http://h/v1", "judge_price": (1.0,)}, "--judge-price must be two numbers"),
         ({"judge_url": "http://h/v1", "judge_budget": 1.0}, "--judge-budget needs --judge-price"),
         ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are two keys; give one"),
-        ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere cannot be read"),
+        ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere: there is no such file"),
         ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
         ({"judge_url": "nowhere"}, "--judge-url nowhere: this is no address"),
         ({"name": "no/model", "judge": "model"}, "MODEL no/model"),

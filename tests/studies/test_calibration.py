@@ -234,7 +234,7 @@ def test_a_copy_in_half_precision_is_the_same_model(run, refused, tmp_path, cali
 
 def test_bad_requests(run, refused, tmp_path):
     refused("--task is missing", "calibrate search model --output s")
-    refused("--task none.yaml: the file cannot be read", "calibrate search model --task none.yaml --output s")
+    refused("--task none.yaml: there is no such file", "calibrate search model --task none.yaml --output s")
     refused("--samples must be at least 2", f"{SEARCH} --samples 1 --output s")
     refused("--method must be one of exhaustive, cached, screen", f"{SEARCH} --method best --output s")
     refused("--score must be one of metric, probability", f"{SEARCH} --score f --output s")

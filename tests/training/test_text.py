@@ -131,7 +131,7 @@ def test_a_study_begun_without_a_setting_of_today_goes_on_with_its_default(tmp_p
     with pytest.raises(Interrupted):
         compare(preset, tmp_path / "study", resume=True)
     path.write_text("a: [")
-    with pytest.raises(InputError, match=r"compare.yaml cannot be read"):
+    with pytest.raises(InputError, match=r"compare.yaml: this is not valid YAML"):
         compare(preset, tmp_path / "study", resume=True)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.errors import InputError
+from antiphase.reading.files import reading
 
 
 @torch.no_grad()
@@ -58,11 +59,7 @@ def read_word_vectors(path: str | Path, vocabulary: Mapping[str, int], *, width:
         InputError: no such file, or a line with another number of values, or without numbers.
     """
     found: dict[int, Tensor] = {}
-    try:
-        file = open(path, "rb")  # noqa: SIM115 – closed below; only opening may fail with these errors
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; give a text file of word vectors") from None
-    with file:
+    with reading(path, "", "give a text file of word vectors"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):  # bytes: words may hold characters that str.splitlines splits at
             # From the end: some words of GloVe contain spaces.
             word, *values = line.strip(b" \t\r\n").replace(b"\t", b" ").rsplit(b" ", width)

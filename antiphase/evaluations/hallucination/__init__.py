@@ -11,6 +11,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import flag
+from antiphase.reading.files import read_text
 
 MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
 """What is judged: the model, the first three sentences, the references, and references made wrong."""
@@ -61,14 +62,8 @@ class HallucinationSettings(ModelSettings):
             InputError: the file or the variable that is named holds none.
         """
         if self.judge_key_file is not None:
-            try:
-                key = Path(self.judge_key_file).read_text("utf-8").strip()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is no text"
-                raise InputError(f"--judge-key-file {self.judge_key_file} cannot be read ({reason})") from None
-            if not key:
-                raise InputError(f"--judge-key-file {self.judge_key_file} is empty")
-            return key
+            remedy = "give a file that holds the key and nothing else"
+            return read_text(self.judge_key_file, "--judge-key-file", remedy).strip()
         if self.judge_key_variable is not None:
             key = os.environ.get(self.judge_key_variable, "").strip()  # noqa: TID251 – a variable that the user names
             if not key:

@@ -80,7 +80,7 @@ def test_a_file_that_does_not_fit_is_refused_by_line_and_changes_nothing(tmp_pat
 
 
 def test_a_missing_file_and_a_model_without_vectors_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"none\.txt: No such file"):
+    with pytest.raises(InputError, match=r"none\.txt: there is no such file"):
         antiphase.set_word_vectors(model(), tmp_path / "none.txt", WORDS)
     with pytest.raises(InputError, match="learned embeddings"):
         antiphase.set_word_vectors(model(embeddings="one_hot"), written(tmp_path / "a.txt", GLOVE), WORDS)

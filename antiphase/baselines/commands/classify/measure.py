@@ -30,13 +30,13 @@ from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, s
 from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.baselines.training.classifier import train_classifier
-from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import work_in
+from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
 

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification
 
 from antiphase.baselines.commands.predict import PredictSettings
 from antiphase.baselines.data.labelled_texts import read_texts
 from antiphase.baselines.data.text_batches import encode
 from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
-from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.loading import loading, read_weights, refused_by_model
+from antiphase.evals.loading import refused_by_model
 from antiphase.folders.held import check_empty, make_folder
+from antiphase.reading.models import read_model
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
 
@@ -45,8 +45,15 @@ def predict(
         given.append((place, text))
     for file in request.files:
         given += read_texts(file, text_field=request.text_field)
-    model = _load(request.name).to(choose_device(request.device)).eval()
-    texts = encode(load_tokenizer(request.name, flag="RUN"), [text for _, text in given])
+    model, tokenizer = read_model(
+        request.name,
+        lambda config: AutoModelForSequenceClassification,
+        flag="RUN",
+        kind="text classifier",
+        whole="trained classifier",
+    )
+    model = model.to(choose_device(request.device)).eval()
+    texts = encode(tokenizer, [text for _, text in given])
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
     with refused_by_model(request.name, flag="RUN"):
         found = class_probabilities(model, texts).tolist()
@@ -64,11 +71,3 @@ def predict(
         make_folder(output)
         record.save(output)
     return record
-
-
-def _load(name: str) -> PreTrainedModel:
-    folder = Path(name)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise InputError(f"RUN {name}: this folder holds no model (config.json is missing); give a finished run")
-    with loading(f"RUN {name}: no text classifier could be loaded"):
-        return read_weights(AutoModelForSequenceClassification, name, flag="RUN", whole="trained classifier")

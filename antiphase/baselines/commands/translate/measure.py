@@ -29,13 +29,13 @@ from antiphase.baselines.scoring.translation import (
 )
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
-from antiphase.data.tokenization import load_tokenizer
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.evals.seeds import Sample, seeds_interval
 from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import work_in
+from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
 

@@ -1,0 +1,324 @@
+"""What comes from outside is read, or refused in one sentence that names the file, what is wrong and what to do."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from antiphase import cli
+from antiphase.baselines.models.word_vectors import read_word_vectors
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.config import kept_run, load_preset, to_yaml
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
+from antiphase.evals.loading import load_model
+from antiphase.evals.task_files import read_task
+from antiphase.evaluations.hallucination import HallucinationSettings
+from antiphase.folders.work import work_in
+from antiphase.models.checkpoints import Checkpoint
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.reading import files
+from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_text
+from antiphase.reading.models import read_model
+from antiphase.records import Record
+from antiphase.training.run_folder import read_curve
+
+# ------------------------------------------------------------------------------------------ files
+
+ASKED = HallucinationSettings(name="m", judge="j", data=["d"])
+
+
+def _go_on(path: Path) -> Any:
+    with work_in(path.parent, ASKED, resume=True):
+        pass
+
+
+READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+    "a preset": ("bad.yaml", "--preset", lambda path: load_preset(str(path))),
+    "settings of a run": ("run.yaml", "MODEL", lambda path: kept_run(path, flag="MODEL")),
+    "a task": ("task.yaml", "--task", lambda path: read_task(str(path))),
+    "a record": ("other.json", "", Record.load),
+    "a plan": ("plan.json", "--plan", CalibrationPlan.load),
+    "a request": ("request.json", "--output", _go_on),
+    "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
+    "a key": (
+        "key.txt",
+        "--judge-key-file",
+        lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),
+    ),
+    "word vectors": ("vectors.txt", "", lambda path: read_word_vectors(path, {}, width=2)),
+    "text": ("text.txt", "--data", lambda path: whole_text(path, "--data")),
+    "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
+}
+"""What reads a file: its name, the flag that names it, the call."""
+TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request"}
+"""They hold a mapping."""
+FOUND_FIRST = {"a request", "a curve"}
+"""Missing, they have not begun."""
+
+
+def _link(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def _bytes(content: bytes) -> Callable[[Path], None]:
+    return lambda path: path.write_bytes(content) and None
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str, Callable[[str], bool]]] = {
+    "missing": (lambda path: None, "there is no such file; ", lambda reader: reader not in FOUND_FIRST),
+    "a link to nothing": (_link("nowhere"), "the link leads nowhere; ", lambda reader: reader not in FOUND_FIRST),
+    "a folder": (Path.mkdir, "this is a folder; ", lambda reader: reader not in FOUND_FIRST | {"a record"}),
+    "unreadable": (_link("/proc/self/mem"), "the file cannot be read (Input/output error); check", lambda reader: True),
+    "empty": (_bytes(b""), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
+    "white space": (_bytes(b"\n \n"), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
+    "not UTF-8": (
+        _bytes(b"a: 1\nb: \xff"),
+        ", line 2: the text is not UTF-8 at byte 8 of the file (0xff); save it as UTF-8",
+        lambda reader: reader != "word vectors",
+    ),
+    "cut short": (_bytes(b'{"a": ['), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "a list": (_bytes(b"[1]"), "; ", lambda reader: reader in TREES | {"a curve"}),
+    "a number": (_bytes(b"9" * 5000), "; ", lambda reader: reader in TREES | {"a curve"}),
+    "a zero": (_bytes(b"a: \0"), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "too deep": (_bytes(b"[" * 100_000), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "other keys": (_bytes(b'{"a": 1}'), "", lambda reader: reader in TREES),
+    "too large": (_bytes(b"a: 1" * 100), "the file is larger than ", lambda reader: reader in TREES | {"a key"}),
+}
+"""What may be wrong: how it comes about, what is said, and of which readers."""
+
+
+@pytest.mark.parametrize(
+    ("reader", "fault"), [(reader, fault) for fault, row in FAULTS.items() for reader in READERS if row[2](reader)]
+)
+def test_a_file_that_cannot_be_used_costs_one_sentence(tmp_path, monkeypatch, reader, fault):
+    name, flag, read = READERS[reader]
+    make, said, _ = FAULTS[fault]
+    if fault == "unreadable" and not Path("/proc/self/mem").exists():
+        pytest.skip("no file here that opens and cannot be read")
+    if fault == "too large":
+        monkeypatch.setattr(files, "LARGEST", 99)
+    make(tmp_path / name)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / name)
+    message = str(caught.value)
+    assert said in message
+    if fault != "other keys":  # then the field is named
+        assert message.startswith(f"{flag} {tmp_path / name}".lstrip())
+        assert "; " in message  # what to do
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(("name", "read"), [(row[0], row[2]) for key, row in READERS.items() if "text" in row[0]])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, read):
+    (tmp_path / name).write_bytes(BYTE_ORDER_MARK + b"one\r\ntwo\n")
+    assert "".join(read(tmp_path / name)).replace("\r", "") == "one\ntwo\n"
+
+
+def test_a_byte_order_mark_is_no_part_of_settings_and_records(tmp_path):
+    preset = load_preset("demo")
+    text = to_yaml(preset.run)
+    (tmp_path / "run.yaml").write_bytes(BYTE_ORDER_MARK + text.encode())
+    assert kept_run(tmp_path / "run.yaml", flag="MODEL") == preset.run
+    path = Record(kind="x", values={"a": 1}).save(tmp_path)
+    path.write_bytes(BYTE_ORDER_MARK + path.read_bytes())
+    assert Record.load(path).values == {"a": 1}
+
+
+def test_a_file_that_permissions_close_is_named(tmp_path, monkeypatch):
+    def closed(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", closed)
+    with pytest.raises(InputError, match=r"^--x a\.txt: the file cannot be read \(Permission denied\); check its perm"):
+        read_text("a.txt", "--x", "give another")
+
+
+@pytest.mark.parametrize("file", ["record.json", None])
+def test_a_full_disk_costs_one_sentence_and_keeps_what_there_is(monkeypatch, capsys, file):
+    def full(**options: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", file)
+
+    monkeypatch.setattr(cli, "app", full)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 1
+    said = f"antiphase: {file or 'a file'} cannot be written (No space left on device); make room, then repeat"
+    assert capsys.readouterr().err.startswith(said)
+
+
+# ------------------------------------------------------------------------------------------ models
+
+LAYER = "model.layers.0.mlp.up_proj.weight"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def _check(name: str) -> None:
+    Checkpoint(name).check()
+
+
+LOADERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "a language model": ("MODEL", load_model),
+    "any model": ("MODEL", lambda name: load_model(name, with_head=False)),
+    "a classifier": (
+        "RUN",
+        lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, flag="RUN"),
+    ),
+    "tensor by tensor": ("SOURCE", _check),
+}
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        tensors = load_file(folder / WEIGHTS)
+        change(tensors)
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+    return harm
+
+
+def _config(**fields: Any) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return harm
+
+
+def _file(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes(content) and None
+
+
+def _linked(name: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to("nowhere")
+
+    return harm
+
+
+def _pickled(folder: Path) -> None:
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+
+
+def _indexed(content: str) -> Callable[[Path], None]:
+    def harm(folder: Path) -> None:
+        (folder / WEIGHTS).rename(folder / "a.safetensors")
+        (folder / INDEX).write_text(content)
+
+    return harm
+
+
+def _cut(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9])
+
+
+HARMS: list[tuple[Callable[[Path], Any], str]] = [
+    (shutil.rmtree, ": there is no such folder; check the path"),
+    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is no folder; give the folder of a model"),
+    (lambda folder: (folder / "config.json").unlink(), ": this folder holds no model (config.json is missing); give"),
+    (_linked("config.json"), ": this folder holds no model (config.json is missing); give"),
+    (_file("config.json", b""), "/config.json: the file is empty; save the model once more"),
+    (_file("config.json", b'{"model_type": "anti'), "/config.json: this is not JSON (Unterminated string"),
+    (_file("config.json", b"[1]"), "/config.json: this is not a JSON object; save the model once more"),
+    (_file("config.json", b'{"a": "\xff"}'), "/config.json, line 1: the text is not UTF-8 at byte 7 of the file"),
+    (_file("config.json", b"[" * 100_000), "/config.json: this is not JSON ("),
+    (_file("config.json", b"{}"), ": its config.json cannot be used (ValueError: Unrecognized model"),
+    (_config(model_type="novel"), ": its config.json cannot be used (ValueError: "),
+    (_config(hidden_size="x"), ": its config.json cannot be used (hidden_size must be a whole number of at least 1"),
+    (_config(dtype="float99"), ": its config.json cannot be used (AttributeError: "),
+    (_config(architectures=3), ": its config.json cannot be used (TypeError: architectures must be a list of names"),
+    (_file("generation_config.json", b"[1]"), "/generation_config.json: this is not a JSON object; save the model"),
+    (lambda folder: (folder / WEIGHTS).unlink(), " holds no safetensors; give a folder that holds the weights"),
+    (_pickled, " holds no safetensors; pytorch_model.bin is a pickle file, which is never opened: save it as"),
+    (_linked(WEIGHTS), f": {WEIGHTS} is damaged (No such file"),
+    (_file(WEIGHTS, b""), f": {WEIGHTS} is damaged ("),
+    (_file(WEIGHTS, b"these are words"), f": {WEIGHTS} is damaged ("),
+    (_cut, f": {WEIGHTS} is damaged ("),
+    (_indexed("{"), f"/{INDEX}: this is not JSON (Expecting"),
+    (_indexed("{}"), f"/{INDEX} is damaged: its weight_map names no files; save the model once more"),
+    (_indexed('{"weight_map": {"a": "b.safetensors"}}'), f" lacks b.safetensors, which its {INDEX} names"),
+    (_indexed('{"weight_map": {"a": "a.safetensors"}}'), f" lacks the tensor a, which its {INDEX} names"),
+    (_file("tokenizer.json", b'{"a"'), "/tokenizer.json: this is not JSON (Expecting"),
+    (_file("tokenizer_config.json", b"[]"), "/tokenizer_config.json: this is not a JSON object; save the model"),
+    (_linked("tokenizer.json"), "/tokenizer.json: the link leads nowhere; save the model once more"),
+    (_tensors(lambda tensors: tensors.pop(LAYER)), f" is no whole model: it has no weights for {LAYER}"),
+    (
+        _tensors(lambda tensors: tensors.update({LAYER: tensors[LAYER][:3].clone()})),
+        f" is no whole model: {LAYER} has the shape (3, 16), expected (16, 16)",
+    ),
+    (
+        _tensors(lambda tensors: tensors[LAYER].__setitem__((0, 0), torch.inf)),
+        f" is no whole model: NaN or infinite weights in {LAYER}",
+    ),
+    (
+        _tensors(lambda tensors: tensors.update(extra=torch.ones(2))),
+        " is no whole model: its configuration has no place for extra",
+    ),
+]
+TOKENIZER_HARMS: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda folder: (folder / "tokenizer.json").unlink(), ": no tokenizer could be loaded from this folder ("),
+    (_file("tokenizer.json", b"{}"), ": no tokenizer could be loaded from this folder ("),
+    (
+        lambda folder: train_tokenizer(["pack my box with five dozen liquor jugs"] * 9, 290).save_pretrained(folder),
+        ": its tokenizer is another model's, with ",
+    ),
+]
+
+
+@pytest.fixture
+def saved(tmp_path) -> Callable[[str], Path]:
+    """A whole model of some head, in a folder."""
+    from transformers import AutoModelForCausalLM
+
+    def save(loader: str) -> Path:
+        config = AntiphaseConfig(
+            vocab_size=280, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+            attention_type="softmax",
+        )  # fmt: skip
+        auto = AutoModelForSequenceClassification if loader == "a classifier" else AutoModelForCausalLM
+        auto.from_config(config).save_pretrained(tmp_path / "model")
+        train_tokenizer(["a word and another word, and a third one"] * 9, 280).save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return save
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_a_model_that_cannot_be_used_costs_one_sentence(saved, tmp_path, loader):
+    whole = saved(loader)
+    flag, load = LOADERS[loader]
+    load(str(whole))
+    harmed = tmp_path / "harmed"
+    for harm, said in [*HARMS, *(TOKENIZER_HARMS if loader != "tensor by tensor" else [])]:
+        shutil.copytree(whole, harmed)
+        harm(harmed)
+        with pytest.raises(InputError) as caught:
+            load(str(harmed))
+        message = str(caught.value)
+        assert message.startswith(f"{flag} {harmed}{said}"), said
+        assert "\n" not in message
+        if harmed.is_dir():
+            shutil.rmtree(harmed)
+        else:
+            harmed.unlink(missing_ok=True)
+
+
+def test_special_tokens_beyond_the_embedding_are_no_fault(saved):
+    folder = saved("a language model")
+    tokenizer = train_tokenizer(["a word and another word, and a third one"] * 9, 280)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<picture {number}>" for number in range(90)]})
+    tokenizer.save_pretrained(folder)
+    loaded = load_model(str(folder))
+    assert len(loaded.tokenizer) > loaded.model.get_input_embeddings().num_embeddings
