@@ -1,9 +1,11 @@
 """Scaling: ladders of sizes and of tokens, each run whole and by itself, and what is told of them."""
 
 import json
+import sys
 
 import pytest
 
+from antiphase import cli
 from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
@@ -89,9 +91,17 @@ def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
 
 
 @pytest.mark.slow
-def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, antiphase, refused):
-    words = "scaling --preset tiny.yaml --output s --seeds 0 --widths 8,16,24,32 --steps 10,20"
-    assert antiphase(words)[0] == 0
+def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, capsys):
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", [
+            "antiphase", "scaling", "--preset", str(tiny_preset), "--output", str(tmp_path / "s"), "--seeds", "0",
+            "--widths", "8,16,24,32", "--steps", "10,20", *more,
+        ])  # fmt: skip
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0
+
+    assert run() == 0
     values = values_of(tmp_path / "s")
     assert len(values["runs"]) == 2 * (4 + 1)  # width 16 with 20 steps stands on both ladders
     ladders = {ladder["axis"]: ladder for ladder in values["ladders"]}
@@ -109,6 +119,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, antiphase, re
     (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
     assert "Not told what equal loss takes over tokens: a law needs at least 4 sizes." in table.note
     assert len(figures.figures_of(record)["loss-laws"].axes) == 3
-    refused("add --resume", words)
-    assert antiphase(words, "--resume")[0] == 0
+    assert run() == 2  # nothing is overwritten
+    assert "add --resume" in capsys.readouterr().err
+    assert run("--resume") == 0
     assert values_of(tmp_path / "s") == values
