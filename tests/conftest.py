@@ -72,12 +72,14 @@ def golden():
 
 @pytest.fixture(name="antiphase")
 def _command_line(monkeypatch, capsys, tmp_path):
-    """``antiphase("train --output", folder)`` → exit code, stdout, stderr; words of a string are split."""
+    """``antiphase("train --output", folder)`` → code, stdout, stderr; strings are split into words, lists are not."""
 
     from antiphase.cli import main
 
     def run(*arguments):
-        words = [word for part in arguments for word in (part.split() if isinstance(part, str) else [str(part)])]
+        words = []
+        for part in arguments:
+            words += part.split() if isinstance(part, str) else part if isinstance(part, list) else [str(part)]
         monkeypatch.setattr("sys.argv", ["antiphase", *words])
         monkeypatch.chdir(tmp_path)
         with pytest.raises(SystemExit) as caught:

@@ -156,7 +156,7 @@ def evaluate_on_contexts(
             return journal.record
         first = _loaded(settings, 0)
         embedded = first.settings is not None and first.settings.data.source == "synthetic"
-        experiment = (_Symbols if embedded else _Texts)(settings, measuring, first, output, say)
+        experiment = (Symbols if embedded else Texts)(settings, measuring, first, output, say)
         if not journal.known:  # before anything is measured
             for index in range(1, len(settings.names)):
                 experiment.check(_loaded(settings, index))
@@ -184,7 +184,7 @@ def _loaded(settings: ContextSettings, index: int) -> LoadedModel:
 def _measured(
     settings: ContextSettings,
     first: LoadedModel,
-    experiment: _Symbols | _Texts,
+    experiment: Symbols | Texts,
     journal: Journal,
     say: Say,
     report: Report,
@@ -217,7 +217,7 @@ def arm_names(names: Sequence[str]) -> list[str]:
     return short if len(set(short)) == len(short) else list(names)
 
 
-class _Texts:
+class Texts:
     """Numbers of cities in plain text."""
 
     task = "text"
@@ -266,7 +266,7 @@ class _Texts:
             return self.measuring.of_texts(loaded, cell, self.cells[cell])
 
 
-class _Symbols:
+class Symbols:
     """The embedded task, whose words are tokens; answers are read one by one behind the true earlier ones."""
 
     task = "symbols"

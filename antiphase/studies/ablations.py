@@ -194,7 +194,7 @@ def ablation_preset(
         try:
             arms[name] = _arm(preset, name)
             runs[name] = arm_run(preset.run, replace(preset.compare, arms={name: arms[name]}, also={}), name, seed=0)
-            _parameters(runs[name])
+            parameter_count(runs[name])
         except InputError as error:
             if name in names:
                 raise InputError(f"--rows {name}: {error}") from None
@@ -219,7 +219,7 @@ def _arm(preset: Preset, name: str) -> dict[str, Any]:
     return kept | {f"model.{field}": value for field, value in changes.items()}
 
 
-def _parameters(run: RunSettings) -> int:
+def parameter_count(run: RunSettings) -> int:
     """Parameters of the run's model with a vocabulary of eight words, which is enough to compare models by.
 
     Raises:
@@ -238,7 +238,7 @@ def _equalized(run: RunSettings, target: RunSettings) -> int:
         InputError: not even the narrowest MLP does.
     """
     model = run.model
-    surplus = _parameters(run) - _parameters(target)
+    surplus = parameter_count(run) - parameter_count(target)
     width = model.intermediate_size - round(surplus / (3 * model.hidden_size * model.num_hidden_layers))
     if width < 1:
         raise InputError(f"model.intermediate_size ({model.intermediate_size}) is too small to make up for a gate")
@@ -306,7 +306,7 @@ def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> dict[str, Any]:
         **_losses(folder, values, slices),
         "diverged": values.get("diverged"),
         "lambdas": values["lambdas"],
-        "gradient_norms": _layer_means(norms),
+        "gradient_norms": layer_means(norms),
     }
 
 
@@ -318,7 +318,7 @@ def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> di
         return recall_losses(load_model(str(folder)).model, slices)
 
 
-def _layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
     """The mean of several lists of one number a layer; None where a model diverged."""
     lists = [norms for norms in lists if norms]  # a run may diverge before it logs any
     layers = [[norm for norm in layer if norm is not None] for layer in zip(*lists, strict=True)]
@@ -335,7 +335,7 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "intermediate_size": own[0]["intermediate_size"],
         "diverged": sum(run["loss"] is None for run in own),
         "paper": None if ablation.paper is None else dict(zip(METRICS, ablation.paper, strict=True)),
-        "gradient_norms": _layer_means([run["gradient_norms"] for run in own]),
+        "gradient_norms": layer_means([run["gradient_norms"] for run in own]),
     }  # fmt: skip
     for name, words in METRICS.items():
         values = [run[name] for run in own]

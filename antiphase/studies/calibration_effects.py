@@ -374,7 +374,7 @@ class _Study:
             "tied": sum(row["change"] == 0 for row in rows) / count,
             "worsened": sum(row["change"] < 0 for row in rows) / count,
             **dict(zip(("null_improved", "null_tied", "null_worsened"), null, strict=True)),
-            **{f"sure_{word}": _discoveries([row[f"p_{verb}"] for row in rows]) / count
+            **{f"sure_{word}": discoveries([row[f"p_{verb}"] for row in rows]) / count
                for word, verb in (("improved", "improves"), ("worsened", "worsens"))},
             "rows": rows,
         }  # fmt: skip
@@ -470,6 +470,6 @@ def _rank(first: Sequence[float], second: Sequence[float]) -> float | None:
     return float(stats.spearmanr(first, second).statistic)
 
 
-def _discoveries(p_values: Sequence[float]) -> int:
+def discoveries(p_values: Sequence[float]) -> int:
     """How many hold at a false discovery rate of 5 % (Benjamini and Hochberg 1995)."""
     return int((stats.false_discovery_control(p_values) <= FALSE_DISCOVERIES).sum())

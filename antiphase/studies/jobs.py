@@ -95,7 +95,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                         used = [taken[other] for other in running if other in taken]
                         if gpus:
                             taken[job] = min(gpus, key=used.count)
-                        running[job] = _start(job, output, threads, taken.get(job))
+                        running[job] = start_run(job, output, threads, taken.get(job))
                 if not waiting and not running:
                     break
                 time.sleep(POLL_SECONDS)
@@ -130,7 +130,7 @@ def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> No
         report(job, job.settings.training.steps if done else lines[-1]["step"], lines[-1] if lines else {})
 
 
-def _start(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
+def start_run(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
     """``antiphase train`` on a settings file of its own, which people can run by hand; it sees one GPU alone."""
     settings = job.settings
     if settings.training.threads is None:

@@ -76,11 +76,11 @@ def reproduce(
     """
     preset = scale_preset(request)
     request.check_own()
-    _open(request, preset, output, resume=resume)
+    begin(request, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
-        registration = _registration(output)
-        work = _Work(request, preset, output, say, report)
+        registration = registered_claims(output)
+        work = Work(request, preset, output, say, report)
         found: dict[str, list[Record]] = {}
         missing = request.missing()
         for part, title in TITLES.items():
@@ -119,7 +119,7 @@ def reproduce(
     return record
 
 
-def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bool) -> None:
+def begin(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bool) -> None:
     """The folder is new, or holds this very reproduction; other parts may be asked for later."""
     path = output / REQUEST
     asked = {name: value for name, value in asdict(request).items() if name not in ("parts", *OWN)}
@@ -144,7 +144,7 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
         write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
 
 
-def _registration(output: Path) -> Registration | None:
+def registered_claims(output: Path) -> Registration | None:
     """What was claimed when the reproduction began; None: it began before claims were written down.
 
     Raises:
@@ -173,7 +173,9 @@ class _OfModel(Protocol):
     def __call__(self, folder: Path, arm: str, seed: int) -> Record: ...
 
 
-class _Work:
+class Work:
+    """The parts of a reproduction, each in its folder and done once."""
+
     def __init__(
         self, request: ReproduceRequest, preset: Preset, output: Path, say: Callable[[str], None], report: Report
     ) -> None:
@@ -244,17 +246,17 @@ class _Work:
                 say=self.say,
             ))]  # fmt: skip
         if part == "throughput":
-            return [self._once(part, "models", self._throughput)]
+            return [self.once(part, "models", self._throughput)]
         if part in PAIRED and part != "harness":
-            return [self._once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed) for seed in self.seeds]
+            return [self.once(part, f"seed{seed}", self._retrieval(part, seed), seed=seed) for seed in self.seeds]
         if part == "harness":
             return [
-                self._once(part, f"seed{seed}", self._harness(seed), seed=seed, journal=CELLS) for seed in self.seeds
+                self.once(part, f"seed{seed}", self._harness(seed), seed=seed, journal=CELLS) for seed in self.seeds
             ]
         own: dict[str, _OfModel] = {"many-shot": self._many_shot, "hallucination": self._hallucination}
         measure: _OfModel = own.get(part) or self._measurement(part)
         return [
-            self._once(
+            self.once(
                 part,
                 f"{arm}-seed{seed}",
                 partial(measure, arm=arm, seed=seed),
@@ -281,7 +283,7 @@ class _Work:
         self.folders[part].append(folder.relative_to(self.output))
         return Record.load(folder) if (folder / "record.json").is_file() else run(folder)
 
-    def _once(
+    def once(
         self,
         part: str,
         name: str,
@@ -347,13 +349,13 @@ class _Work:
             counts = self.scale.needles if part == "needles" else self.scale.needles[-1:]
             settings = settings_of(
                 part, name=self._model(BASELINE, seed), against=[self._model(ARM, seed)], needles=list(counts),
-                lengths=[self._length_asked()], samples=self.scale.cell_samples, seed=seed, device=self.device,
+                lengths=[self.length_asked()], samples=self.scale.cell_samples, seed=seed, device=self.device,
             )  # fmt: skip
             return evaluate(settings, folder)
 
         return measure
 
-    def _length_asked(self) -> int:
+    def length_asked(self) -> int:
         """The length at which a prompt and the room for its output end where training asks first; at most training's.
 
         Behind that place training has answers and further questions, and never a needle close by. More needles than in

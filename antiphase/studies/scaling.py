@@ -61,7 +61,7 @@ def scaling(
         grid.train(report)
         runs = {job.name: _run_row(grid, job, vocabulary=len(data.tokenizer)) for job in grid.jobs}
         found = [
-            _ladder(
+            ladder_of(
                 axis, [runs[grid.name(one, arm, seed)] for one in ladder for seed in seeds for arm in arms], arms, seeds
             )
             for name, ladder in ladders.items()
@@ -140,7 +140,7 @@ def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def _ladder(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def ladder_of(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Losses of each arm over one axis, the law through them, and what each arm needs for the first one's best loss."""
     by_arm: dict[str, dict[float, list[float]]] = {arm: {} for arm in arms}
     for run in sorted(runs, key=lambda run: (run[AXES[axis]], seeds.index(run["seed"]))):

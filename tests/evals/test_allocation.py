@@ -1,12 +1,7 @@
 """Shares of attention: hand-made weights with known sums, and the bounds that any model's figures keep."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from antiphase.data.retrieval import SPANS, RetrievalBatch, RetrievalTask, SymbolLanguage
 from antiphase.evals import allocation as module
@@ -18,19 +13,19 @@ LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
 
 
-def rows(found: list[dict[str, Any]]) -> dict[tuple[Any, str], dict[str, Any]]:
+def rows(found):
     return {(row["layer"], row["map"]): row for row in found}
 
 
-def total(row: dict[str, Any], figure: str) -> float:
+def total(row, figure):
     return sum(row["spans"][name][figure] for name in SPANS)
 
 
-def stub(monkeypatch: pytest.MonkeyPatch, layers: list[LayerRows]) -> None:
+def stub(monkeypatch, layers):
     """What the model would show, handed out to batches in order."""
     start = [0]
 
-    def attention_rows(model: Any, input_ids: Tensor, positions: Tensor) -> list[LayerRows]:
+    def attention_rows(model, input_ids, positions):
         assert positions.shape == (len(input_ids), 1)
         part = slice(start[0], start[0] + len(input_ids))
         start[0] += len(input_ids)
@@ -40,7 +35,7 @@ def stub(monkeypatch: pytest.MonkeyPatch, layers: list[LayerRows]) -> None:
 
 
 @pytest.fixture
-def one_row() -> RetrievalBatch:
+def one_row():
     """Seven tokens: each part once, but two of filler; nothing after the question."""
     kinds = torch.tensor([[0, 1, 4, 2, 3, 4, 5]])
     spans = {name: kinds == index for index, name in enumerate(SPANS)}

@@ -1,7 +1,5 @@
 """Constrained decoding: equal to the same done one token at a time without any cache, whatever is shared."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,9 +1,6 @@
 """What attention on the answer does, in models whose answer lives in one place and can be worked out by hand."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -24,11 +21,11 @@ SIGNAL, CONSTANT, RESULT = 0, 1, 2
 STRENGTH = 3.0
 
 
-def by_place(rows: list[dict[str, Any]]) -> dict[tuple[Any, str], dict[str, Any]]:
+def by_place(rows):
     return {(row["layer"], row["map"]): row for row in rows}
 
 
-def measured(model: Any, batch: RetrievalBatch) -> dict[tuple[Any, str], dict[str, Any]]:
+def measured(model, batch):
     return by_place(with_effects(allocation(model, batch), model, batches_of(batch)))
 
 
@@ -39,7 +36,7 @@ def constructed(tiny_config):
     What attention gives goes to a channel of its own, which the head reads as the answer.
     """
 
-    def build(kind: str, signals: list[int]) -> Any:
+    def build(kind, signals):
         config = tiny_config(
             kind, vocab_size=len(LANGUAGE.words), num_hidden_layers=1, hidden_size=16, num_attention_heads=4,
             num_key_value_heads=2, head_dim=4, tie_word_embeddings=False,
@@ -61,7 +58,7 @@ def constructed(tiny_config):
 
 
 @pytest.fixture
-def batch() -> RetrievalBatch:
+def batch():
     """One sequence: opening, four words of filler, the needle (key 2, number 11), two more of filler, the question."""
     kinds = torch.tensor([[0, 4, 4, 4, 4, 2, 2, 4, 4, 5, -1]])
     ids = torch.tensor([[1, 22, 23, 24, 25, 2, ANSWER, 26, 22, 2, ANSWER]])
@@ -69,7 +66,7 @@ def batch() -> RetrievalBatch:
     return RetrievalBatch(ids, torch.tensor([[[10]]]), torch.tensor([9]), spans)
 
 
-def log_probability(gives: float) -> float:
+def log_probability(gives):
     """Of the answer, when attention gives this to the result's channel, beside 1 in the constant one; width 16."""
     logit = 5.0 * gives / math.sqrt((1 + gives**2) / 16 + 1e-6)
     return logit - math.log(math.exp(logit) + len(LANGUAGE.words) - 1)

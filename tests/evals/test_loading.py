@@ -1,7 +1,5 @@
 """A model is measured with its own weights, all of them, and known again by all that a result depends on."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,13 +1,10 @@
 """The needle score of systems whose score is known: it rewards finding and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy
 import pytest
 import torch
-from torch import Tensor
 
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage, TextLanguage
 from antiphase.evals.needles import (
@@ -27,14 +24,12 @@ LANGUAGE = SymbolLanguage(KEYS, NUMBERS, FILLERS)
 FIRST_NUMBER = 2 + KEYS
 
 
-def factory(
-    *, needles: int | None = None, sequence_length: int | None = None, queries: int | None = None
-) -> RetrievalTask:
+def factory(*, needles=None, sequence_length=None, queries=None):
     """Sizes left out are those of training: 3 needles, 4 queries, 50 tokens."""
     return RetrievalTask(LANGUAGE, needles=needles or 3, queries=queries or 4, sequence_length=sequence_length or 50)
 
 
-def context_of(row: Tensor, first_answer: int) -> list[int]:
+def context_of(row, first_answer):
     """The needles' numbers in the order of the context."""
     return [index for index in row[:first_answer].tolist() if FIRST_NUMBER <= index < FIRST_NUMBER + NUMBERS]
 
@@ -43,11 +38,11 @@ System = Callable[[list[int], list[int], numpy.random.Generator], int]
 """Numbers in the context and true earlier answers to an answer."""
 
 
-def system(answer: System) -> Callable[[Tensor, Tensor], Tensor]:
+def system(answer):
     """A predictor that reads a row as a model would: the context, and the true answers before the one asked for."""
     generator = numpy.random.default_rng(0)
 
-    def predict(input_ids: Tensor, positions: Tensor) -> Tensor:
+    def predict(input_ids, positions):
         found = torch.empty_like(positions)
         for index, (row, places) in enumerate(zip(input_ids, positions.tolist(), strict=True)):
             context = context_of(row, places[0])
@@ -59,11 +54,11 @@ def system(answer: System) -> Callable[[Tensor, Tensor], Tensor]:
     return predict
 
 
-def perfect(input_ids: Tensor, positions: Tensor) -> Tensor:
+def perfect(input_ids, positions):
     return input_ids.gather(1, positions.clamp(min=0))
 
 
-def not_yet_named(context: list[int], earlier: list[int], generator: numpy.random.Generator) -> int:
+def not_yet_named(context, earlier, generator):
     left = [number for number in context if number not in earlier] or context
     return int(generator.choice(left))
 
@@ -74,7 +69,7 @@ first_needle = system(lambda context, earlier, generator: context[0])
 in_context_order = system(lambda context, earlier, generator: context[len(earlier) % len(context)])
 
 
-def holds(cell: dict, truth: float) -> bool:
+def holds(cell, truth):
     low, high = wilson_interval(cell["correct"], cell["samples"], 0.99)
     return low <= truth <= high
 
@@ -89,7 +84,7 @@ def test_a_system_that_finds_everything_scores_one():
 
 
 def test_a_system_that_is_always_wrong_scores_zero():
-    def wrong(input_ids: Tensor, positions: Tensor) -> Tensor:
+    def wrong(input_ids, positions):
         return perfect(input_ids, positions) + 1
 
     cell = needle_cell(wrong, factory(needles=5, sequence_length=40), depth=0.5, samples=60, seed=0)
@@ -151,8 +146,8 @@ def test_where_no_question_repeats_the_leak_shows_in_later_places_and_not_in_the
 
 
 def test_cells_hold_equal_sequences_whatever_predicts():
-    def recorder(seen: list[Tensor], answer: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-        def predict(input_ids: Tensor, positions: Tensor) -> Tensor:
+    def recorder(seen, answer):
+        def predict(input_ids, positions):
             seen.append(input_ids)
             return answer(input_ids, positions)
 
@@ -187,14 +182,14 @@ def test_empty_lists_mean_the_sizes_of_training():
 def test_naming_the_last_number_is_a_guess_where_the_needle_is_anywhere():
     """It is always right at depth 1, so only the cell of no fixed depth may be compared with the guess rate."""
 
-    def last(input_ids: Tensor, positions: Tensor) -> Tensor:
+    def last(input_ids, positions):
         values = [[token for token in row[: int(places[0])].tolist() if is_value(token)][-1] for row, places in
                   zip(input_ids, positions, strict=True)]  # fmt: skip
         return torch.tensor(values)[:, None].expand_as(positions)
 
     language = SymbolLanguage(10, 20, 30)
 
-    def is_value(token: int) -> bool:
+    def is_value(token):
         return 2 + language.key_count <= token < 2 + language.key_count + language.value_count
 
     task = RetrievalTask(language, needles=4, queries=2, sequence_length=40)
@@ -206,7 +201,7 @@ def test_naming_the_last_number_is_a_guess_where_the_needle_is_anywhere():
 
 
 def test_a_summary_of_one_model_has_wilsons_interval_and_of_several_their_range():
-    def cell(depth: float | None, correct: int, needles: int = 4, queries: int = 4) -> dict:
+    def cell(depth, correct, needles=4, queries=4):
         sizes = {"needles": needles, "queries": queries, "length": 60, "depth": depth}
         return {**sizes, "samples": 50, "correct": correct, "guess_rate": 0.25}
 
@@ -234,7 +229,7 @@ def test_an_answer_is_right_only_as_a_whole():
         spans={},
     )
 
-    def says(*tokens: int) -> list[bool]:
+    def says(*tokens):
         return correct_answers(lambda ids, positions: torch.tensor([tokens]), batch)[0].tolist()
 
     assert says(6, 7, -1, 8, 9, -1, 9, -1, -1) == [True, True, True]

@@ -1,16 +1,13 @@
 """AR-hit: pairs of the context, without those that training showed often; systems whose split is known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace
-from typing import Any
 
 import numpy
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from antiphase.data.streams import Batch
 from antiphase.evals import recall
@@ -19,14 +16,14 @@ from antiphase.evals.recall import count_pairs, recall_losses, recall_slices, re
 WORDS = 50
 
 
-def batch_of(ids: Tensor, labels: Tensor | None = None) -> Batch:
+def batch_of(ids, labels=None):
     return Batch(ids, ids if labels is None else labels)
 
 
-def by_hand(ids: Tensor) -> Tensor:
+def by_hand(ids):
     found = torch.zeros_like(ids, dtype=torch.bool)
     for row in range(len(ids)):
-        seen: set[tuple[int, int]] = set()
+        seen = set()
         for place in range(1, ids.shape[1]):
             pair = (int(ids[row, place - 1]), int(ids[row, place]))
             found[row, place] = pair in seen
@@ -39,22 +36,22 @@ class System(nn.Module):
 
     device = torch.device("cpu")
 
-    def __init__(self, rule: Any) -> None:
+    def __init__(self, rule):
         super().__init__()
         self.rule, self.head = rule, nn.Identity()
 
-    def get_output_embeddings(self) -> nn.Module:
+    def get_output_embeddings(self):
         return self.head
 
-    def forward(self, input_ids: Tensor, **kwargs: Any) -> Any:
+    def forward(self, input_ids, **kwargs):
         return SimpleNamespace(logits=self.head(torch.stack([self.rule(row) for row in input_ids])))
 
 
-def uniform(row: Tensor) -> Tensor:
+def uniform(row):
     return torch.zeros(len(row), WORDS)
 
 
-def copying(row: Tensor) -> Tensor:
+def copying(row):
     """What followed this token the last time; else nothing is known."""
     logits, following = torch.zeros(len(row), WORDS), {}
     for place, token in enumerate(row.tolist()):
@@ -65,7 +62,7 @@ def copying(row: Tensor) -> Tensor:
     return logits
 
 
-def walks(rows: int, length: int) -> Tensor:
+def walks(rows, length):
     """Rows in which a word is always followed by the same one: cycles, entered anew now and then."""
     found = []
     for row in range(rows):

@@ -1,9 +1,6 @@
 """Losses and predictions equal the model's own, whatever the batching, for models of any maker."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from antiphase.evals.scoring import greedy_predictions, negative_log_likelihoods
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
-MODELS: dict[str, Any] = {
+MODELS = {
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
     # squeezes its logits after the head
@@ -38,7 +35,7 @@ def model(request, tiny_model):
     return found
 
 
-def labelled(rows: int = 5, length: int = 17) -> tuple[torch.Tensor, torch.Tensor]:
+def labelled(rows=5, length=17):
     ids = torch.randint(3, 61, (rows, length))
     return ids, ids.masked_fill(torch.rand(rows, length) < 0.4, -100)
 

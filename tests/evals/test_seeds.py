@@ -1,7 +1,5 @@
 """Intervals over seeds and sample hold a known truth as often as they say; Holm against its definition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy
@@ -14,7 +12,7 @@ from antiphase.evals.statistics import mean_interval
 SIZE = 80
 
 
-def coverage(seeds: int, *, of_seeds: float, of_samples: float, shared: bool, known: str, trials: int) -> float:
+def coverage(seeds, *, of_seeds, of_samples, shared, known, trials):
     """How often the interval holds 0, the mean of a population with these standard deviations."""
     generator = numpy.random.default_rng(seeds)
     held = 0
@@ -36,7 +34,7 @@ def coverage(seeds: int, *, of_seeds: float, of_samples: float, shared: bool, kn
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "sample alone", "both"]
 )
 @pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_a_shared_sample_is_covered(seeds: int, of_seeds: float, of_samples: float, known: str) -> None:
+def test_a_shared_sample_is_covered(seeds, of_seeds, of_samples, known):
     """95 %, give or take what 600 trials leave open; a deviation of 1 over 80 samples is 0.11, about the seeds'."""
     found = coverage(seeds, of_seeds=of_seeds, of_samples=of_samples, shared=True, known=known, trials=600)
     assert 0.92 <= found <= 0.98
@@ -47,13 +45,13 @@ def test_a_shared_sample_is_covered(seeds: int, of_seeds: float, of_samples: flo
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "samples alone", "both"]
 )
 @pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_samples_of_each_seed_are_covered(seeds: int, of_seeds: float, of_samples: float, known: str) -> None:
+def test_samples_of_each_seed_are_covered(seeds, of_seeds, of_samples, known):
     """Never narrower than either source asks for, so that where samples are all there is it holds more often."""
     found = coverage(seeds, of_seeds=of_seeds, of_samples=of_samples, shared=False, known=known, trials=600)
     assert 0.92 <= found <= 0.995
 
 
-def test_students_interval_forgets_a_shared_sample() -> None:
+def test_students_interval_forgets_a_shared_sample():
     """What the module is for: with the sample alone, Student's interval over ten seeds has no width at all."""
     generator = numpy.random.default_rng(0)
     values = [float(generator.normal())] * 10
@@ -65,7 +63,7 @@ def test_students_interval_forgets_a_shared_sample() -> None:
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7, 8, 10, 30])
 @pytest.mark.parametrize("shared", [True, False])
-def test_without_variance_of_the_sample_it_is_students(count: int, shared: bool) -> None:
+def test_without_variance_of_the_sample_it_is_students(count, shared):
     values = numpy.random.default_rng(count).normal(1, 1, count).tolist()
     samples = None, Sample.of_errors([0.0] * count, 50, shared=shared)
     for sample in samples:
@@ -78,7 +76,7 @@ def test_without_variance_of_the_sample_it_is_students(count: int, shared: bool)
     assert (seeds_interval([0.5] * 4).p, seeds_interval([0.0] * 4).p) == (0.0, 1.0)
 
 
-def test_variances_add_up_with_satterthwaites_degrees() -> None:
+def test_variances_add_up_with_satterthwaites_degrees():
     values, error, size = [0.1, 0.3, 0.2, 0.5], 0.1, 25
     found = seeds_interval(values, Sample.of_errors([error] * 4, size, shared=True))
     seeds = numpy.var(values, ddof=1) / 4
@@ -91,7 +89,7 @@ def test_variances_add_up_with_satterthwaites_degrees() -> None:
     assert (found.covers, found.sample) == ("seeds and sample", "standard errors, one sample for all seeds of 25")
 
 
-def test_seeds_that_agree_claim_no_more_than_their_samples_can_say() -> None:
+def test_seeds_that_agree_claim_no_more_than_their_samples_can_say():
     """The case that was published: 294 to 295 right of 377 with each of three seeds gave ±0.3 points."""
     shares = [294 / 377, 294 / 377, 293 / 377]
     found = seeds_interval(shares, Sample.of_counts(shares, 377, shared=False))
@@ -101,7 +99,7 @@ def test_seeds_that_agree_claim_no_more_than_their_samples_can_say() -> None:
     assert held.high - held.low == pytest.approx(2 * 1.96 * math.sqrt(0.78 * 0.22 / 377), rel=0.02)  # ±4.2
 
 
-def test_the_p_of_a_bootstrap_agrees_with_its_interval() -> None:
+def test_the_p_of_a_bootstrap_agrees_with_its_interval():
     generator = numpy.random.default_rng(1)
     for shift in (0.0, 0.1, 0.2, 0.3, 0.4):
         scores = shift + generator.normal(0, 0.2, (BOOTSTRAP_FROM, 1)) + generator.normal(0, 1, (1, 60))
@@ -112,7 +110,7 @@ def test_the_p_of_a_bootstrap_agrees_with_its_interval() -> None:
         assert seeds_interval(values, Sample.of_scores(scores, shared=True)) == one  # no draw is left to chance
 
 
-def test_pairing_by_sample_takes_away_what_both_find_hard() -> None:
+def test_pairing_by_sample_takes_away_what_both_find_hard():
     generator = numpy.random.default_rng(2)
     hard = generator.normal(0, 1, (1, 400))
     arms = [Sample.of_scores(mean + hard + generator.normal(0, 0.1, (5, 400)), shared=True) for mean in (1.0, 1.2)]
@@ -127,18 +125,18 @@ def test_pairing_by_sample_takes_away_what_both_find_hard() -> None:
 
 
 @pytest.mark.parametrize("right", [0, 20])
-def test_a_share_of_none_or_all_keeps_a_variance(right: int) -> None:
+def test_a_share_of_none_or_all_keeps_a_variance(right):
     assert Sample.of_counts([right / 20], 20, shared=True).variances[0] == pytest.approx(21 / 22 * 1 / 22 / 20)
 
 
-def test_holm_is_its_definition_and_keeps_the_order() -> None:
+def test_holm_is_its_definition_and_keeps_the_order():
     # Holm (1979): 4 · 0.01, max(that, 3 · 0.02), max(that, 2 · 0.03), max(that, 1 · 0.5)
     assert holm([0.02, 0.5, 0.01, 0.03]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
 
 
-def test_holm_keeps_the_whole_family_at_five_per_cent() -> None:
+def test_holm_keeps_the_whole_family_at_five_per_cent():
     generator = numpy.random.default_rng(0)
     alone = together = 0
     for p_values in generator.uniform(size=(2000, 10)):

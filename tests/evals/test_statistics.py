@@ -1,7 +1,5 @@
 """Intervals against published values, scipy and their own meaning: how often they hold the truth."""
 
-from __future__ import annotations
-
 import math
 
 import numpy

@@ -1,7 +1,5 @@
 """Medians with censored seeds, and the log-rank test against a hand calculation and its own error rate."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 from scipy import stats

@@ -1,14 +1,11 @@
 """Tasks: prompts say what the template says, options follow the prompt alone, known systems get their score."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
-from transformers import PreTrainedTokenizerFast
 
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.data.tokenization import train_tokenizer
@@ -21,7 +18,7 @@ from antiphase.evals.tasks import load_task
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return train_tokenizer(["the cat sat on the mat and a dog ran to the log, then it sang ."] * 9, 300)
 
 

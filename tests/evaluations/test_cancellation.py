@@ -1,7 +1,5 @@
 """Two maps and their difference: pairs whose common mode is known, and sizes that weights made by hand confirm."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,34 +1,18 @@
 """``antiphase evaluate cancellation``: from words to the record, trained and untrained, and what it refuses."""
 
-from __future__ import annotations
-
-import sys
-
 import pytest
 
-from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.records import Record
 from antiphase.report import figures, summary
 from antiphase.studies.training_run import train_run
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["antiphase", "evaluate", "cancellation", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0, capsys.readouterr().err
-
-    return call
-
-
 @pytest.mark.parametrize("kind", ["differential", "softmax"])
-def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, run, kind):
+def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, antiphase, refused, kind):
     preset = load_preset(str(tiny_preset), [f"model.attention_type={kind}", "training.steps=3"])
     train_run(preset.run, tmp_path / "run", resume=False)
-    code, said = run(tmp_path / "run", "--output", tmp_path / "c", "--samples", "6", "--seed", "4")
+    code, _, said = antiphase("evaluate cancellation run --output c --samples 6 --seed 4")
     assert code == 0, said
     record = Record.load(tmp_path / "c")
     assert record.kind == "evaluate-cancellation"
@@ -39,18 +23,13 @@ def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, run, k
     assert (record.values["layers"][0]["cancelled"] is None) == (kind == "softmax")
     assert [table.title for table in summary.main_tables(record)] == ["Common mode", "Sparsity and noise of the maps"]
     assert len(figures.figures_of(record)["cancellation"].axes) == 3
-    code, said = run(tmp_path / "run", "--output", tmp_path / "c")
-    assert (code, "not empty" in said) == (2, True)
+    refused("not empty", "evaluate cancellation run --output c")
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["nowhere", "--samples", "3"], "MODEL nowhere: there is no such folder"),
-    (["nowhere", "--samples", "0"], "--samples must be at least 1"),
-    (["nowhere", "--needles", "-1"], "--needles must be at least 1"),
+    ("nowhere --samples 3", "MODEL nowhere: there is no such folder"),
+    ("nowhere --samples 0", "--samples must be at least 1"),
+    ("nowhere --needles -1", "--needles must be at least 1"),
 ])  # fmt: skip
-def test_what_cannot_be_measured_is_refused_and_leaves_nothing(tmp_path, run, words, said):
-    code, error = run(*words, "--output", tmp_path / "c")
-    assert code == 2
-    assert said in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "c").exists()
+def test_what_cannot_be_measured_is_refused_and_leaves_nothing(refused, words, said):
+    refused(said, "evaluate cancellation", words, "--output c")

@@ -1,15 +1,12 @@
 """Measurements that have a folder: found by it, complete, and what they share (flags, commands, typed results)."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -33,7 +30,7 @@ each = pytest.mark.parametrize("measurement", FOLDERS, ids=lambda one: one.kind)
 
 
 @each
-def test_a_folder_is_whole(measurement: Any) -> None:
+def test_a_folder_is_whole(measurement):
     own = measurement.settings
     assert issubclass(own, Settings)
     assert own.__doc__.startswith(tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ"))
@@ -61,17 +58,17 @@ def test_a_folder_is_whole(measurement: Any) -> None:
 
 
 @pytest.mark.parametrize("measurement", measurements("antiphase.evaluations").values(), ids=lambda one: one.kind)
-def test_other_records_have_nothing_of_it(measurement: Any) -> None:
+def test_other_records_have_nothing_of_it(measurement):
     record = Record(kind="train", values={"rows": []})
     assert [table for table in measurement.presentation.tables(record) if table is not None] == []
     assert [name for name, one in measurement.presentation.figures.items() if one.draw(record) is not None] == []
 
 
-def test_records_without_a_folder_are_found_to_have_none() -> None:
+def test_records_without_a_folder_are_found_to_have_none():
     assert measurement_of("compare") is None
 
 
-def test_the_committed_records_are_what_their_types_say() -> None:
+def test_the_committed_records_are_what_their_types_say():
     """Read and written again they have the values that they had."""
     seen = set()
     for path in sorted(RECORDS.rglob("*.json")):
@@ -90,7 +87,7 @@ def test_the_committed_records_are_what_their_types_say() -> None:
     assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation"}
 
 
-def assert_holds(found: Any, values: Any, where: str) -> None:
+def assert_holds(found, values, where):
     """Everything that is in ``found`` is in ``values``; what older records lack is None or empty."""
     if isinstance(found, dict):
         for name, value in found.items():
@@ -106,7 +103,7 @@ def assert_holds(found: Any, values: Any, where: str) -> None:
         assert found == values, where
 
 
-def assert_nothing_lost(values: Any, found: Any, where: str, *, own: Collection[str] = ()) -> None:
+def assert_nothing_lost(values, found, where, *, own=()):
     """Every key of ``values`` is in ``found``, but for those that every record has of its ``own``."""
     if isinstance(values, dict):
         for name in values.keys() - set(own):
@@ -117,13 +114,13 @@ def assert_nothing_lost(values: Any, found: Any, where: str, *, own: Collection[
             assert_nothing_lost(one, other, f"{where} {index}")
 
 
-def test_a_record_of_other_values_is_refused_by_name() -> None:
+def test_a_record_of_other_values_is_refused_by_name():
     with pytest.raises(InputError, match=r"missing key 'curve\[0\].loss'"):
         LongContext.read(Record(kind="evaluate-long-context",
                                 values={"windows": 1, "length": 9, "curve": [{"position": 3}]}))  # fmt: skip
 
 
-def test_a_result_shows_itself_in_a_notebook(tiny_model: Any) -> None:
+def test_a_result_shows_itself_in_a_notebook(tiny_model):
     import torch
 
     ids = torch.randint(1, 61, (2, 20))
@@ -139,7 +136,7 @@ def test_a_result_shows_itself_in_a_notebook(tiny_model: Any) -> None:
     assert html.fragment(Record(kind="odd", values={"a": "<b>"})).count("&lt;b&gt;") == 1
 
 
-def test_the_command_line_knows_them_without_the_heavy_libraries() -> None:
+def test_the_command_line_knows_them_without_the_heavy_libraries():
     code = (
         "import sys, antiphase.cli\n"
         "assert not {'torch', 'transformers', 'matplotlib', 'scipy'} & sys.modules.keys(), "
@@ -149,7 +146,7 @@ def test_the_command_line_knows_them_without_the_heavy_libraries() -> None:
 
 
 @each
-def test_help_names_every_flag(measurement: Any) -> None:
+def test_help_names_every_flag(measurement):
     found = CliRunner().invoke(cli.app, [*measurement.command.split(), "--help"], terminal_width=200)
     assert found.exit_code == 0
     for own in flags_of(measurement.settings).values():
@@ -173,8 +170,8 @@ class Example(Settings):
     seed: int = flag("Seed.", default=0, least=0, most=9)
 
 
-def called(*words: str) -> tuple[Example, dict[str, Any]]:
-    seen: list[Any] = []
+def called(*words):
+    seen = []
     app = typer.Typer()
     app.command()(command_of(Example, lambda settings, **given: seen.append((settings, given))))
     found = CliRunner().invoke(app, list(words))
@@ -182,13 +179,13 @@ def called(*words: str) -> tuple[Example, dict[str, Any]]:
     return seen[0]
 
 
-def test_a_command_gives_the_defaults_of_the_fields() -> None:
+def test_a_command_gives_the_defaults_of_the_fields():
     settings, given = called("M", "--output", "out")
     assert settings == Example(name="M", sizes=[4, 2])
     assert given == {"output": Path("out"), "resume": False}
 
 
-def test_a_command_reads_every_kind_of_flag() -> None:
+def test_a_command_reads_every_kind_of_flag():
     settings, given = called(
         "M", "--output", "out", "--data", "a", "--data", "b", "--sizes", "7,8", "--shares", "0.5,1", "--way", "fast",
         "--most-words", "3", "--loud", "--seed", "9", "--resume",
@@ -213,12 +210,12 @@ def test_a_command_reads_every_kind_of_flag() -> None:
     ({"sizes": (math.nan,)}, "--sizes must be at least 1, got nan"),
     ({"seed": 10}, "--seed must lie between 0 and 9, got 10"),
 ])  # fmt: skip
-def test_a_value_out_of_range_is_refused_by_its_flag(values: dict[str, Any], message: str) -> None:
+def test_a_value_out_of_range_is_refused_by_its_flag(values, message):
     with pytest.raises(InputError, match=message):
         Example(name="M", **values).check()
 
 
-def test_words_for_numbers_are_refused_by_the_flag() -> None:
+def test_words_for_numbers_are_refused_by_the_flag():
     app = typer.Typer()
     app.command()(command_of(Example, lambda settings, **given: None))
     for words in ("many", ""):

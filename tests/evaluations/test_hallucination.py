@@ -1,7 +1,5 @@
 """``antiphase evaluate hallucination``: nothing is written or paid twice, and no failure counts as right."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -280,7 +278,7 @@ def test_the_summaries_of_real_news(folder, shared):
     path = shared / "data" / "summarization" / "xsum-1000.jsonl"
     items = module.load_items(str(path))
     assert len(items) == 1000
-    controls = {system.role: system for system in module._controls(items[:200], 0)}
+    controls = {system.role: system for system in module.controls_of(items[:200], 0)}
     assert len(controls["wrong"].items) > 180
     mean = {role: module.score(s.items, s.outputs, [None] * len(s.items)) for role, s in controls.items()}
     assert mean["lead"]["copied"] > 0.99

@@ -1,7 +1,5 @@
 """Contextual hallucination: systems whose score is known get it, and the measures beside it tell them apart."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """``antiphase evaluate harness``: models as rows of one table, and nothing measured twice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines that survive a kill: a torn last one is left out, anything else that is no line costs one sentence."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Judges: an endpoint that answers, fails, is silent or talks nonsense, on this machine; and a local model."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """lm-eval as a library: the same scores as our own on the same samples, and systems whose score is known get it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

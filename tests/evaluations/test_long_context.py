@@ -1,7 +1,5 @@
 """Loss by position: equal to one whole forward pass, whatever the chunks, and honest about what context is worth."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

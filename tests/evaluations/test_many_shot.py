@@ -1,7 +1,5 @@
 """Many-shot learning: systems whose score is known get it; examples, orders and rows are the same for all models."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -1,9 +1,6 @@
 """The score of systems whose score is known, on contexts in plain text; and what a model writes."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -22,11 +19,11 @@ def haystack(generated_text, text_tokenizer):
     return Haystack([generated_text], text_tokenizer)
 
 
-def size(needles: int = 4, queries: int = 1, depth: float | None = None, length: int = 270) -> Cell:
+def size(needles=4, queries=1, depth=None, length=270):
     return Cell(needles=needles, queries=queries, length=length, depth=depth)
 
 
-def system(answer: Callable[[Context, random.Random], str]) -> Callable[[Sequence[Context]], list[str]]:
+def system(answer):
     draw = random.Random(3)
     return lambda contexts: [answer(context, draw) for context in contexts]
 
@@ -40,12 +37,12 @@ everything = system(lambda context, draw: " " + ", ".join(context.numbers))
 talking = system(lambda context, draw: " what nobody knows.")
 
 
-def score(answers: Callable[[Sequence[Context]], list[str]], haystack: Haystack, cell: Cell, count: int = 400) -> dict:
+def score(answers, haystack, cell, count=400):
     (row,) = text_needles(answers, {cell: haystack.contexts(cell, count, seed=1)})
     return row
 
 
-def holds(row: dict, truth: float) -> bool:
+def holds(row, truth):
     low, high = wilson_interval(row["correct"], row["samples"], 0.99)
     return low <= truth <= high
 
@@ -113,7 +110,7 @@ def test_digits_of_other_scripts_are_no_numbers():
 # ------------------------------------------------------------------------------------------ differences and trends
 
 
-def row(right: list[int], length: int = 100, depth: float | None = 0.0) -> dict:
+def row(right, length=100, depth=0.0):
     sizes = {"needles": 4, "queries": 1, "length": length, "depth": depth, "guess_rate": 0.25}
     return {**sizes, "right": right, "correct": sum(right), "samples": len(right)}
 

@@ -1,7 +1,5 @@
 """Outliers: the largest and the median of attention logits and hidden states, against whole tensors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Sinks on text: sums over batches are those of one batch, and a planted sink leads the ranking."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

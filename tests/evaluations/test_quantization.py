@@ -1,7 +1,5 @@
 """Attention logits in few bits: the formula, and a model whose every map goes through it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

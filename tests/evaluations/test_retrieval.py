@@ -1,23 +1,17 @@
 """Needles and allocation from request to record: several models on the same contexts, tables, and refusals."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
-from antiphase import cli
 from antiphase.config import load_preset
-from antiphase.data.haystacks import Context
 from antiphase.data.retrieval import SPANS
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -31,7 +25,6 @@ from antiphase.evaluations.needles.measure import needles_in_text
 from antiphase.evaluations.needles.text import Generating
 from antiphase.evaluations.retrieval import arm_names
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
@@ -42,17 +35,17 @@ LENGTH = 260
 
 
 @pytest.fixture
-def book(tmp_path: Path, generated_text: str) -> str:
+def book(tmp_path, generated_text):
     path = tmp_path / "book.txt"
     path.write_text(generated_text, encoding="utf-8")
     return str(path)
 
 
 @pytest.fixture
-def make(tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any) -> Callable[..., str]:
+def make(tmp_path, tiny_model, text_tokenizer):
     """A folder with a tiny model and its tokenizer: of this package, or a Llama."""
 
-    def write(name: str, kind: str = "differential", *, positions: int = LENGTH, tokenizer: Any = None) -> str:
+    def write(name, kind="differential", *, positions=LENGTH, tokenizer=None):
         tokenizer = tokenizer or text_tokenizer
         if kind == "llama":
             torch.manual_seed(1)
@@ -73,21 +66,20 @@ def make(tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any) ->
     return write
 
 
-def request(measurement: str, names: list[str], book: str, **words: Any) -> ContextSettings:
+def request(measurement, names, book, **words):
     usual = {"needles": [3], "lengths": [LENGTH], "depths": [0.0, 1.0], "samples": 4, "paths": [book]}
     return asked(measurement, names, **{**usual, **words})
 
 
-def asked(measurement: str, names: list[str], **words: Any) -> ContextSettings:
-    found: ContextSettings = settings_of(measurement, name=names[0], against=names[1:], device="cpu", **words)
-    return found
+def asked(measurement, names, **words):
+    return settings_of(measurement, name=names[0], against=names[1:], device="cpu", **words)
 
 
 def test_models_read_the_same_contexts_and_their_differences_are_paired(tmp_path, make, book, monkeypatch):
     """Answers that depend on the context and the model alone show which contexts each model read."""
-    read: dict[str, list[Context]] = {}
+    read = {}
 
-    def answer(system: Generating, contexts: list[Context]) -> list[str]:
+    def answer(system, contexts):
         read.setdefault(system.name, []).extend(contexts)
         knows = system.model.config.model_type == "llama"
         return [context.answers[0] if knows else context.numbers[0] for context in contexts]
@@ -277,23 +269,23 @@ def test_a_script_gets_what_the_command_writes(tmp_path, make, book, generated_t
 class Counted:
     """Which models are loaded, and the cells that are measured; before cell number ``stop`` the work is stopped."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.stop: int | None = None
-        self.loaded: list[str] = []
-        self.cells: list[tuple[Any, ...]] = []
-        for name in ("_Texts", "_Symbols"):
+    def __init__(self, monkeypatch):
+        self.stop = None
+        self.loaded = []
+        self.cells = []
+        for name in ("Texts", "Symbols"):
             kind = getattr(retrieval, name)
             monkeypatch.setattr(kind, "rows", self._counting(kind.rows))
         load = retrieval.load_model
 
-        def loading(name: str, **words: Any) -> Any:
+        def loading(name, **words):
             self.loaded.append(name)
             return load(name, **words)
 
         monkeypatch.setattr(retrieval, "load_model", loading)
 
-    def _counting(self, measure: Callable[..., Any]) -> Callable[..., Any]:
-        def rows(experiment: Any, loaded: Any, cell: Any) -> Any:
+    def _counting(self, measure):
+        def rows(experiment, loaded, cell):
             if len(self.cells) == self.stop:
                 raise KeyboardInterrupt
             weights = sum(float(tensor.detach().double().sum()) for tensor in loaded.model.parameters())
@@ -302,17 +294,17 @@ class Counted:
 
         return rows
 
-    def clear(self) -> None:
+    def clear(self):
         self.stop, self.loaded, self.cells = None, [], []
 
 
 @pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+def counted(monkeypatch):
     return Counted(monkeypatch)
 
 
 @pytest.fixture
-def symbols(tmp_path: Path, tiny_preset: Path) -> list[str]:
+def symbols(tmp_path, tiny_preset):
     for kind in ("softmax", "differential"):
         run = load_preset(str(tiny_preset), [f"model.attention_type={kind}", "training.steps=1"]).run
         train_run(run, tmp_path / kind, resume=False)
@@ -330,7 +322,7 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
     whole = evaluate(ask, tmp_path / "whole")
     cells = list(counted.cells)
     assert len(cells) == len(set(cells)) == (6 if (measurement, task) == ("needles", "text") else 8)
-    done: list[Any] = []
+    done = []
     for stop in (0, 3, 2, None):  # before anything, in the first model, in the second, not at all
         counted.clear()
         counted.stop = stop
@@ -350,7 +342,7 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
     assert (counted.cells, counted.loaded) == ([], ask.names[:1])
 
 
-def grid(measurement: str, names: list[str], book: str) -> ContextSettings:
+def grid(measurement, names, book):
     return request(measurement, names, book, depths=[0.5], samples=2)
 
 
@@ -381,7 +373,7 @@ def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, boo
     kept = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     shutil.copytree(llama, tmp_path / "copy")
 
-    def refused(words: str, other: ContextSettings | None = None, **changes: Any) -> None:
+    def refused(words, other=None, **changes):
         with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
             evaluate(replace(other or ask, **changes), tmp_path / "out", resume=True)
 
@@ -427,7 +419,7 @@ cli.main()
 
 @pytest.mark.essential
 @pytest.mark.slow
-def test_a_killed_command_goes_on(tmp_path, make, book, counted, monkeypatch):
+def test_a_killed_command_goes_on(tmp_path, make, book, counted, antiphase):
     words = [make("ours"), "--against", make("llama", "llama"), "--data", book, "--needles", "3", "--depths", "0.5"]
     words += ["--length", str(LENGTH), "--samples", "2", "--device", "cpu", "--output"]
     killed = subprocess.run([sys.executable, "-c", KILLED, *words, str(tmp_path / "out")], capture_output=True)
@@ -435,10 +427,7 @@ def test_a_killed_command_goes_on(tmp_path, make, book, counted, monkeypatch):
     assert not (tmp_path / "out" / "record.json").exists()
     for folder, more in (("out", ["--resume"]), ("whole", [])):
         counted.clear()
-        monkeypatch.setattr(sys, "argv", ["antiphase", "evaluate", "needles", *words, str(tmp_path / folder), *more])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert not caught.value.code
+        assert antiphase("evaluate needles", words, folder, more)[0] == 0
         assert len(counted.cells) == (4 if more else 6)
     assert Record.load(tmp_path / "out").values == Record.load(tmp_path / "whole").values
     assert {path.name for path in (tmp_path / "out").iterdir()} - {LOCK} == {JOURNAL, "record.json", "report.html"}

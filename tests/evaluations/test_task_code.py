@@ -1,11 +1,8 @@
 """Python that a folder of tasks brings along leaves its mark if it is trusted, and only then."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -25,7 +22,7 @@ OWN = Path(lm_eval.__file__).parent
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Rows, and Python that leaves a mark as soon as it is read."""
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"q": f"{n}?", "answer": "yes"}) + "\n" for n in range(3)))
     tasks = tmp_path / "tasks"
@@ -39,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, lines: str = "", name: str = "plain.yaml", **fields: Any) -> Path:
+def write(folder, lines="", name="plain.yaml", **fields):
     """A task of the folder; ``lines`` are appended as they stand, since plain YAML knows no functions."""
     settings = {
         "task": "plain", "dataset_path": "json", "test_split": "test",
@@ -52,58 +49,58 @@ def write(folder: Path, lines: str = "", name: str = "plain.yaml", **fields: Any
     return path
 
 
-def function(folder: Path) -> str:
+def function(folder):
     write(folder, "process_docs: !function code.same\n")
     return "plain"
 
 
-def whole_task(folder: Path) -> str:
+def whole_task(folder):
     (folder / "tasks" / "plain.yaml").write_text("task: plain\nclass: !function code.Task\n")
     return "plain"
 
 
-def included(folder: Path) -> str:
+def included(folder):
     (folder / "tasks" / "base.txt").write_text("process_docs: !function code.same\n")
     write(folder, include="base.txt")
     return "plain"
 
 
-def outside_the_folder(folder: Path) -> str:
+def outside_the_folder(folder):
     (folder / "code.py").write_text((folder / "tasks" / "code.py").read_text())
     (folder / "base.yaml").write_text("process_docs: !function code.same\n")
     write(folder, include="../base.yaml")
     return "plain"
 
 
-def file_by_its_path(folder: Path) -> str:
+def file_by_its_path(folder):
     path = write(folder, "process_docs: !function code.same\n")
     return str(path.rename(folder / "tasks" / "alone.yml"))
 
 
-def group(folder: Path) -> str:
+def group(folder):
     write(folder)
     text = "group: several\ntask:\n- task: plain\n  process_docs: !function code.same\n"
     (folder / "tasks" / "several.yaml").write_text(text)
     return "several"
 
 
-def metric(folder: Path) -> str:
+def metric(folder):
     write(folder, metric_list=[{"metric": str(folder / "tasks" / "measure"), "aggregation": "mean"}])
     return "plain"
 
 
-def metric_by_evaluate(folder: Path) -> str:
+def metric_by_evaluate(folder):
     path = str(folder / "tasks" / "measure")
     write(folder, metric_list=[{"metric": path, "hf_evaluate": True, "aggregation": "mean"}])
     return "plain"
 
 
-def template(folder: Path) -> str:
+def template(folder):
     write(folder, doc_to_text=f"{{{{ cycler.__init__.__globals__.os.mknod('{folder / 'mark'}') }}}}")
     return "plain"
 
 
-def parts_of_lm_eval() -> list[Any]:
+def parts_of_lm_eval():
     """What is another within the block."""
     return [utils.env, task_module.get_metric, _yaml_loader._import_func_in_yml]
 
@@ -146,7 +143,7 @@ def test_functions_and_metrics_of_lm_eval_itself_need_no_trust(folder):
 def test_a_task_is_known_by_the_code_of_its_functions(folder):
     write(folder, "process_docs: !function code.same\n")
 
-    def digest() -> str:
+    def digest():
         library = TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True)
         return harness.digest(library.load("plain"))
 

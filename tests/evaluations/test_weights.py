@@ -1,7 +1,5 @@
 """Weights in few bits: which layers, how close to the model with all bits, and what is said of the rest."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest
@@ -12,8 +10,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.quantization.weights import GROUP, SMALLEST_GROUP, check_weights, group_of, quantized_weights
 
 needs_torchao = pytest.mark.skipif(
-    importlib.util.find_spec("torchao") is None,
-    reason="torchao (antiphase[quantization]) is not installed",
+    importlib.util.find_spec("torchao") is None, reason="torchao (antiphase[quantization]) is not installed"
 )
 
 

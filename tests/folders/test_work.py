@@ -1,7 +1,5 @@
 """Work that was stopped goes on only as the very same, and a folder written beside appears whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,25 +1,21 @@
 """The plain layers are PyTorch's attention and the reference, alone, with any attention function and any cache."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from antiphase.errors import InputError
-from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionAcross, DifferentialAttentionV2
 from antiphase.layers.functions import antiphase_attention, eager_attention, join_halves, subtracting
@@ -30,7 +26,7 @@ from antiphase.layers.softmax import SoftmaxAttention
 from antiphase.ops.api import differential_attention
 
 HIDDEN, MAPS, WIDTH = 40, 4, 6
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS = {
     "softmax": ("softmax", {"num_key_value_heads": 2}),
     "norm, gate, sinks and DEX": (
         "softmax", {"head_norm": True, "output_gate": True, "sink_logits": True, "dex_heads": [0, 3]}
@@ -45,7 +41,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
-def build(name: str, **more: Any) -> AttentionLayer:
+def build(name, **more):
     """A layer in float64 with random values of every parameter."""
     kind, fields = VARIANTS[name]
     layer = LAYERS[kind](HIDDEN, MAPS, head_dim=WIDTH, **{**fields, **more}).double()
@@ -55,11 +51,11 @@ def build(name: str, **more: Any) -> AttentionLayer:
     return layer
 
 
-def tokens(length: int = 9, batch: int = 2, width: int = HIDDEN) -> Tensor:
+def tokens(length=9, batch=2, width=HIDDEN):
     return torch.randn(batch, length, width, dtype=torch.float64)
 
 
-def maps_of(projection: nn.Linear, x: Tensor) -> Tensor:
+def maps_of(projection, x):
     return projection(x).unflatten(-1, (-1, WIDTH)).transpose(1, 2)
 
 
@@ -117,7 +113,7 @@ def test_differential_attention_is_the_reference(name, options, function):
     x, position = tokens(), rotary_positions(torch.arange(9)[None], WIDTH)
     query, key, value = (maps_of(projection, x) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
     query, key = rotate(query, *position), rotate(key, *position)
-    form: dict[str, Any] = {"is_causal": options.get("is_causal", True), "impl": "reference", "return_weights": True}
+    form = {"is_causal": options.get("is_causal", True), "impl": "reference", "return_weights": True}
     form["sliding_window"] = options.get("sliding_window")
     if name == "V1":
         wanted, weights = differential_attention(query, key, join_halves(value), layer.lam(), **form)
@@ -140,7 +136,7 @@ def test_gradients_are_those_of_finite_differences(name):
     fp32 = layer.kept_in_fp32 if name.startswith("V1") else ()
     chosen = {n: p.detach().requires_grad_() for n, p in layer.named_parameters() if n not in fp32}
 
-    def run(x: Tensor, *values: Tensor) -> Tensor:
+    def run(x, *values):
         return torch.func.functional_call(layer, dict(zip(chosen, values, strict=True)), (x,))[0]
 
     assert torch.autograd.gradcheck(run, (x, *chosen.values()), fast_mode=True)
@@ -178,10 +174,10 @@ def test_a_function_that_does_not_subtract_is_refused(name):
 class Lists:
     """The least that a cache must be."""
 
-    def __init__(self) -> None:
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+    def __init__(self):
+        self.kept = {}
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
+    def update(self, key, value, layer_idx):
         if layer_idx in self.kept:
             key, value = (torch.cat(pair, dim=2) for pair in zip(self.kept[layer_idx], (key, value), strict=True))
         self.kept[layer_idx] = key, value

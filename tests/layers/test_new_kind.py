@@ -1,17 +1,11 @@
 """A new kind of attention is one class and one line in the registry: everything else reads what it says of itself."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any, Unpack
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import antiphase
 from antiphase.errors import InputError
-from antiphase.layers.attention import CommonArguments
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.registry import LAYERS, set_training_step
 from antiphase.models.initialization import initialize
@@ -25,31 +19,29 @@ class Warmed(DifferentialAttentionV1):
     zero_at_start = ("head_bias",)
     kept_in_fp32 = (*DifferentialAttentionV1.kept_in_fp32, "head_bias")
 
-    def __init__(
-        self, hidden_size: int, num_attention_heads: int, *, coolness: float = 1.0, **common: Unpack[CommonArguments]
-    ) -> None:
+    def __init__(self, hidden_size, num_attention_heads, *, coolness=1.0, **common):
         super().__init__(hidden_size, num_attention_heads, **common)
         self.coolness, self.steps = coolness, 0
         self.head_bias = nn.Parameter(torch.zeros(num_attention_heads // 2, 1))
 
     @classmethod
-    def check(cls, given: Mapping[str, Any]) -> None:
+    def check(cls, given):
         super().check(given)
         if given.get("coolness") is not None and not given["coolness"] > 0:
             raise InputError(f"coolness must be above 0, got {given['coolness']!r}")
 
-    def at_step(self, step: int) -> None:
+    def at_step(self, step):
         self.steps = step
 
-    def lam(self) -> Tensor:
+    def lam(self):
         return super().lam() / self.coolness
 
-    def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
+    def _finish(self, out, hidden_states):
         return super()._finish(out, hidden_states) + self.head_bias
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+def _registered(monkeypatch):
     monkeypatch.setitem(LAYERS, "warmed", Warmed)
 
 

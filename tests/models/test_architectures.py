@@ -1,53 +1,37 @@
 """Other architectures with differential attention: what they compute, how they are built, saved and refused."""
 
-from __future__ import annotations
-
 import pickle
 import subprocess
 import sys
 import warnings
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    BertConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+import transformers as hf
 
 import antiphase
 from antiphase.errors import InputError
+from support.models import ids_of
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 8,
     "pad_token_id": 0, "max_position_embeddings": 64,
 }  # fmt: skip
 GROUPED = {**SIZES, "num_key_value_heads": 4}
-DECODERS: dict[str, Any] = {
-    "llama": LlamaConfig(**GROUPED),
-    "mistral": MistralConfig(**GROUPED, sliding_window=5),
-    "qwen2": Qwen2Config(**GROUPED),
-    "qwen3": Qwen3Config(**GROUPED, head_dim=6),
-    "gpt2": GPT2Config(vocab_size=61, n_embd=48, n_layer=3, n_head=8, n_positions=64, attn_pdrop=0.0, pad_token_id=0),
+DECODERS = {
+    "llama": hf.LlamaConfig(**GROUPED),
+    "mistral": hf.MistralConfig(**GROUPED, sliding_window=5),
+    "qwen2": hf.Qwen2Config(**GROUPED),
+    "qwen3": hf.Qwen3Config(**GROUPED, head_dim=6),
+    "gpt2": hf.GPT2Config(
+        vocab_size=61, n_embd=48, n_layer=3, n_head=8, n_positions=64, attn_pdrop=0.0, pad_token_id=0
+    ),
 }
-BERT = BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
+BERT = hf.BertConfig(**SIZES, attention_probs_dropout_prob=0.0)
 every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
-def built(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
+def built(config, auto=hf.AutoModelForCausalLM):
     model = auto.from_config(antiphase.differential_config(config)).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -56,13 +40,7 @@ def built(config: Any, auto: Any = AutoModelForCausalLM) -> Any:
     return model
 
 
-def ids_of(*shape: int) -> Tensor:
-    return torch.randint(3, 61, shape)
-
-
-def paper(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scaling: float, **kwargs: Any
-) -> tuple[Tensor, None]:
+def paper(module, query, key, value, mask, *, scaling, **kwargs):
     """Equations 1 to 3 of 2410.05258, head by head, for maps that are neighbours."""
     heads, own = [], module.differential
     lam = float(own.lam())
@@ -82,13 +60,13 @@ def paper(
 
 @pytest.mark.parametrize("name", [*DECODERS, "bert"])
 def test_every_architecture_computes_the_papers_equations(name):
-    config, auto = (BERT, AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], AutoModelForCausalLM)
+    config, auto = (BERT, hf.AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], hf.AutoModelForCausalLM)
     model, ids = built(config, auto), ids_of(2, 21)
     found = model(ids).logits
-    AttentionInterface.register("antiphase_swapped_paper", paper)
-    AttentionMaskInterface.register(
+    hf.AttentionInterface.register("antiphase_swapped_paper", paper)
+    hf.AttentionMaskInterface.register(
         "antiphase_swapped_paper",
-        lambda **kwargs: AttentionMaskInterface._global_mapping["sdpa"](
+        lambda **kwargs: hf.AttentionMaskInterface._global_mapping["sdpa"](
             **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         ),
     )
@@ -96,15 +74,15 @@ def test_every_architecture_computes_the_papers_equations(name):
         model.set_attn_implementation("antiphase_swapped_paper")
         expected = model(ids).logits
     finally:
-        del AttentionInterface._global_mapping["antiphase_swapped_paper"]
-        del AttentionMaskInterface._global_mapping["antiphase_swapped_paper"]
+        del hf.AttentionInterface._global_mapping["antiphase_swapped_paper"]
+        del hf.AttentionMaskInterface._global_mapping["antiphase_swapped_paper"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     depths = [module.lambda_init for module in model.modules() if type(module).__name__ == "DifferentialHeads"]
     assert depths == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828**-0.3, 0.8 - 0.6 * 2.718281828**-0.6])
 
 
 def test_a_differential_llama_is_the_model_of_this_project():
-    theirs = built(LlamaConfig(**GROUPED, rms_norm_eps=1e-6))
+    theirs = built(hf.LlamaConfig(**GROUPED, rms_norm_eps=1e-6))
     fields = {name: value for name, value in GROUPED.items() if name != "pad_token_id"}
     ours = antiphase.AntiphaseForCausalLM(antiphase.AntiphaseConfig(attention_type="differential", **fields)).eval()
     ours.load_state_dict({name.replace(".differential.", "."): tensor for name, tensor in theirs.state_dict().items()})
@@ -117,20 +95,20 @@ def test_decoding_with_a_cache_and_padding_equals_one_forward(name):
     model = built(DECODERS[name])
     ids, mask = ids_of(2, 12), torch.ones(2, 12, dtype=torch.int64)
     mask[0, :4] = 0
-    options: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     one, other = (model.generate(ids, attention_mask=mask, use_cache=cached, **options) for cached in (True, False))
     assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", [*DECODERS, "bert"])
 def test_a_saved_model_comes_back_equal(tmp_path, name):
-    config, auto = (BERT, AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], AutoModelForCausalLM)
+    config, auto = (BERT, hf.AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], hf.AutoModelForCausalLM)
     model, ids = built(config, auto), ids_of(2, 9)
     model.save_pretrained(tmp_path)
     loaded = auto.from_pretrained(tmp_path).eval()
     assert type(loaded) is type(model)
     assert torch.equal(loaded(ids).logits, model(ids).logits)
-    assert AutoConfig.from_pretrained(tmp_path).model_type == f"differential_{config.model_type}"
+    assert hf.AutoConfig.from_pretrained(tmp_path).model_type == f"differential_{config.model_type}"
     half = auto.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert {p.dtype for n, p in half.named_parameters() if "lambda" in n} == {torch.float32}
     assert half(ids).logits.dtype == torch.bfloat16
@@ -149,14 +127,14 @@ def test_a_saved_model_loads_in_a_new_process(tmp_path):
 
 
 def test_other_heads_are_known_too():
-    for auto, config in ((AutoModel, DECODERS["llama"]), (AutoModelForSequenceClassification, BERT)):
+    for auto, config in ((hf.AutoModel, DECODERS["llama"]), (hf.AutoModelForSequenceClassification, BERT)):
         assert type(auto.from_config(antiphase.differential_config(config))).__name__.startswith("Differential")
 
 
 @pytest.mark.parametrize("name", ["gpt2", "qwen2"])
 def test_it_learns(name):
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS[name]))
+    model = hf.AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS[name]))
     ids = ids_of(4, 16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     losses = []
@@ -171,7 +149,9 @@ def test_it_learns(name):
 
 
 def test_initial_values_are_the_papers():
-    model = AutoModelForCausalLM.from_config(antiphase.differential_config(LlamaConfig(**{**GROUPED, "head_dim": 64})))
+    model = hf.AutoModelForCausalLM.from_config(
+        antiphase.differential_config(hf.LlamaConfig(**{**GROUPED, "head_dim": 64}))
+    )
     vectors = torch.cat([parameter for name, parameter in model.named_parameters() if "lambda" in name])
     assert vectors.std().item() == pytest.approx(0.1, rel=0.15)
     assert all((p == 1).all() for n, p in model.named_parameters() if "head_norm" in n)
@@ -181,7 +161,7 @@ def test_initial_values_are_the_papers():
 def test_implementations_that_know_no_lambda_are_refused_wherever_they_are_asked_for(name):
     pattern = f"has one implementation, antiphase_inside; leave .*'{name}' out"
     with pytest.raises(ValueError, match=pattern):
-        AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS["llama"]), attn_implementation=name)
+        hf.AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS["llama"]), attn_implementation=name)
     model = built(DECODERS["llama"])
     with pytest.raises(ValueError, match=pattern):
         model.set_attn_implementation(name)
@@ -192,8 +172,8 @@ def test_implementations_that_know_no_lambda_are_refused_wherever_they_are_asked
 
 
 def test_self_and_cross_attention_of_a_layer_have_the_lambda_init_of_its_depth():
-    config = GPT2Config(n_embd=48, n_layer=3, n_head=8, attn_pdrop=0.0, add_cross_attention=True)
-    model = AutoModelForCausalLM.from_config(antiphase.differential_config(config))
+    config = hf.GPT2Config(n_embd=48, n_layer=3, n_head=8, attn_pdrop=0.0, add_cross_attention=True)
+    model = hf.AutoModelForCausalLM.from_config(antiphase.differential_config(config))
     for depth, block in enumerate(model.transformer.h):
         for attention in (block.attn, block.crossattention):
             assert attention.differential.lambda_init == pytest.approx(0.8 - 0.6 * 2.718281828 ** (-0.3 * depth))
@@ -206,9 +186,9 @@ def test_configurations_can_be_pickled():
 
 def test_dropout_of_weights_is_switched_off_with_a_warning():
     with pytest.warns(UserWarning, match="attn_pdrop is set to 0"):
-        config = antiphase.differential_config(GPT2Config(n_embd=48, n_layer=1, n_head=4))
+        config = antiphase.differential_config(hf.GPT2Config(n_embd=48, n_layer=1, n_head=4))
     assert config.attn_pdrop == 0.0
-    model = AutoModelForCausalLM.from_config(config).train()
+    model = hf.AutoModelForCausalLM.from_config(config).train()
     model(ids_of(1, 5))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -219,11 +199,11 @@ def test_dropout_of_weights_is_switched_off_with_a_warning():
     ("config", "pattern"),
     [
         (
-            GPTNeoXConfig(),
+            hf.GPTNeoXConfig(),
             "type 'gpt_neox' cannot be made differential; known: bert, gpt2, llama, mistral, qwen2, qwen3",
         ),
-        (LlamaConfig(**{**SIZES, "num_attention_heads": 3}), "num_attention_heads must be even .*, got 3"),
-        (LlamaConfig(**SIZES, num_key_value_heads=1), "num_key_value_heads must be even .*, got 1"),
+        (hf.LlamaConfig(**{**SIZES, "num_attention_heads": 3}), "num_attention_heads must be even .*, got 3"),
+        (hf.LlamaConfig(**SIZES, num_key_value_heads=1), "num_key_value_heads must be even .*, got 1"),
     ],
 )
 def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
@@ -234,4 +214,4 @@ def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
 @pytest.mark.parametrize("eps", [0.0, -1e-5, float("nan")])
 def test_an_epsilon_that_is_not_above_zero_is_refused(eps):
     with pytest.raises(InputError, match="head_norm_eps must be above 0"):
-        antiphase.differential_config(LlamaConfig(**SIZES), head_norm_eps=eps)
+        antiphase.differential_config(hf.LlamaConfig(**SIZES), head_norm_eps=eps)

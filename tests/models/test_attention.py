@@ -1,26 +1,15 @@
 """The attention layers are those of the paper, of Llama, of DiffLlama and of the official differential code."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+import transformers as hf
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.lambdas import lambda_init
 from antiphase.models.attention import attention_layer
+from support.layers import formula, random_layer, rotary
 
 # ------------------------------------------------------------------------------------------ λ
 
@@ -64,58 +53,6 @@ def test_lambda_stays_fp32_under_autocast_and_in_half_precision(tiny_config):
 # ------------------------------------------------------------------------------------------ the paper's equations
 
 
-def rotate(x: Tensor, position: int, theta: float = 10000.0) -> Tensor:
-    """Rotary embedding of one vector (d,): channels j and j + d/2 turned by position·theta^(-2j/d)."""
-    half = x.shape[-1] // 2
-    turned = torch.complex(x[:half], x[half:]) * torch.polar(
-        torch.ones(half, dtype=x.dtype), position * theta ** (-torch.arange(half, dtype=x.dtype) / half)
-    )
-    return torch.cat([turned.real, turned.imag])
-
-
-def paper_layer(layer: Any, x: Tensor, *, eps: float) -> Tensor:
-    """Section 2.1 of 2410.05258, head by head and query by query, x (N, hidden) in float64."""
-    width, count = layer.head_dim, len(x)
-    queries, keys, values = (
-        (x @ projection.weight.T).view(count, -1, width) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
-    )
-    heads, groups = queries.shape[1] // 2, keys.shape[1] // 2
-    lam = layer.lam().double()
-    out = []
-    for head in range(heads):
-        group = head // (heads // groups)
-        value = torch.cat([values[:, 2 * group], values[:, 2 * group + 1]], dim=-1)  # (N, 2d)
-        rows = []
-        for i in range(count):
-            maps = []
-            for which in (0, 1):
-                query = rotate(queries[i, 2 * head + which], i)
-                scores = [query @ rotate(keys[j, 2 * group + which], j) / math.sqrt(width) for j in range(i + 1)]
-                maps.append(torch.softmax(torch.stack(scores), dim=0))
-            row = (maps[0] - lam * maps[1]) @ value[: i + 1]
-            row = row / torch.sqrt((row**2).mean() + eps) * layer.head_norm.weight
-            rows.append((1 - layer.lambda_init) * row)
-        out.append(torch.stack(rows))
-    return torch.cat(out, dim=-1) @ layer.o_proj.weight.T
-
-
-def rotary(config: Any, length: int) -> tuple[Tensor, Tensor]:
-    """The pair of cos and sin, (1, N, d) each, in float64."""
-    frequencies = 10000.0 ** (-torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-    angles = torch.cat([angles, angles], dim=-1)[None]
-    return angles.cos(), angles.sin()
-
-
-def random_layer(config: Any, index: int, implementation: str = "eager") -> AttentionLayer:
-    config._attn_implementation = implementation
-    layer = attention_layer(config, index).double()
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.4)
-    return layer
-
-
 @pytest.mark.parametrize("implementation", ["eager", "antiphase", "sdpa"])
 @pytest.mark.parametrize("key_maps", [8, 4, 2])
 def test_a_layer_computes_the_equations_of_the_paper(tiny_config, key_maps, implementation):
@@ -123,30 +60,8 @@ def test_a_layer_computes_the_equations_of_the_paper(tiny_config, key_maps, impl
     config = tiny_config(num_key_value_heads=key_maps, head_norm_eps=eps, rms_norm_eps=1e-7)
     layer = random_layer(config, 2, implementation)
     x = torch.randn(7, 48, dtype=torch.float64)
-    out, _ = layer(x[None], rotary(config, 7))
-    torch.testing.assert_close(out[0], paper_layer(layer, x, eps=eps), rtol=1e-10, atol=1e-10)
-
-
-def v2_layer(layer: Any, x: Tensor) -> Tensor:
-    """Differential attention V2, head by head and query by query, x (N, hidden) in float64."""
-    width, count = layer.head_dim, len(x)
-    queries, keys, values = (
-        (x @ projection.weight.T).view(count, -1, width) for projection in (layer.q_proj, layer.k_proj, layer.v_proj)
-    )
-    heads, groups = queries.shape[1] // 2, keys.shape[1]
-    out = []
-    for head in range(heads):
-        group, rows = head // (heads // groups), []
-        for i in range(count):
-            lam = 1 / (1 + torch.exp(-(x[i] @ layer.lambda_proj.weight[head])))
-            parts = []
-            for which in (0, 1):
-                query = rotate(queries[i, 2 * head + which], i)
-                scores = [query @ rotate(keys[j, group], j) / math.sqrt(width) for j in range(i + 1)]
-                parts.append(torch.softmax(torch.stack(scores), dim=0) @ values[: i + 1, group])
-            rows.append(parts[0] - lam * parts[1])
-        out.append(torch.stack(rows))
-    return torch.cat(out, dim=-1) @ layer.o_proj.weight.T
+    out, _ = layer(x[None], rotary(config.head_dim, 7))
+    torch.testing.assert_close(out[0], formula(layer, x), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("implementation", ["eager", "antiphase", "sdpa"])
@@ -158,25 +73,25 @@ def test_a_v2_layer_computes_its_equations(tiny_config, key_maps, implementation
         "q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj"
     }  # fmt: skip
     x = torch.randn(7, 48, dtype=torch.float64)
-    out, _ = layer(x[None], rotary(layer.config, 7))
-    torch.testing.assert_close(out[0], v2_layer(layer, x), rtol=1e-10, atol=1e-10)
+    out, _ = layer(x[None], rotary(6, 7))
+    torch.testing.assert_close(out[0], formula(layer, x), rtol=1e-10, atol=1e-10)
 
 
 def test_any_registered_function_serves_v2_and_is_called_once(tiny_model):
     """What knows nothing of differential attention gets all maps in one ordinary call, without λ."""
     calls = []
 
-    def ordinary(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    def ordinary(module, query, key, value, mask, **kwargs):
         calls.append((query.shape[1], key.shape[1], value.shape, "lam" in kwargs))
         return ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask, **kwargs)
 
     ids = torch.randint(3, 61, (2, 9))
-    AttentionInterface.register("ordinary", ordinary)
-    AttentionMaskInterface.register("ordinary", AttentionMaskInterface._global_mapping["sdpa"])
+    hf.AttentionInterface.register("ordinary", ordinary)
+    hf.AttentionMaskInterface.register("ordinary", hf.AttentionMaskInterface._global_mapping["sdpa"])
     try:
         found = tiny_model("differential_v2", attn_implementation="ordinary")(ids).logits
     finally:
-        del AttentionInterface._global_mapping["ordinary"], AttentionMaskInterface._global_mapping["ordinary"]
+        del hf.AttentionInterface._global_mapping["ordinary"], hf.AttentionMaskInterface._global_mapping["ordinary"]
     assert calls == [(8, 4, (2, 4, 9, 6), False)] * 3
     torch.testing.assert_close(found, tiny_model("differential_v2")(ids).logits, rtol=1e-4, atol=1e-4)
 
@@ -191,10 +106,10 @@ def test_heads_are_pairs_of_neighbouring_maps(tiny_config):
     """Moving pairs around changes nothing; changing the places of two maps within a pair does."""
     config = tiny_config(num_key_value_heads=8)
     layer = random_layer(config, 1, "antiphase")
-    x, position = torch.randn(2, 9, 48, dtype=torch.float64), rotary(config, 9)
+    x, position = torch.randn(2, 9, 48, dtype=torch.float64), rotary(config.head_dim, 9)
     before = layer(x, position)[0]
 
-    def reorder(maps: list[int], outputs: list[int]) -> Tensor:
+    def reorder(maps, outputs):
         other = random_layer(config, 1, "antiphase")
         other.load_state_dict(layer.state_dict())
         with torch.no_grad():
@@ -215,7 +130,7 @@ def test_heads_are_pairs_of_neighbouring_maps(tiny_config):
 def test_heads_of_one_group_can_change_places(tiny_config):
     config = tiny_config(num_key_value_heads=4)  # heads 0, 1 read value head 0; heads 2, 3 value head 1
     layer = random_layer(config, 1, "antiphase")
-    x, position = torch.randn(1, 9, 48, dtype=torch.float64), rotary(config, 9)
+    x, position = torch.randn(1, 9, 48, dtype=torch.float64), rotary(config.head_dim, 9)
     before = layer(x, position)[0]
     for order, same in (([2, 3, 0, 1, 4, 5, 6, 7], True), ([4, 5, 2, 3, 0, 1, 6, 7], False)):
         other = random_layer(config, 1, "antiphase")
@@ -229,19 +144,14 @@ def test_heads_of_one_group_can_change_places(tiny_config):
 # ------------------------------------------------------------------------------------------ parity with transformers
 
 
-def assert_equal_gradients(ours: Any, theirs: Any, permuted: Any = lambda name, tensor: tensor) -> None:
+def assert_equal_gradients(ours, theirs, permuted=lambda name, tensor: tensor):
     gradients = dict(ours.named_parameters())
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(
-            gradients[name].grad,
-            permuted(name, parameter.grad),
-            rtol=1e-4,
-            atol=1e-5,
-            msg=lambda text, n=name: n + text,
-        )
+        expected = permuted(name, parameter.grad)
+        torch.testing.assert_close(gradients[name].grad, expected, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def randomize(model: Any) -> None:
+def randomize(model):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(1.0 if "norm" in name else 0.0, 0.1 if "lambda" in name or "norm" in name else 0.15)
@@ -260,7 +170,7 @@ def test_the_softmax_model_is_llama(tiny_config, key_maps, tied, implementation)
         "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
         "pad_token_id", "bos_token_id", "eos_token_id",
     )  # fmt: skip
-    theirs = LlamaForCausalLM(LlamaConfig(**{field: getattr(config, field) for field in fields}))
+    theirs = hf.LlamaForCausalLM(hf.LlamaConfig(**{field: getattr(config, field) for field in fields}))
     randomize(theirs)
     config._attn_implementation = implementation
     ours = antiphase.AntiphaseForCausalLM(config)
@@ -279,8 +189,8 @@ def test_the_softmax_model_is_llama(tiny_config, key_maps, tied, implementation)
 def test_the_differential_model_is_diffllama_with_its_maps_interleaved(tiny_config, key_maps, implementation):
     import antiphase
 
-    theirs = DiffLlamaForCausalLM(
-        DiffLlamaConfig(
+    theirs = hf.DiffLlamaForCausalLM(
+        hf.DiffLlamaConfig(
             vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=8,
             num_key_value_heads=key_maps, rms_norm_eps=1e-4, max_position_embeddings=96, pad_token_id=0,
             attn_implementation="eager",
@@ -291,7 +201,7 @@ def test_the_differential_model_is_diffllama_with_its_maps_interleaved(tiny_conf
     config._attn_implementation = implementation
     ours = antiphase.AntiphaseForCausalLM(config)
 
-    def interleaved(name: str, tensor: Tensor) -> Tensor:
+    def interleaved(name, tensor):
         """Their maps i and i + half are our maps 2i and 2i + 1; their value head i holds halves i and i + half."""
         if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
             return tensor
@@ -321,23 +231,20 @@ def test_a_layer_equals_the_official_code_in_output_and_every_gradient(tiny_conf
     width = 2 * golden["cos"].shape[1]
     maps, key_maps = (len(golden[f"param.{projection}.weight"]) // width for projection in ("q_proj", "k_proj"))
     config = tiny_config(
-        "softmax" if "softmax" in name else "differential",
-        hidden_size=int(settings["embed_dim"]),
-        num_attention_heads=maps,
-        num_key_value_heads=key_maps,
-        num_hidden_layers=int(settings["depth"]) + 1,
-    )
+        "softmax" if "softmax" in name else "differential", hidden_size=int(settings["embed_dim"]),
+        num_attention_heads=maps, num_key_value_heads=key_maps, num_hidden_layers=int(settings["depth"]) + 1,
+    )  # fmt: skip
     config._attn_implementation = implementation
     layer = attention_layer(config, int(settings["depth"])).double()
     names = {"out_proj": "o_proj", "subln": "head_norm"}
 
-    def halves(key: str, tensor: Tensor) -> Tensor:
+    def halves(key, tensor):
         """Rotary channels from (even, odd) neighbours to the two halves of rotate-half."""
         if key.startswith(("q_proj", "k_proj")):
             return tensor.view(-1, width // 2, 2, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         return tensor
 
-    def ours(prefix: str) -> dict[str, Tensor]:
+    def ours(prefix):
         found = {}
         for key, tensor in golden.items():
             if key.startswith(prefix) and key != "grad.x":
@@ -352,7 +259,7 @@ def test_a_layer_equals_the_official_code_in_output_and_every_gradient(tiny_conf
     out, _ = layer(x, position)
     out.backward(golden["cotangent"])
 
-    def assert_near(found: Tensor, expected: Tensor, what: str) -> None:
+    def assert_near(found, expected, what):
         error = (found - expected).abs().max() / expected.abs().max()
         assert error < 2e-6, f"{what}: {error:.1e} of the largest entry"
 

@@ -1,11 +1,7 @@
 """Checkpoint folders convert shard by shard; whatever is wrong is named, and nothing half-written stays."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +13,12 @@ from antiphase.data.retrieval import SymbolLanguage
 from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
 
+INDEX = "model.safetensors.index.json"
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A DiffLlama of several shards with a tokenizer and generation settings."""
     config = DiffLlamaConfig(
         vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=8,
@@ -35,13 +32,13 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def logits(folder: Path) -> torch.Tensor:
+def logits(folder):
     with torch.no_grad():
         return AutoModelForCausalLM.from_pretrained(folder).eval()(input_ids=IDS).logits
 
 
 def test_a_folder_goes_there_and_back_with_all_that_belongs_to_it(tmp_path, source):
-    sentences: list[str] = []
+    sentences = []
     convert(str(source), tmp_path / "ours", say=sentences.append)
     assert torch.allclose(logits(tmp_path / "ours"), logits(source), atol=1e-5)
     assert len(sentences) == len(list((tmp_path / "ours").glob("*.safetensors"))) > 2
@@ -65,100 +62,65 @@ def test_a_model_of_this_project_is_upcycled_from_its_folder(tmp_path, tiny_mode
     assert json.loads((tmp_path / "v2" / "config.json").read_text())["architectures"] == ["AntiphaseForCausalLM"]
 
 
-def without_one(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    tensors = load_file(path)
-    tensors.pop("model.embed_tokens.weight")
-    save_file(tensors, path)
+def first(folder):
+    return sorted(folder.glob("*.safetensors"))[0]
 
 
-def with_one_more(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    save_file({**load_file(path), "model.extra": torch.ones(1)}, path)
+def embeddings(change):
+    """The first shard with its embeddings changed; None leaves them out."""
+
+    def harm(folder):
+        tensors = load_file(first(folder))
+        changed = change(tensors.pop("model.embed_tokens.weight"))
+        save_file(tensors | ({} if changed is None else {"model.embed_tokens.weight": changed}), first(folder))
+
+    return harm
 
 
-def of_other_shape(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    save_file({**load_file(path), "model.embed_tokens.weight": torch.ones(60, 48)}, path)
+def configured(**fields):
+    def harm(folder):
+        tree = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**tree, **fields}))
+
+    return harm
 
 
-def cut_short(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    path.write_bytes(path.read_bytes()[:-100])
+def with_one_more(folder):
+    save_file({**load_file(first(folder)), "model.extra": torch.ones(1)}, first(folder))
 
 
-def without_a_shard(folder: Path) -> None:
-    sorted(folder.glob("*.safetensors"))[0].unlink()
-
-
-def pickled(folder: Path) -> None:
-    for path in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+def pickled(folder):
+    for path in (*folder.glob("*.safetensors"), folder / INDEX):
         path.unlink()
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
 
 
-def without_configuration(folder: Path) -> None:
-    (folder / "config.json").unlink()
+def with_an_index_of_more(folder):
+    tree = json.loads((folder / INDEX).read_text())
+    tree["weight_map"]["model.extra"] = first(folder).name
+    (folder / INDEX).write_text(json.dumps(tree))
 
 
-def of_an_unknown_kind(folder: Path) -> None:
-    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**tree, "model_type": "novel"}))
-
-
-def with_a_damaged_index(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def with_impossible_sizes(folder: Path) -> None:
-    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**tree, "num_attention_heads": "four"}))
-
-
-def without_heads(folder: Path) -> None:
-    tree: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**tree, "num_attention_heads": 0, "head_dim": None}))
-
-
-def with_an_index_of_more(folder: Path) -> None:
-    path = folder / "model.safetensors.index.json"
-    tree: dict[str, Any] = json.loads(path.read_text())
-    tree["weight_map"]["model.extra"] = next(iter(tree["weight_map"].values()))
-    path.write_text(json.dumps(tree))
-
-
-def in_whole_numbers(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    tensors = load_file(path)
-    save_file({**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}, path)
-
-
-def with_a_weight_that_is_none(folder: Path) -> None:
-    path = sorted(folder.glob("*.safetensors"))[0]
-    tensors = load_file(path)
-    tensors["model.embed_tokens.weight"][60, 47] = torch.nan
-    save_file(tensors, path)
-
-
-@pytest.mark.parametrize(
-    ("harm", "pattern"),
-    [
-        (with_a_weight_that_is_none, "NaN or infinite weights in model.embed_tokens.weight"),
-        (with_an_index_of_more, "lacks the tensor model.extra, which its model.safetensors.index.json names"),
-        (in_whole_numbers, "the tensor model.embed_tokens.weight is of type I8, expected one of F64, F32, BF16, F16"),
-        (with_a_damaged_index, "model.safetensors.index.json is damaged"),
-        (with_impossible_sizes, "its config.json cannot be used"),
-        (without_heads, "its config.json cannot be used"),
-        (without_one, "lacks the tensor model.embed_tokens.weight, which its model.safetensors.index.json names"),
-        (with_one_more, "is no whole model: its configuration has no place for model.extra"),
-        (of_other_shape, r"model.embed_tokens.weight has the shape \(60, 48\), expected \(61, 48\)"),
-        (cut_short, "is damaged"),
-        (without_a_shard, "lacks model-00001-of"),
-        (pickled, "pytorch_model.bin is a pickle file, which is never opened: save it as safetensors"),
-        (without_configuration, "config.json is missing"),
-        (of_an_unknown_kind, "its config.json cannot be used"),
-    ],
-)
+@pytest.mark.parametrize(("harm", "pattern"), [
+    (embeddings(lambda tensor: tensor.index_fill(0, torch.tensor(60), torch.nan)),
+     "NaN or infinite weights in model.embed_tokens.weight"),
+    (with_an_index_of_more, "lacks the tensor model.extra, which its model.safetensors.index.json names"),
+    (embeddings(lambda tensor: tensor.to(torch.int8)),
+     "the tensor model.embed_tokens.weight is of type I8, expected one of F64, F32, BF16, F16"),
+    (lambda folder: (folder / INDEX).write_text("{}"), "model.safetensors.index.json is damaged"),
+    (configured(num_attention_heads="four"), "its config.json cannot be used"),
+    (configured(num_attention_heads=0, head_dim=None), "its config.json cannot be used"),
+    (configured(model_type="novel"), "its config.json cannot be used"),
+    (embeddings(lambda tensor: None),
+     "lacks the tensor model.embed_tokens.weight, which its model.safetensors.index.json names"),
+    (with_one_more, "is no whole model: its configuration has no place for model.extra"),
+    (embeddings(lambda tensor: torch.ones(60, 48)),
+     r"model.embed_tokens.weight has the shape \(60, 48\), expected \(61, 48\)"),
+    (lambda folder: first(folder).write_bytes(first(folder).read_bytes()[:-100]), "is damaged"),
+    (lambda folder: first(folder).unlink(), "lacks model-00001-of"),
+    (pickled, "pytorch_model.bin is a pickle file, which is never opened: save it as safetensors"),
+    (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+])  # fmt: skip
 def test_a_harmed_source_is_refused_and_leaves_nothing_behind(tmp_path, source, harm, pattern):
     harm(source)
     before = set(tmp_path.iterdir())
@@ -214,7 +176,7 @@ def test_odd_places_and_files_are_no_obstacle(tmp_path, source, monkeypatch):
 
 
 def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):
-    def stop(message: str) -> None:
+    def stop(message):
         raise KeyboardInterrupt
 
     before = set(tmp_path.iterdir())

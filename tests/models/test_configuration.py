@@ -1,7 +1,5 @@
 """The configuration refuses what cannot be built, by field, and survives saving, copying and the Auto classes."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -65,13 +63,12 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
         ({"layer_types": ["full_attention"]}, ["layer_types", "12 layers"]),
         ({"layer_types": ["full_attention"] * 11 + ["chunked"]}, ["layer_types", "chunked"]),
         ({"layer_types": ["sliding_attention"] * 12}, ["layer_types", "sliding_window is not set"]),
-        (
-            {"attention_type": "differential_v2", "num_key_value_heads": 12},
-            ["num_attention_heads (12)", "num_key_value_heads (12)"],
-        ),
-        (
-            {"attention_type": "differential_v2", "num_key_value_heads": 4},
-            ["num_attention_heads (12)", "num_key_value_heads (4)"],
+        *(
+            (
+                {"attention_type": "differential_v2", "num_key_value_heads": n},
+                ["num_attention_heads (12)", f"num_key_value_heads ({n})"],
+            )
+            for n in (12, 4)
         ),
     ],
 )

@@ -1,22 +1,10 @@
 """Converted models compute what their sources compute, in every layout and both ways; what cannot be is refused."""
 
-from __future__ import annotations
-
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from torch import Tensor
-from transformers import (
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlamaForSequenceClassification,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-)
+import transformers as hf
 
 from antiphase.errors import InputError
 from antiphase.models.attention import attention_layer
@@ -26,7 +14,7 @@ SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidd
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
-def randomized(model: Any) -> Any:
+def randomized(model):
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -36,23 +24,22 @@ def randomized(model: Any) -> Any:
     return model.eval()
 
 
-def llama(heads: int = 8, key_heads: int | None = None, **fields: Any) -> LlamaForCausalLM:
+def theirs_of(model, config, heads=8, key_heads=None, **fields):
     sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": key_heads, "rms_norm_eps": 1e-4}
-    return randomized(LlamaForCausalLM(LlamaConfig(**{**sizes, **fields})))
+    return randomized(model(config(**{**sizes, **fields})))
 
 
-def diffllama(heads: int = 8, key_heads: int | None = None, **fields: Any) -> DiffLlamaForCausalLM:
-    sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": key_heads, "rms_norm_eps": 1e-4}
-    return randomized(DiffLlamaForCausalLM(DiffLlamaConfig(**{**sizes, **fields})))
+llama = partial(theirs_of, hf.LlamaForCausalLM, hf.LlamaConfig)
+diffllama = partial(theirs_of, hf.DiffLlamaForCausalLM, hf.DiffLlamaConfig)
 
 
-def assert_same_function(found: Any, expected: Any, *, tolerance: float = 1e-5) -> None:
+def assert_same_function(found, expected, *, tolerance=1e-5):
     with torch.no_grad():
         one, other = found(input_ids=IDS).logits, expected(input_ids=IDS).logits
     assert (one - other).abs().max() <= tolerance * max(1.0, float(other.abs().max()))
 
 
-def assert_same_tensors(found: Any, expected: Any) -> None:
+def assert_same_tensors(found, expected):
     one, other = found.state_dict(), expected.state_dict()
     assert one.keys() == other.keys()
     for name, tensor in other.items():
@@ -63,39 +50,33 @@ LONG = {
     "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3
 }  # fmt: skip
 STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-LAYOUTS = [
-    pytest.param({"heads": 8}, id="mha"),
-    pytest.param({"heads": 8, "key_heads": 4}, id="gqa"),
-    pytest.param({"heads": 6, "key_heads": 2}, id="odd-number-of-differential-heads"),
-    pytest.param({"heads": 6}, id="odd-number-of-differential-heads-mha"),
-    pytest.param({"heads": 8, "key_heads": 4, "head_dim": 10}, id="own-head-width"),
-    pytest.param({"heads": 8, "tie_word_embeddings": True}, id="tied"),
-    pytest.param(
-        {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}, id="rope"
-    ),
-]
+LAYOUTS = {
+    "mha": {"heads": 8},
+    "gqa": {"heads": 8, "key_heads": 4},
+    "odd-number-of-differential-heads": {"heads": 6, "key_heads": 2},
+    "odd-number-of-differential-heads-mha": {"heads": 6},
+    "own-head-width": {"heads": 8, "key_heads": 4, "head_dim": 10},
+    "tied": {"heads": 8, "tie_word_embeddings": True},
+    "rope": {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+}
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, pytest.param({"heads": 3, "key_heads": 1}, id="odd-number-of-heads")])
-def test_llama_to_softmax_and_back(layout):
-    theirs = llama(**layout)
+@pytest.mark.parametrize(
+    ("source", "kind", "layout"),
+    [
+        *(pytest.param(llama, "softmax", layout, id=f"llama-{name}") for name, layout in LAYOUTS.items()),
+        pytest.param(llama, "softmax", {"heads": 3, "key_heads": 1}, id="llama-odd-number-of-heads"),
+        *(pytest.param(diffllama, "differential", layout, id=f"diffllama-{name}") for name, layout in LAYOUTS.items()),
+    ],
+)
+def test_a_model_becomes_ours_and_itself_again(source, kind, layout):
+    theirs = source(**layout)
     ours = convert_model(theirs)
-    assert ours.config.attention_type == "softmax"
+    assert ours.config.attention_type == kind
+    assert kind == "softmax" or ours.config.head_norm_eps == theirs.config.rms_norm_eps
     assert_same_function(ours, theirs)
-    back = convert_model(ours, to="llama")
-    assert isinstance(back, LlamaForCausalLM)
-    assert_same_tensors(back, theirs)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_diffllama_to_v1_and_back(layout):
-    theirs = diffllama(**layout)
-    ours = convert_model(theirs)
-    assert ours.config.attention_type == "differential"
-    assert ours.config.head_norm_eps == theirs.config.rms_norm_eps
-    assert_same_function(ours, theirs)
-    back = convert_model(ours, to="diffllama")
-    assert isinstance(back, DiffLlamaForCausalLM)
+    back = convert_model(ours, to=theirs.config.model_type)
+    assert type(back) is type(theirs)
     assert_same_tensors(back, theirs)
 
 
@@ -108,7 +89,7 @@ def test_a_head_norm_with_weights_goes_into_the_output_projection(tiny_model, ke
 
 def test_mistral_comes_with_its_window():
     sizes = {**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4, "sliding_window": 5}
-    theirs = randomized(MistralForCausalLM(MistralConfig(**sizes)))
+    theirs = randomized(hf.MistralForCausalLM(hf.MistralConfig(**sizes)))
     ours = convert_model(theirs)
     assert ours.config.sliding_window == 5
     assert_same_function(ours, theirs)
@@ -125,7 +106,7 @@ def test_generation_settings_travel_and_other_heads_are_refused():
     theirs = llama()
     theirs.generation_config.max_new_tokens = 7
     assert convert_model(theirs).generation_config.max_new_tokens == 7
-    classifier = LlamaForSequenceClassification(LlamaConfig(**SIZES, num_attention_heads=8, pad_token_id=0))
+    classifier = hf.LlamaForSequenceClassification(hf.LlamaConfig(**SIZES, num_attention_heads=8, pad_token_id=0))
     with pytest.raises(InputError, match=r"^LlamaForSequenceClassification is .* no weights for lm_head\.weight"):
         convert_model(classifier)
 
@@ -190,7 +171,7 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tiny_model):
 @pytest.mark.parametrize("control", [False, True])
 def test_upcycled_logits_are_equal_in_fp32_at_the_start_of_training(control):
     torch.manual_seed(3)
-    theirs = LlamaForCausalLM(LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=2)).eval()
+    theirs = hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=2)).eval()
     ours = convert_model(theirs, attention_type="differential_v2", control=control)
     assert_same_function(ours, theirs, tolerance=1e-6)
 
@@ -225,13 +206,10 @@ def test_a_layer_of_unilm_loads(tiny_config, golden, name):
     assert (out - golden["out"]).abs().max() < 2e-6 * golden["out"].abs().max()
 
 
-def unilm_state() -> dict[str, Tensor]:
+def unilm_state():
     projections = {f"{name}_proj.weight": torch.randn(48, 48) for name in ("q", "k", "v", "out")}
-    return {
-        **projections,
-        "subln.weight": torch.ones(12),
-        **{f"lambda_{n}": torch.randn(6) for n in ("q1", "k1", "q2", "k2")},
-    }
+    vectors = {f"lambda_{n}": torch.randn(6) for n in ("q1", "k1", "q2", "k2")}
+    return {**projections, "subln.weight": torch.ones(12), **vectors}
 
 
 @pytest.mark.parametrize(
@@ -264,31 +242,31 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
 @pytest.mark.parametrize(
     ("config", "options", "pattern"),
     [
-        (LlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
-        (LlamaConfig(**SIZES, num_attention_heads=8, mlp_bias=True), {}, "mlp_bias=True"),
-        (LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
-        (DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8, mlp_bias=True), {}, "mlp_bias=True"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
+        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
         (
-            LlamaConfig(**SIZES, num_attention_heads=8, quantization_config={"quant_method": "gptq", "bits": 4}),
+            hf.LlamaConfig(**SIZES, num_attention_heads=8, quantization_config={"quant_method": "gptq", "bits": 4}),
             {},
             "SOURCE is quantized",
         ),
-        (Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
+        (hf.Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
         (
-            LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
+            hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
             {},
             "rope_type 'dynamic', which stretches",
         ),
         (
-            LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=LONG),
+            hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=LONG),
             {},
             "rope_type 'longrope', which stretches",
         ),
-        (LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
-        (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
-        (DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
-        (LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
-        (LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control goes with --attention-type"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
+        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
+        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control goes with --attention-type"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):

@@ -1,12 +1,7 @@
 """Where dropout acts: at each place alone, with all others off."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 
 import antiphase
 from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification
@@ -20,7 +15,7 @@ from antiphase.baselines.models.vanilla import VanillaModel
 IDS = torch.randint(1, 31, (3, 7), generator=torch.Generator().manual_seed(0))
 
 
-def is_random(model: nn.Module, at: nn.Module, **fields: Any) -> bool:
+def is_random(model, at, **fields):
     """Whether two calls differ with ``at`` alone in training mode."""
     model.eval()
     at.train()

@@ -1,26 +1,17 @@
 """What people do with Hugging Face models works with these, on real calls."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import peft
 import pytest
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments, pipeline
 
 from antiphase.data.prepare import symbol_tokenizer
 from antiphase.data.retrieval import SymbolLanguage
+from support.models import ids_of
 
 KINDS = ["softmax", "differential", "differential_v2"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
-GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
-
-
-def ids_of(*shape: int) -> Tensor:
-    return torch.randint(3, 61, shape)
+GREEDY = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 
 
 @every_kind
@@ -125,7 +116,7 @@ def test_the_trainer_trains_and_saves(tiny_model, tmp_path, kind):
 
 
 @every_kind
-def test_the_pipeline_generates_from_a_saved_folder(tiny_model, tmp_path: Path, kind):
+def test_the_pipeline_generates_from_a_saved_folder(tiny_model, tmp_path, kind):
     language = SymbolLanguage(8, 9, 42)
     tiny_model(kind).save_pretrained(tmp_path)
     symbol_tokenizer(language).save_pretrained(tmp_path)

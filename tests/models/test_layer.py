@@ -1,10 +1,7 @@
 """The drop-in layer: self- and cross-attention, causal or not, with a cache."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 import antiphase
@@ -12,7 +9,7 @@ from antiphase.errors import InputError
 from antiphase.layers.functions import join_halves
 
 
-def layer_of(**fields: object) -> antiphase.DifferentialAttention:
+def layer_of(**fields):
     layer = antiphase.DifferentialAttention(48, 8, **fields).double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -20,7 +17,7 @@ def layer_of(**fields: object) -> antiphase.DifferentialAttention:
     return layer
 
 
-def expected(layer: antiphase.DifferentialAttention, x: Tensor, context: Tensor, visible: Tensor) -> Tensor:
+def expected(layer, x, context, visible):
     """Through the reference, with an explicit mask (B, 1, N, M)."""
     inner = layer.inner
     query, key, value = (

@@ -1,7 +1,5 @@
 """Every start gives the spread it states, keeps both arms equal, and survives or refuses conversion by name."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

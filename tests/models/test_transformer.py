@@ -1,18 +1,13 @@
 """The decoder: fair pairs, caches, padding, masks, losses, saving, and everything transformers expects of a model."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import antiphase
 from antiphase.models.initialization import initialize
+from support.models import assert_near, ids_of, logits_in_pieces, padded
 
 KINDS = ["softmax", "differential"]
 """The fair pair."""
@@ -24,15 +19,6 @@ every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS
 
 ROUNDED = 5e-5
 """Bound where transformers computes in fp32: losses, and rotary angles once a shift changes the positions."""
-
-
-def ids_of(*shape: int) -> Tensor:
-    return torch.randint(3, 61, shape)
-
-
-def assert_near(found: Tensor, expected: Tensor, bound: float = 1e-9) -> None:
-    """Equal but for the order of sums, in float64."""
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
 
 
 # ------------------------------------------------------------------------------------------ the fair pair
@@ -119,14 +105,9 @@ def test_a_padded_batch_decodes_with_a_cache_like_one_forward(tiny_model, kind, 
     model = tiny_model(kind, attn_implementation=implementation).double()
     ids, mask = ids_of(3, 14), torch.ones(3, 14, dtype=torch.int64)
     mask[0, :6], mask[2, :1] = 0, 0
-    expected = model(ids, attention_mask=mask, use_cache=False).logits
-    cache, start = DynamicCache(config=model.config), 0
-    for size in (8, 3, 1, 2):
-        end = start + size
-        out = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
-        seen = mask[:, start:end].bool()
-        assert_near(out.logits[seen], expected[:, start:end][seen])
-        start = end
+    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    found = logits_in_pieces(model, ids, mask, DynamicCache(config=model.config), (8, 3, 1, 2))
+    assert_near(found[mask.bool()], expected)
 
 
 @pytest.mark.parametrize("static", [False, True])
@@ -146,7 +127,7 @@ def test_a_window_is_kept_with_every_cache(tiny_model, kind, implementation, sta
     )
     assert_near(one, other)
     if static:
-        cache: Any = StaticCache(model.config, max_cache_len=20)
+        cache = StaticCache(model.config, max_cache_len=20)
     else:
         cache = DynamicCache(config=model.config)
     start, logits = 0, []
@@ -160,15 +141,6 @@ def test_a_window_is_kept_with_every_cache(tiny_model, kind, implementation, sta
 
 
 # ------------------------------------------------------------------------------------------ padding
-
-
-def padded(rows: list[Tensor], *, left: bool) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows))
-    ids, mask = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        place = slice(length - len(row), length) if left else slice(0, len(row))
-        ids[index, place], mask[index, place] = row, 1
-    return ids, mask
 
 
 @pytest.mark.parametrize("left", [True, False])
@@ -207,7 +179,7 @@ def test_a_left_padded_batch_generates_what_each_row_generates_alone(tiny_model,
     model = tiny_model(kind).double()
     rows = [ids_of(9), ids_of(3), ids_of(6)]
     ids, mask = padded(rows, left=True)
-    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     together = model.generate(ids, attention_mask=mask, **options)[:, 9:]
     for index, row in enumerate(rows):
         alone = model.generate(row[None], attention_mask=torch.ones(1, len(row), dtype=torch.int64), **options)
@@ -243,7 +215,7 @@ def test_generation_with_a_cache_equals_generation_without(tiny_model, kind, opt
 def test_a_static_cache_generates_the_same(tiny_model, kind):
     model = tiny_model(kind).double()
     ids, mask = padded([ids_of(7), ids_of(4)], left=True)
-    options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
     static = model.generate(ids, cache_implementation="static", disable_compile=True, **options)
     assert torch.equal(static, model.generate(ids, **options))
 
@@ -326,7 +298,7 @@ def test_the_implementation_can_be_chosen_while_loading(tiny_model, tmp_path, im
 
 
 @every_kind
-def test_saving_writes_a_model_card_and_replaces_nobodys_own(tiny_model, tmp_path: Path, kind):
+def test_saving_writes_a_model_card_and_replaces_nobodys_own(tiny_model, tmp_path, kind):
     model = tiny_model(kind).double()
     model.save_pretrained(tmp_path / "new")
     card = (tmp_path / "new" / "README.md").read_text(encoding="utf-8")

@@ -1,14 +1,9 @@
 """Ablations and rivals compute their formulas, decode as they read, and are measured or refused in words."""
 
-from __future__ import annotations
-
 import itertools
-import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache, StaticCache
 from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
@@ -25,8 +20,10 @@ from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
 from antiphase.probing.rows import attention_rows
 from antiphase.training.run_model import attention_only, lambdas
+from support.layers import formula, random_layer, rotary
+from support.models import assert_near, logits_in_pieces
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+VARIANTS = {
     "norm of softmax heads": ("softmax", {"head_norm": True}),
     "gate": ("softmax", {"output_gate": True}),
     "gate on differential heads": ("differential", {"output_gate": True}),
@@ -53,99 +50,6 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 # ------------------------------------------------------------------------------------------ formulas
 
 
-def rotate(x: Tensor, position: int) -> Tensor:
-    """Rotary embedding of one vector (d,)."""
-    half = x.shape[-1] // 2
-    turned = torch.complex(x[:half], x[half:]) * torch.polar(
-        torch.ones(half, dtype=x.dtype), position * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
-    )
-    return torch.cat([turned.real, turned.imag])
-
-
-def rotary(width: int, length: int) -> tuple[Tensor, Tensor]:
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * 10000.0 ** (
-        -torch.arange(0, width, 2, dtype=torch.float64) / width
-    )
-    angles = torch.cat([angles, angles], dim=-1)[None]
-    return angles.cos(), angles.sin()
-
-
-def random_layer(config: Any, index: int, implementation: str) -> Any:
-    config._attn_implementation = implementation
-    layer = attention_layer(config, index).double()
-    with torch.no_grad():
-        for name, parameter in layer.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.4)
-    return layer
-
-
-def expected(layer: Any, x: Tensor) -> Tensor:
-    """The layer's formula, query by query, from weights and fields alone; x (N, hidden) in float64."""
-    config, width, count = layer.config, layer.head_dim, len(x)
-    state = dict(layer.named_parameters())
-    maps, groups = config.num_attention_heads, config.num_key_value_heads
-    asked = (x @ layer.q_proj.weight.T).view(count, -1, width)
-    keys, values = ((x @ layer.get_submodule(name).weight.T).view(count, -1, width) for name in ("k_proj", "v_proj"))
-
-    def weights(query: Tensor, i: int, group: int, sink: Tensor | None = None) -> Tensor:
-        scores = [rotate(query, i) @ rotate(keys[j, group], j) / math.sqrt(width) for j in range(i + 1)]
-        row = torch.stack(scores).exp()
-        return row / (row.sum() + (0 if sink is None else sink.exp()))
-
-    def plain(head: int, i: int) -> Tensor:
-        group = head // (maps // groups)
-        sink = state["sinks"][head] if config.sink_logits else None
-        return weights(asked[i, head], i, group, sink) @ values[: i + 1, group]
-
-    def v1(head: int, i: int) -> Tensor:
-        group = head // (maps // groups)
-        noise_heads = config.num_noise_heads or maps // 2
-        share = maps // 2 // noise_heads  # heads that subtract the same second map
-        first = (head // share) * (share + 1) + head % share
-        second = (head // share) * (share + 1) + share
-        lam = layer.lambda_init
-        if config.lambda_form in (None, "exponential"):
-            q1, k1, q2, k2 = (state[f"lambda_{name}"].double() for name in ("q1", "k1", "q2", "k2"))
-            lam = lam + (q1 @ k1).exp() - (q2 @ k2).exp()
-        elif config.lambda_form != "fixed":
-            lam = lam + state["lambda_offset"][head if config.lambda_form == "head" else 0]
-        row = weights(asked[i, first], i, 2 * group) - lam * weights(asked[i, second], i, 2 * group + 1)
-        return row @ torch.cat([values[: i + 1, 2 * group], values[: i + 1, 2 * group + 1]], dim=-1)
-
-    def v2(head: int, i: int) -> Tensor:
-        heads = maps // 2
-        if config.lambda_form == "fixed":
-            lam: Any = 1.0
-        else:
-            lam = x[i] @ layer.lambda_proj.weight[head]
-            lam = lam if config.lambda_form == "linear" else 1 / (1 + torch.exp(-lam))
-        across = config.attention_type == "differential_v2_across"
-        first, second = (head, head + heads) if across else (2 * head, 2 * head + 1)
-        return plain(first, i) - lam * plain(second, i)
-
-    form, heads = {
-        "softmax": (plain, maps), "differential": (v1, maps // 2), "differential_v2": (v2, maps // 2),
-        "differential_v2_across": (v2, maps // 2),
-    }[config.attention_type]  # fmt: skip
-    rows = []
-    for i in range(count):
-        outputs = []
-        for head in range(heads):
-            out = form(head, i)
-            if config.dex_heads is not None and head in config.dex_heads[layer.layer_idx]:
-                out = out - state["dex_lambda"].double() * (out @ state["dex_weight"])
-            if config.head_norm or (config.head_norm is None and config.attention_type == "differential"):
-                out = out / torch.sqrt((out**2).mean() + config.head_norm_eps) * layer.head_norm.weight
-            if config.attention_type == "differential" and config.head_scale is not False:
-                out = (1 - layer.lambda_init) * out
-            outputs.append(out)
-        row = torch.cat(outputs)
-        if config.output_gate:
-            row = row / (1 + torch.exp(-(layer.output_gate.weight @ x[i])))
-        rows.append(row)
-    return torch.stack(rows) @ layer.o_proj.weight.T
-
-
 @pytest.mark.parametrize("implementation", ["eager", "antiphase"])
 @every_variant
 def test_a_variant_computes_its_formula(tiny_config, name, implementation):
@@ -155,7 +59,7 @@ def test_a_variant_computes_its_formula(tiny_config, name, implementation):
     for index in (0, 2):
         layer = random_layer(config, index, implementation)
         out, _ = layer(x[None], rotary(layer.head_dim, 7))
-        torch.testing.assert_close(out[0], expected(layer, x), rtol=1e-5, atol=1e-5)  # λ is fp32
+        torch.testing.assert_close(out[0], formula(layer, x), rtol=1e-5, atol=1e-5)  # λ is fp32
 
 
 def test_constants_and_schedule_of_lambda_init(tiny_config):
@@ -176,7 +80,7 @@ def test_gradients_are_those_of_the_function(tiny_config, name):
     names, parameters = zip(*layer.named_parameters(), strict=True)
     position = rotary(layer.head_dim, 4)
 
-    def run(x: Tensor, *values: Tensor) -> Tensor:
+    def run(x, *values):
         return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, position))[0]
 
     # where λ is cast to fp32 for the sake of checkpoints, finite differences see its rounding
@@ -251,20 +155,12 @@ def test_decoding_padding_and_windows_equal_one_forward(tiny_model, name, implem
     alone = model(ids[:1, 5:], position_ids=torch.arange(5, 13)[None], use_cache=False).logits
     torch.testing.assert_close(whole[:1, 5:], alone, rtol=1e-6, atol=1e-6)
     for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=16)):
-        start = 0
-        for size in (7, 4, 1, 1):
-            end = start + size
-            out = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache).logits
-            seen = mask[:, start:end].bool()
-            torch.testing.assert_close(out[seen], whole[:, start:end][seen], rtol=1e-6, atol=1e-6)
-            start = end
+        found = logits_in_pieces(model, ids, mask, cache, (7, 4, 1, 1))
+        assert_near(found[mask.bool()], whole[mask.bool()], 1e-6)
     narrow = tiny_model(kind, attn_implementation=implementation, sliding_window=4, **fields).double()
-    steps, cache = [], None
-    for token in ids[:, :9].split(1, dim=1):
-        out = narrow(token, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        steps.append(out.logits)
-    torch.testing.assert_close(torch.cat(steps, 1), narrow(ids[:, :9], use_cache=False).logits, rtol=1e-6, atol=1e-6)
+    ids = ids[:, :9]
+    steps = logits_in_pieces(narrow, ids, torch.ones_like(ids), DynamicCache(config=narrow.config), [1] * 9)
+    assert_near(steps, narrow(ids, use_cache=False).logits, 1e-6)
 
 
 @every_variant

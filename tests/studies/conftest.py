@@ -1,7 +1,5 @@
 """Models that several studies' tests share."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import yaml

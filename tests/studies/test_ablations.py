@@ -1,14 +1,10 @@
 """Ablations and rivals as rows: fair in data, equal in parameters where they should be, and what is told of them."""
 
-from __future__ import annotations
-
 import json
 import re
-import sys
 
 import pytest
 
-from antiphase import cli
 from antiphase.config import arm_run, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
@@ -17,7 +13,7 @@ from antiphase.evals.perplexity import perplexity
 from antiphase.evals.recall import recall_losses, recall_slices
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.studies.ablations import ABLATIONS, TABLE_6, _parameters, ablation_preset
+from antiphase.studies.ablations import ABLATIONS, TABLE_6, ablation_preset, parameter_count
 
 EIGHT_MAPS = ["model.num_attention_heads=8", "model.hidden_size=32"]
 
@@ -37,7 +33,7 @@ def test_the_paper_s_rows_are_trained_and_rivals_on_request(tiny_preset):
 
 def test_rows_of_the_paper_have_the_same_parameters_but_for_lambda_and_norms(tiny_preset):
     runs = runs_of(ablation_preset(load_preset(str(tiny_preset), EIGHT_MAPS))[0])
-    counts = {arm: _parameters(run) for arm, run in runs.items()}
+    counts = {arm: parameter_count(run) for arm, run in runs.items()}
     assert counts["softmax-half-heads"] == counts["softmax"]
     assert max(counts.values()) - counts["softmax"] == 2 * (4 * 4 + 2 * 4)  # four vectors and a norm in each layer
     assert counts["no-norm"] - counts["softmax"] == 2 * 4 * 4
@@ -47,7 +43,7 @@ def test_rows_of_the_paper_have_the_same_parameters_but_for_lambda_and_norms(tin
 def test_rivals_have_the_parameters_of_what_they_are_compared_with(tiny_preset, sizes):
     preset = ablation_preset(load_preset(str(tiny_preset), sizes), rivals=True)[0]
     runs = runs_of(preset)
-    counts = {arm: _parameters(run) for arm, run in runs.items()}
+    counts = {arm: parameter_count(run) for arm, run in runs.items()}
     channel = 2 * 3 * 32  # of the MLPs of both layers
     for arm, ablation in ABLATIONS.items():
         if ablation.equal:
@@ -91,21 +87,12 @@ def test_a_named_row_brings_what_it_departs_from(tiny_preset):
 
 
 @pytest.mark.slow
-def test_rows_from_the_command_line(tiny_preset, generated_text, tmp_path, monkeypatch, capsys):
-    text = tmp_path / "text.txt"
-    text.write_text(generated_text, encoding="utf-8")
+def test_rows_from_the_command_line(tiny_preset, generated_text, tmp_path, antiphase, refused):
+    (tmp_path / "text.txt").write_text(generated_text, encoding="utf-8")
 
-    def run(*more):
-        monkeypatch.setattr(sys, "argv", [
-            "antiphase", "ablations", "--preset", str(tiny_preset), "--output", str(tmp_path / "a"), "--seeds", "0,1",
-            "--data", str(text), "--set", "data.sequence_length=192", "--set", "data.needles=1",
-            "--rows", "no-norm", "--frequent", "40", *more,
-        ])  # fmt: skip
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0
-
-    assert run() == 0
+    words = "ablations --preset tiny.yaml --output a --seeds 0,1 --data text.txt --set data.sequence_length=192"
+    words += " --set data.needles=1 --rows no-norm --frequent 40"
+    assert antiphase(words)[0] == 0
     record = Record.load(tmp_path / "a")
     values = record.values
     assert values["arms"] == ["softmax", "differential", "no-norm"]
@@ -134,7 +121,6 @@ def test_rows_from_the_command_line(tiny_preset, generated_text, tmp_path, monke
     assert 0 < values["slices"]["hits"] < 200  # too few for a panel
     assert len(figures.figures_of(record)["ablations"].axes) == 2
     assert len(figures.figures_of(record)["gradient-norms"].axes) == 1
-    assert run() == 2
-    assert "add --resume" in capsys.readouterr().err
-    assert run("--resume") == 0
+    refused("add --resume", words)
+    assert antiphase(words, "--resume")[0] == 0
     assert Record.load(tmp_path / "a").values == values

@@ -1,7 +1,5 @@
 """Budgets against counted operations, and the paper's own numbers."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode

@@ -1,9 +1,6 @@
 """Search, apply and study from the command line, on a tiny model: results, resumption, refusals."""
 
-from __future__ import annotations
-
 import json
-import re
 from contextlib import contextmanager
 
 import pytest
@@ -11,54 +8,26 @@ import torch
 import yaml
 from transformers import LlamaForCausalLM
 
-from antiphase import cli
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
 from antiphase.evals.tasks import load_task
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from support.records import values
 
 
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path, calibration_model):
-    """``run("calibrate search ...")`` → exit code, stdout and the message on stderr."""
+@pytest.fixture(autouse=True)
+def _files(tmp_path, calibration_model):
     for name in ("model", "task.yaml", "data.txt"):
         (tmp_path / name).symlink_to(calibration_model / name)
-    monkeypatch.chdir(tmp_path)
-
-    def call(words):
-        capsys.readouterr()
-        monkeypatch.setattr("sys.argv", ["antiphase", *words.split()])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
-
-
-@pytest.fixture
-def refused(run):
-    def call(pattern, words):
-        code, _, err = run(words)
-        assert code == 2, err
-        assert re.fullmatch(r"(.*\n)*antiphase: [^\n]+\n", err), err
-        assert "Traceback" not in err
-        assert re.search(pattern, err), err
-
-    return call
-
-
-def values(folder):
-    return json.loads((folder / "record.json").read_text())["values"]
 
 
 SEARCH = "calibrate search model --task task.yaml --samples 24 --alpha 1.2"
 
 
-def test_search_writes_a_plan_that_apply_takes(run, tmp_path):
-    code, out, _ = run(f"{SEARCH} --score probability --output s")
+def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
+    code, out, _ = antiphase(f"{SEARCH} --score probability --output s")
     assert code == 0
     assert "Held-out probability of right answers before" in out
     found = values(tmp_path / "s")
@@ -76,7 +45,9 @@ def test_search_writes_a_plan_that_apply_takes(run, tmp_path):
     assert "Calibration found" in page
     assert page.count("<img") == 1
 
-    code, out, _ = run("calibrate apply model --plan s/plan.json --task task.yaml --samples 24 --text glad --output a")
+    code, out, _ = antiphase(
+        "calibrate apply model --plan s/plan.json --task task.yaml --samples 24 --text glad", "--output a"
+    )
     assert code == 0
     applied = values(tmp_path / "a")
     row = applied["tasks"][0]
@@ -88,8 +59,8 @@ def test_search_writes_a_plan_that_apply_takes(run, tmp_path):
     assert "Texts gone on with" in (tmp_path / "a" / "report.html").read_text()
 
 
-def test_a_killed_search_goes_on(run, tmp_path, monkeypatch):
-    assert run(f"{SEARCH} --output whole")[0] == 0
+def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
+    assert antiphase(f"{SEARCH} --output whole")[0] == 0
     lines = read_lines(tmp_path / "whole" / "heads.jsonl")
     assert len(lines) == 8
     from antiphase.studies import calibration
@@ -107,11 +78,11 @@ def test_a_killed_search_goes_on(run, tmp_path, monkeypatch):
         calibration.search(request_of(tmp_path), tmp_path / "part")
     with open(tmp_path / "part" / "heads.jsonl", "ab") as file:
         file.write(b'{"layer": 0, "hea')  # the kill came in the middle of a line
-    code, _, err = run(f"{SEARCH} --output part")
+    code, _, err = antiphase(f"{SEARCH} --output part")
     assert code == 2
     assert "add --resume" in err
     monkeypatch.setattr(calibration, "append_line", lambda path, line: (seen.append(line), real(path, line)))
-    assert run(f"{SEARCH} --output part --resume")[0] == 0
+    assert antiphase(f"{SEARCH} --output part --resume")[0] == 0
     assert len(seen) == 8  # none was measured twice
     assert read_lines(tmp_path / "part" / "heads.jsonl") == lines
     for name in ("heads", "heads_alone", "held_out_gain"):
@@ -124,8 +95,8 @@ def request_of(folder):
     return SearchRequest(name="model", tasks=["task.yaml"], samples=24, alpha=1.2)
 
 
-def test_another_search_in_the_same_folder_is_refused(run, refused, tmp_path, calibration_model):
-    assert run(f"{SEARCH} --layers 1 --output s")[0] == 0
+def test_another_search_in_the_same_folder_is_refused(antiphase, refused, tmp_path, calibration_model):
+    assert antiphase(f"{SEARCH} --layers 1 --output s")[0] == 0
     refused("other settings \\(layers\\)", f"{SEARCH} --output s --resume")
     lines = (tmp_path / "data.txt").read_text().splitlines()
     (tmp_path / "data.txt").unlink()
@@ -134,23 +105,23 @@ def test_another_search_in_the_same_folder_is_refused(run, refused, tmp_path, ca
 
 
 @pytest.mark.parametrize("method", ["cached", "screen"])
-def test_methods(method, run, tmp_path):
-    assert run(f"{SEARCH} --method {method} --output s")[0] == 0
+def test_methods(method, antiphase, tmp_path):
+    assert antiphase(f"{SEARCH} --method {method} --output s")[0] == 0
     assert values(tmp_path / "s")["evaluations"] == {"cached": 8, "screen": 4}[method]
 
 
-def test_apply_knows_samples_behind_other_examples(run, refused, tmp_path):
+def test_apply_knows_samples_behind_other_examples(antiphase, refused, tmp_path):
     """A row that chose heads is left out with other shots as well; where nothing is left there is no judgement."""
-    assert run(f"{SEARCH} --output s")[0] == 0
+    assert antiphase(f"{SEARCH} --output s")[0] == 0
     apply = "calibrate apply model --plan s/plan.json --task task.yaml"
-    assert run(f"{apply} --samples 24 --shots 1 --output a")[0] == 0
+    assert antiphase(f"{apply} --samples 24 --shots 1 --output a")[0] == 0
     row = values(tmp_path / "a")["tasks"][0]
     assert row["samples"] + row["left_out"] == 23
     assert row["left_out"] in (11, 12)
     refused("--task cr: [0-9] samples are left to judge by, 10 are needed", f"{apply} --samples 12 --output b")
 
 
-def test_apply_compares_the_model_with_the_plan_and_without(run, tmp_path, monkeypatch):
+def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path, monkeypatch):
     """Scores and texts of the second column are made within the calibrated block, those of the first outside."""
     from antiphase.studies import calibration
 
@@ -170,7 +141,7 @@ def test_apply_compares_the_model_with_the_plan_and_without(run, tmp_path, monke
     monkeypatch.setattr(calibration, "scores_of", scores_of)
     monkeypatch.setattr(calibration, "generated_tokens", lambda *a, **k: [[40 if inside else 41]])
     apply = "calibrate apply model --plan p.json --task task.yaml --samples 24 --text glad --output a"
-    assert run(apply)[0] == 0
+    assert antiphase(apply)[0] == 0
     row, text = values(tmp_path / "a")["tasks"][0], values(tmp_path / "a")["texts"][0]
     assert (row["score"], row["calibrated"], row["gain"], row["improved"]) == (0.25, 0.75, 0.5, 24)
     assert text["plain"] != text["calibrated"]
@@ -197,11 +168,11 @@ def test_samples_are_known_by_what_was_asked_offered_and_right(calibration_model
     assert len({hash_of_sample(one) for one in (sample, *others)}) == 5
 
 
-def test_a_study_goes_on_with_more_parts(run, tmp_path):
+def test_a_study_goes_on_with_more_parts(antiphase, tmp_path):
     words = "calibrate study model --task task.yaml --samples 24 --alpha 1.2 --output s"
-    assert run(f"{words} --only beta")[0] == 0
+    assert antiphase(f"{words} --only beta")[0] == 0
     cells = (tmp_path / "s" / "cells.jsonl").read_text()
-    assert run(f"{words} --only beta,heads --resume")[0] == 0
+    assert antiphase(f"{words} --only beta,heads --resume")[0] == 0
     assert (tmp_path / "s" / "cells.jsonl").read_text() == cells
     assert set(values(tmp_path / "s")) >= {"heads", "rows"}
 
@@ -216,7 +187,7 @@ def test_models_that_cannot_be_calibrated_are_refused_before_anything_is_scored(
         refused("a mamba model has no attention heads", f"calibrate {words} --task task.yaml --samples 24 --output s")
 
 
-def test_a_copy_in_half_precision_is_the_same_model(run, refused, tmp_path, calibration_model):
+def test_a_copy_in_half_precision_is_the_same_model(antiphase, refused, tmp_path, calibration_model):
     model = LlamaForCausalLM.from_pretrained(calibration_model / "model")
     plan = CalibrationPlan({0: [1]}, fingerprint=fingerprint(model))
     for dtype in (torch.float16, torch.bfloat16):
@@ -232,7 +203,7 @@ def test_a_copy_in_half_precision_is_the_same_model(run, refused, tmp_path, cali
             "calibrate apply other --plan p.json --text glad --output s")  # fmt: skip
 
 
-def test_bad_requests(run, refused, tmp_path):
+def test_bad_requests(antiphase, refused, tmp_path):
     refused("--task is missing", "calibrate search model --output s")
     refused("--task none.yaml: there is no such file", "calibrate search model --task none.yaml --output s")
     refused("--samples must be at least 2", f"{SEARCH} --samples 1 --output s")
@@ -262,18 +233,18 @@ def test_bad_requests(run, refused, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_tasks_at_chance_are_not_searched(run, refused, tmp_path):
+def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
     refused("does no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
     refused("on mpqa the model .* does no better than chance",
             "calibrate study model --task noise.yaml --samples 24 --output s")  # fmt: skip
-    assert run(f"{SEARCH} --task noise.yaml --output s")[0] == 0
+    assert antiphase(f"{SEARCH} --task noise.yaml --output s")[0] == 0
     assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]
     assert values(tmp_path / "s")["samples"] == {"cr": 24}
 
 
-def test_logits_that_are_no_numbers_stop_the_search(run, refused, tmp_path, calibration_model):
+def test_logits_that_are_no_numbers_stop_the_search(antiphase, refused, tmp_path, calibration_model):
     model = LlamaForCausalLM.from_pretrained(calibration_model / "model")
     with torch.no_grad():  # finite weights, whose products are not
         for part in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.k_proj):
@@ -286,7 +257,7 @@ def test_logits_that_are_no_numbers_stop_the_search(run, refused, tmp_path, cali
     )
 
 
-def test_what_was_found_outlives_a_refusal(run, refused, tmp_path, monkeypatch):
+def test_what_was_found_outlives_a_refusal(antiphase, tmp_path, monkeypatch):
     """A score that fails at the fifth head leaves the four before it on disk."""
     from antiphase.calibration import search
 
@@ -299,10 +270,11 @@ def test_what_was_found_outlives_a_refusal(run, refused, tmp_path, monkeypatch):
         return real(*arguments)
 
     monkeypatch.setattr(search, "scores_of", fail)
-    refused("MODEL model: the score of sample 3 of cr", f"{SEARCH} --output s")
+    code, _, err = antiphase(f"{SEARCH} --output s")
+    assert (code, "antiphase: MODEL model: the score of sample 3 of cr" in err) == (2, True)
     assert len(read_lines(tmp_path / "s" / "heads.jsonl")) == 4
     monkeypatch.setattr(search, "scores_of", real)
-    assert run(f"{SEARCH} --output s --resume")[0] == 0
+    assert antiphase(f"{SEARCH} --output s --resume")[0] == 0
     assert len(read_lines(tmp_path / "s" / "heads.jsonl")) == 8
 
 
@@ -320,9 +292,9 @@ def tokenizer_of(folder):
 
 
 @pytest.mark.slow
-def test_study(run, tmp_path, calibration_model):
+def test_study(antiphase, tmp_path, calibration_model):
     words = "calibrate study model --task task.yaml --samples 24 --alpha 1.2 --shots 1 --score probability"
-    code, out, _ = run(f"{words} --output s")
+    code, out, _ = antiphase(f"{words} --output s")
     assert code == 0, out
     found = values(tmp_path / "s")
     heads = found["heads"]
@@ -351,7 +323,7 @@ def test_study(run, tmp_path, calibration_model):
     assert rows["subsets"][-1]["gain"] == rows["kept heads"][0]["gain"]
     assert rows["samples"][-1]["gain"] == rows["kept heads"][0]["gain"]
     cells = (tmp_path / "s" / "cells.jsonl").read_text()
-    code, _, _ = run(f"{words} --output s --resume")
+    code, _, _ = antiphase(f"{words} --output s --resume")
     assert code == 0
     assert (tmp_path / "s" / "cells.jsonl").read_text() == cells  # nothing is evaluated twice
     assert values(tmp_path / "s") == found

@@ -1,7 +1,5 @@
 """The study of calibration on planted effects: every number that it tells is known beforehand."""
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -185,7 +183,7 @@ def test_screened_heads(found):
     [([0.04, 0.5, 0.9, 1.0], 0), ([0.01, 0.02, 0.03, 0.04], 4), ([0.012, 0.024, 0.9, 1.0], 2), ([0.2], 0)],
 )
 def test_heads_beyond_chance_are_counted_at_a_false_discovery_rate(p_values, count):
-    assert calibration_effects._discoveries(p_values) == count
+    assert calibration_effects.discoveries(p_values) == count
 
 
 def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found):

@@ -1,7 +1,5 @@
 """Claims against records of systems without the ability: none of them may be called reproduced."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 
@@ -453,15 +451,6 @@ def test_what_was_not_measured_is_not_judged():
     records = of_models("quantization", lambda arm, seed: {"rows": [{"bits": None, "loss": 3.0}]})
     assert judged("Quantization", "quantization", records)["verdict"] == "not testable"
     records = of_models(
-        "many-shot",
-        lambda arm, seed: {
-            "tasks": {
-                "t": {
-                    "majority_rate": 0.3,
-                    "samples": 100,
-                    "orders": {},
-                }
-            }
-        },
+        "many-shot", lambda arm, seed: {"tasks": {"t": {"majority_rate": 0.3, "samples": 100, "orders": {}}}}
     )
     assert judged("In-context learning: less spread", "many-shot", records)["verdict"] == "not testable"

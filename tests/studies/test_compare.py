@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.folders.held import is_in_use
 from antiphase.records import Record
+from support.records import without_times
 
 pytestmark = pytest.mark.slow
 
 NAMES = [f"{arm}-seed{seed}" for seed in (0, 1) for arm in ("softmax", "differential")]
 SIZES = ("training.steps=200", "training.evaluate_every=100", "training.checkpoint_every=9")
-TIMES = {"seconds", "tokens_per_second"}
 
 
 def command(preset, output, *words):
@@ -32,13 +32,6 @@ def execute(*arguments):
 
 def weights(folder):
     return {path.parent.name: path.read_bytes() for path in Path(folder).glob("*/model.safetensors")}
-
-
-def timeless(value):
-    """A record's values without what a clock measured."""
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key not in TIMES}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +95,7 @@ def test_page_is_whole_and_needs_nothing_else(study):
 
 
 def test_second_start_needs_resume_and_resume_changes_nothing(study, preset):
-    before, values = weights(study), timeless(Record.load(study).values)
+    before, values = weights(study), without_times(Record.load(study).values)
     code, _, err = execute(preset, study)
     assert code == 2
     assert f"--output {study} holds a study already; add --resume to go on with it, or choose another" in err
@@ -113,7 +106,7 @@ def test_second_start_needs_resume_and_resume_changes_nothing(study, preset):
     code, _, err = execute(preset, study, "--resume")
     assert code == 0, err
     assert weights(study) == before
-    assert timeless(Record.load(study).values) == values
+    assert without_times(Record.load(study).values) == values
 
 
 def at_work(folder):
@@ -149,7 +142,7 @@ def test_stopped_study_goes_on_to_the_same_models_and_numbers(study, preset, tmp
     code, _, err = execute(preset, folder, "--resume")
     assert code == 0, err
     assert weights(folder) == weights(study)
-    assert timeless(Record.load(folder).values) == timeless(Record.load(study).values)
+    assert without_times(Record.load(folder).values) == without_times(Record.load(study).values)
     for name in NAMES:
         lines = (folder / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(1, 201))

@@ -1,7 +1,5 @@
 """A study goes on where a run diverges, and says so; what is left is no fair sample."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -14,7 +12,7 @@ from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.studies import reproduce
-from antiphase.studies.ablations import _layer_means, ablation_preset, ablations
+from antiphase.studies.ablations import ablation_preset, ablations, layer_means
 from antiphase.studies.compare import compare
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import is_diverged, run_jobs
@@ -138,7 +136,7 @@ def test_a_row_of_ablations_says_how_many_diverged(tmp_path, diverging):
 
 
 def test_gradients_are_a_mean_of_the_runs_that_logged_some():
-    assert _layer_means([[1.0, 2.0], [], [3.0, None]]) == [2.0, None]
+    assert layer_means([[1.0, 2.0], [], [3.0, None]]) == [2.0, None]
 
 
 @pytest.mark.slow

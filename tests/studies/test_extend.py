@@ -1,8 +1,5 @@
 """A trained model that reads longer contexts: what is kept, what changes, and what transformers loads afterwards."""
 
-from __future__ import annotations
-
-import json
 import math
 from pathlib import Path
 
@@ -14,17 +11,18 @@ from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.studies.extend import extension, raised_base
 from antiphase.studies.training_run import train_run
+from support.records import values
 
 
 @pytest.fixture
-def trained(tmp_path: Path, tiny_preset: Path) -> str:
+def trained(tmp_path, tiny_preset):
     """A differential model of sequences of 25 tokens."""
     train_run(load_preset(str(tiny_preset)).run, tmp_path / "trained", resume=False)
     return str(tmp_path / "trained")
 
 
 @pytest.fixture
-def book(tmp_path: Path, generated_text: str) -> str:
+def book(tmp_path, generated_text):
     path = tmp_path / "book.txt"
     path.write_text(generated_text, encoding="utf-8")
     return str(path)
@@ -39,7 +37,7 @@ def test_the_extension_starts_from_the_weights_and_reads_further(tmp_path, train
     with torch.no_grad():
         logits = model(input_ids=torch.full((1, 60), 5)).logits
     assert logits.isfinite().all()
-    before = json.loads((Path(trained) / "record.json").read_text())["values"]
+    before = values(Path(trained))
     assert record.values["parameters"] == before["parameters"]
     assert record.values["curve"][0]["loss"] < before["curve"][0]["loss"] - 0.02  # of fresh weights
 

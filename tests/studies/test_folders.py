@@ -1,7 +1,5 @@
 """A folder that another process works in is refused before anything in it, or beside it, is touched."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

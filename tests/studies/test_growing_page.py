@@ -1,13 +1,10 @@
 """A comparison that is not finished shows the curves that it has, and says how far it is."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from antiphase.config import load_preset
-from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.studies import compare as compare_module
 from antiphase.studies.compare import compare, unfinished
@@ -59,7 +56,7 @@ def test_a_finished_page_does_not_load_itself_again(study, tmp_path):
 def test_what_is_shown_during_a_comparison_is_the_beginning_of_what_it_records(study, monkeypatch):
     monkeypatch.setattr(compare_module, "FIRST_PAGE", 0.0)
     monkeypatch.setattr(compare_module, "NEXT_PAGES", 0.0)
-    seen: list[Record] = []
+    seen = []
     record = compare(study.preset, study.output, watch=seen.append)
     assert seen
     whole = {run["folder"]: run["curve"] for run in record.values["runs"]}

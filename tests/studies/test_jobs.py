@@ -50,7 +50,7 @@ def scripts(monkeypatch, tmp_path):
         with open(output / "logs" / f"{run.name}.log", "ab") as log:
             return subprocess.Popen([sys.executable, "-c", code, output / run.name], stdout=log, stderr=log)
 
-    monkeypatch.setattr(jobs, "_start", start)
+    monkeypatch.setattr(jobs, "start_run", start)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     chosen["started"] = started
     return chosen
@@ -173,8 +173,8 @@ def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch
 def test_a_run_sees_its_gpu_alone(tmp_path, job, monkeypatch):
     asked = {}
     monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **settings: asked.update(settings))
-    jobs._start(job("a"), tmp_path, 1, "7")
+    jobs.start_run(job("a"), tmp_path, 1, "7")
     assert asked["env"]["CUDA_VISIBLE_DEVICES"] == "7"
     assert asked["env"]["PATH"] == os.environ["PATH"]
-    jobs._start(job("a"), tmp_path, 1, None)
+    jobs.start_run(job("a"), tmp_path, 1, None)
     assert asked["env"] is None

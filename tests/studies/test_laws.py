@@ -1,7 +1,5 @@
 """Power laws: known ones come back, and a known saving is found."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 from hypothesis import given, settings

@@ -4,8 +4,6 @@ The weights are finite, so that the model loads; what they compute is not. Every
 fewer, PyTorch's fused causal attention makes finite numbers of such scores on processors with AVX-512.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -14,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from antiphase import AntiphaseConfig, cli
+from antiphase import AntiphaseConfig
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.data.tokenization import train_tokenizer
 
@@ -119,22 +117,19 @@ def place(tmp_path_factory):
         if part not in BLIND.get(name, ())
     ],
 )
-def test_every_command_names_the_model(place, tmp_path, monkeypatch, capsys, command, where):
+def test_every_command_names_the_model(place, tmp_path, antiphase, command, where):
     if command.startswith("harness") and importlib.util.find_spec("lm_eval") is None:
         pytest.skip("lm-eval is an extra: pip install 'antiphase[harness]'")
-    words = COMMANDS[command].replace("MODEL", where)
-    monkeypatch.setattr("sys.argv", ["antiphase", *words.split(), "--output", str(tmp_path / "out")])
-    monkeypatch.chdir(place)
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    err = capsys.readouterr().err
-    assert caught.value.code == 2, err
+    for path in place.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    code, _, err = antiphase(COMMANDS[command].replace("MODEL", where), "--output out")
+    assert code == 2, err
     assert re.fullmatch(rf"antiphase: (MODEL|--judge) {where}\b[^\n]*\n", err), err
     assert re.search(r"NaN or infinite|not numbers|not a number|\bis (nan|-?inf)", err), err
     assert not (tmp_path / "out" / "record.json").exists()
 
 
-def test_a_classifier_names_itself(place, tmp_path, monkeypatch, capsys):
+def test_a_classifier_names_itself(tmp_path, antiphase):
     tokenizer = train_tokenizer([TEXT], 300)
     config = AntiphaseConfig(
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
@@ -146,9 +141,5 @@ def test_a_classifier_names_itself(place, tmp_path, monkeypatch, capsys):
         model.model.norm.weight.fill_(1e9)
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
-    monkeypatch.setattr("sys.argv", ["antiphase", "predict", str(tmp_path / "run"), "--text", "harbour"])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    assert caught.value.code == 2
-    words = "its logits are NaN or infinite, so they measure nothing"
-    assert capsys.readouterr().err == f"antiphase: RUN {tmp_path / 'run'}: {words}\n"
+    code, _, err = antiphase("predict run --text harbour")
+    assert (code, err) == (2, "antiphase: RUN run: its logits are NaN or infinite, so they measure nothing\n")

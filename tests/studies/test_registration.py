@@ -1,7 +1,5 @@
 """Claims are written down before a study runs, once, and what is not there gets no verdict."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

@@ -1,7 +1,5 @@
 """The reproduction end to end on tiny models, its resumption, and verdicts on records whose answer is known."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a reproduction does again, and what it does not: after a stop, another weight, another byte of text."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -16,7 +14,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies import reproduce as module
 from antiphase.studies.registration import CLAIMS_FILE
-from antiphase.studies.reproduce import REQUEST, _open, _registration, _Work
+from antiphase.studies.reproduce import REQUEST, Work, begin, registered_claims
 from antiphase.studies.reproduce_request import ReproduceRequest, scale_preset
 from antiphase.studies.scales import SCALES
 
@@ -37,7 +35,7 @@ def work(tmp_path, request_of):
         folder.mkdir(parents=True)
         for name in ("model.safetensors", "config.json", "tokenizer.json"):
             (folder / name).write_text(f"{arm} {name}")
-    return _Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None)
+    return Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None)
 
 
 class Counted:
@@ -62,7 +60,7 @@ def arms(work, counted, **options):
     """The records of both arms' models."""
     work.folders["part"] = []
     return [
-        work._once("part", f"{arm}-seed0", counted, arm=arm, seed=0, **options).values
+        work.once("part", f"{arm}-seed0", counted, arm=arm, seed=0, **options).values
         for arm in ("softmax", "differential")
     ]
 
@@ -88,7 +86,7 @@ def test_a_part_of_both_arms_follows_both_models(work):
         if arm:
             (work.output / "compare" / f"{arm}-seed0" / "model.safetensors").write_text("another byte")
         for _ in range(2):
-            work._once("part", "seed0", counted, seed=0)
+            work.once("part", "seed0", counted, seed=0)
             assert counted.calls == calls
 
 
@@ -112,51 +110,51 @@ def test_a_folder_without_its_record_is_made_again(work):
 
 def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path, request_of, monkeypatch):
     preset, output = scale_preset(request_of), tmp_path / "new"
-    _open(request_of, preset, output, resume=False)
-    _open(request_of, preset, output, resume=True)
-    _open(replace(request_of, parts=("needles",)), preset, output, resume=True)
+    begin(request_of, preset, output, resume=False)
+    begin(request_of, preset, output, resume=True)
+    begin(replace(request_of, parts=("needles",)), preset, output, resume=True)
     for flag, path in (("--data", "book.txt"), ("--validation", "held.txt")):
         before = (tmp_path / path).read_text()
         (tmp_path / path).write_text(before.replace("quiet", "quite").replace("lamp", "limp"))
         with pytest.raises(InputError, match=f"began with other content: what {flag} names has changed since"):
-            _open(request_of, preset, output, resume=True)
+            begin(request_of, preset, output, resume=True)
         (tmp_path / path).write_text(before)
     monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], samples=7))  # as of another version
     with pytest.raises(InputError, match="other settings"):
-        _open(request_of, preset, output, resume=True)
+        begin(request_of, preset, output, resume=True)
     shutil.rmtree(output)
-    _open(request_of, preset, output, resume=False)
+    begin(request_of, preset, output, resume=False)
     assert (output / REQUEST).is_file()
 
 
 def test_claims_are_written_before_the_run_and_never_again(tmp_path, request_of):
     preset, output = scale_preset(request_of), tmp_path / "new"
-    _open(request_of, preset, output, resume=False)
+    begin(request_of, preset, output, resume=False)
     before = (output / CLAIMS_FILE).read_bytes()
     tree = json.loads(before)
     assert tree["primary"] in [claim["name"] for claim in tree["claims"]]
     assert tree["seeds"] == preset.compare.seeds
-    _open(request_of, preset, output, resume=True)
+    begin(request_of, preset, output, resume=True)
     assert (output / CLAIMS_FILE).read_bytes() == before
-    assert _registration(output).sha256 == hashlib.sha256(before).hexdigest()
+    assert registered_claims(output).sha256 == hashlib.sha256(before).hexdigest()
     (output / CLAIMS_FILE).write_bytes(before.replace(b"loss", b"gain"))
     with pytest.raises(InputError, match=r"claims.json is not what it was when the reproduction began; bring it back"):
-        _registration(output)
+        registered_claims(output)
     (output / CLAIMS_FILE).unlink()
     with pytest.raises(InputError, match=r"claims.json is not what it was"):
-        _registration(output)
+        registered_claims(output)
 
 
 def test_a_reproduction_that_began_without_claims_gets_none_later(tmp_path, request_of):
     preset, output = scale_preset(request_of), tmp_path / "new"
-    _open(request_of, preset, output, resume=False)
+    begin(request_of, preset, output, resume=False)
     (output / CLAIMS_FILE).unlink()
     tree = json.loads((output / REQUEST).read_text())
     del tree["claims"]  # as older versions wrote it
     (output / REQUEST).write_text(json.dumps(tree))
-    _open(request_of, preset, output, resume=True)
+    begin(request_of, preset, output, resume=True)
     assert not (output / CLAIMS_FILE).exists()
-    assert _registration(output) is None
+    assert registered_claims(output) is None
 
 
 def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_of, monkeypatch):
@@ -171,19 +169,19 @@ def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_o
         include_path=str(tmp_path / "tasks"),
     )  # fmt: skip
     preset, output = scale_preset(request), tmp_path / "new"
-    _open(request_of, preset, output, resume=False)
-    _open(request, preset, output, resume=True)
+    begin(request_of, preset, output, resume=False)
+    begin(request, preset, output, resume=True)
     parts = ("harness", "hallucination")
     before = {part: request.own(part) for part in parts}
     assert (request.own("needles"), request_of.own("needles")) == ([], [])
     other_judge = replace(request, judge=str(tmp_path / "other"))
     for changed, part in ((replace(request, tasks=["sums", "arc"]), "harness"), (other_judge, "hallucination")):
-        _open(changed, preset, output, resume=True)
+        begin(changed, preset, output, resume=True)
         assert [one for one in parts if changed.own(one) != before[one]] == [part]
     content = ("tasks/sums.yaml", "harness"), ("news.jsonl", "hallucination"), ("judge/config.json", "hallucination")
     for path, part in content:
         (tmp_path / path).write_text("task: other")
-        _open(request, preset, output, resume=True)
+        begin(request, preset, output, resume=True)
         assert [one for one in parts if request.own(one) != before[one]] == [part]
         before[part] = request.own(part)
 
@@ -194,10 +192,10 @@ def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_jou
     work.request = replace(request_of, tasks=["one"])
     work.folders["harness"] = []
     with pytest.raises(KeyboardInterrupt):
-        work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
+        work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
     for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl"])):
         work.request = replace(request_of, tasks=tasks)
-        work._once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
+        work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
         assert counted.calls == calls
         assert counted.found[-1] == kept
 
@@ -208,7 +206,7 @@ def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_o
     work.request = replace(request_of, tasks=["one"])
     work.seeds = [0]
     work.folders["harness"] = []
-    work._once("harness", "seed0", counted, seed=0)
+    work.once("harness", "seed0", counted, seed=0)
     for tasks in ([], ["two"]):
         work.request = replace(request_of, tasks=tasks)
         assert [record.values for record in work.kept("harness")] == [{"call": 1}]
@@ -266,5 +264,5 @@ def test_prompts_end_where_training_asks_first(request_of, tmp_path):
     for needles, is_shorter in ((4, True), (3, False)):  # tiny measures contexts of up to four needles
         request = replace(request_of, settings=[f"data.needles={needles}"])
         preset = scale_preset(request)
-        work = _Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None)
-        assert (work._length_asked() < preset.run.data.sequence_length) is is_shorter
+        work = Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None)
+        assert (work.length_asked() < preset.run.data.sequence_length) is is_shorter

@@ -1,23 +1,15 @@
 """Nothing is measured twice: a finished measurement is returned without its model, other work is refused by name."""
 
-from __future__ import annotations
-
-import sys
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 from filelock import FileLock
 
-from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.evaluations import running
 from antiphase.evaluations.many_shot import measure as many_shot
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.evaluations.settings import TextSettings
 from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
@@ -28,9 +20,7 @@ MEASUREMENTS = ("perplexity", "long-context", "outliers", "quantization", "cance
 
 
 @pytest.fixture
-def ask(
-    tmp_path: Path, tiny_model: Callable[..., Any], text_tokenizer: Any, generated_text: str
-) -> Callable[[str], TextSettings]:
+def ask(tmp_path, tiny_model, text_tokenizer, generated_text):
     """Of a tiny model that lies beside its text."""
     tiny_model("differential", num_hidden_layers=1, vocab_size=len(text_tokenizer), max_position_embeddings=200)\
         .save_pretrained(tmp_path / "model")  # fmt: skip
@@ -38,7 +28,7 @@ def ask(
     (tmp_path / "book.txt").write_text(generated_text, encoding="utf-8")
     own = {"quantization": {"needles": 2, "queries": 1, "bits": [4]}, "cancellation": {"needles": 2, "queries": 1}}
 
-    def asked(measurement: str = "perplexity") -> TextSettings:
+    def asked(measurement="perplexity"):
         return settings_of(
             measurement, name=str(tmp_path / "model"), paths=[str(tmp_path / "book.txt")], length=180, samples=2,
             device="cpu", **own.get(measurement, {}),
@@ -48,19 +38,19 @@ def ask(
 
 
 @pytest.fixture
-def unloaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def unloaded(monkeypatch):
     """From the call on, no model can be loaded."""
 
-    def refuse(*arguments: Any, **words: Any) -> None:
+    def refuse(*arguments, **words):
         raise AssertionError("a model is loaded")
 
-    def begin() -> None:
+    def begin():
         monkeypatch.setattr(running, "load_model", refuse)
 
     return begin
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Change the last byte of a file, or change it back."""
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -87,7 +77,7 @@ def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, mea
     ask = ask(measurement)
     whole = evaluate(ask, tmp_path / "whole")
 
-    def stopped(*arguments: Any) -> None:
+    def stopped(*arguments):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -174,19 +164,12 @@ def test_the_text_of_a_models_own_run_is_part_of_the_work(tmp_path, tiny_preset,
 
 
 @pytest.fixture
-def shots(ask: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path) -> Callable[..., tuple[int, str]]:
+def shots(ask, antiphase, tmp_path):
     (tmp_path / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(20)))
     (tmp_path / "task.yaml").write_text("template: cr\ndata: rows.all\n")
 
-    def run(*words: str) -> tuple[int, str]:
-        usual = ["--task", "task.yaml", "--samples", "2", "--shots", "1,2", "--orders", "2", "--output", "out"]
-        monkeypatch.setattr(sys, "argv", ["antiphase", "evaluate", "many-shot", "model", *usual, *words])
-        monkeypatch.chdir(tmp_path)
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code or 0, capsys.readouterr().err
-
-    return run
+    usual = "evaluate many-shot model --task task.yaml --samples 2 --shots 1,2 --orders 2 --output out"
+    return lambda *words: antiphase(usual, *words)[::2]
 
 
 @pytest.mark.slow
@@ -200,7 +183,7 @@ def test_many_shot_is_returned_without_its_model_and_refused_by_name(tmp_path, s
     assert (tmp_path / "out" / "record.json").read_bytes() == before
     assert "exists and is not empty; add --resume" in shots()[1]
     for words, differs in (("--samples 3", "--samples"), ("--shots 1", "--shots"), ("--seed 4", "--seed")):
-        assert f"({differs}); choose another folder" in shots("--resume", *words.split())[1]
+        assert f"({differs}); choose another folder" in shots("--resume", words)[1]
     flip(tmp_path / "model" / "model.safetensors")
     assert "(the files of MODEL); choose another folder" in shots("--resume")[1]
     flip(tmp_path / "model" / "model.safetensors")
@@ -215,7 +198,7 @@ def test_many_shot_is_returned_without_its_model_and_refused_by_name(tmp_path, s
 def test_many_shot_begins_afresh_where_it_was_stopped(tmp_path, shots, monkeypatch):
     measure = many_shot.many_shot
 
-    def stopped(*arguments: Any, **words: Any) -> None:
+    def stopped(*arguments, **words):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(many_shot, "many_shot", stopped)
@@ -227,6 +210,6 @@ def test_many_shot_begins_afresh_where_it_was_stopped(tmp_path, shots, monkeypat
 
 
 def test_many_shot_that_is_refused_leaves_nothing(tmp_path, shots):
-    code, said = shots("--samples", "21")
+    code, said = shots("--samples 21")
     assert (code, "--samples 21" in said or "too few rows" in said) == (2, True)
     assert not (tmp_path / "out").exists()

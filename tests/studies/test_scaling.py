@@ -1,7 +1,5 @@
 """Scaling: ladders of sizes and of tokens, each run whole and by itself, and what is told of them."""
 
-from __future__ import annotations
-
 import json
 import sys
 
@@ -13,8 +11,9 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
 from antiphase.report.scaling import loss_laws, losses
-from antiphase.studies.scaling import _ladder, resized, scaling, shortened
+from antiphase.studies.scaling import ladder_of, resized, scaling, shortened
 from antiphase.training.optimizer import learning_rate
+from support.records import values as values_of
 
 
 @pytest.mark.parametrize(("width", "layers", "heads", "mlp"), [(8, 1, 2, 16), (16, 2, 4, 24), (32, 4, 8, 48)])
@@ -51,16 +50,22 @@ def test_bad_ladders_are_named(tiny_preset, tmp_path):
         assert not (tmp_path / "new").exists()
 
 
+def ladder(*losses):
+    """Runs with these losses, softmax and differential, by tokens, and what is told of them."""
+    runs = [
+        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss, "width": 16, "layers": 1, "steps": tokens // 10,
+         "parameters": 100}
+        for arm, own in zip(("softmax", "differential"), losses, strict=True)
+        for tokens, loss in zip((1_000_000, 2_000_000, 4_000_000, 8_000_000), own, strict=True)
+    ]  # fmt: skip
+    return runs, ladder_of("tokens", runs, ["softmax", "differential"], [0])
+
+
 @pytest.mark.parametrize(
     ("last", "arms"), [((2.0, 1.9), ""), ((2.4, 1.9), "softmax"), ((2.4, 2.8), "softmax and differential")]
 )
 def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, arms):
-    runs = [
-        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss}
-        for arm, losses in (("softmax", (3.0, 2.5, 2.2, last[0])), ("differential", (3.1, 2.6, 2.2, last[1])))
-        for tokens, loss in zip((1e6, 2e6, 4e6, 8e6), losses, strict=True)
-    ]
-    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    _, found = ladder((3.0, 2.5, 2.2, last[0]), (3.1, 2.6, 2.2, last[1]))
     assert set(found["laws"]) == {"softmax", "differential"}
     assert bool(found["equal_loss"]) is not bool(arms)
     assert found.get("why_no_equal_loss") == (
@@ -69,13 +74,7 @@ def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, a
 
 
 def test_a_diverged_run_leaves_points_and_no_law():
-    runs = [
-        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss, "width": 16, "layers": 1, "steps": tokens // 10,
-         "parameters": 100}
-        for arm, losses in (("softmax", (3.0, 2.5, 2.2, 2.0)), ("differential", (3.0, 2.6, 2.3, None)))
-        for tokens, loss in zip((1000, 2000, 4000, 8000), losses, strict=True)
-    ]  # fmt: skip
-    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    runs, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.6, 2.3, None))
     assert (found["laws"], found["equal_loss"]) == ({}, {})
     assert found["why_no_law"] == "a model's loss is no number"
     values = {"arms": ["softmax", "differential"], "runs": runs, "ladders": [found]}
@@ -86,12 +85,7 @@ def test_a_diverged_run_leaves_points_and_no_law():
 
 
 def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
-    runs = [
-        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss}
-        for arm, losses in (("softmax", (3.0, 2.5, 2.2, 2.0)), ("differential", (3.0, 2.0, 1.999, 1.998)))
-        for tokens, loss in zip((1e6, 2e6, 4e6, 8e6), losses, strict=True)
-    ]
-    found = _ladder("tokens", runs, ["softmax", "differential"], [0])
+    _, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.0, 1.999, 1.998))
     assert found["equal_loss"] == {}
     assert found["why_no_equal_loss"] == "no power law describes the loss of differential over tokens"
 
@@ -108,7 +102,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
         return caught.value.code or 0
 
     assert run() == 0
-    values = json.loads((tmp_path / "s" / "record.json").read_text())["values"]
+    values = values_of(tmp_path / "s")
     assert len(values["runs"]) == 2 * (4 + 1)  # width 16 with 20 steps stands on both ladders
     ladders = {ladder["axis"]: ladder for ladder in values["ladders"]}
     assert set(ladders) == {"size", "size without embeddings", "tokens"}
@@ -117,11 +111,9 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
     assert "at least 4" in ladders["tokens"]["why_no_law"]
     assert [point["x"] for point in ladders["tokens"]["points"]] == [10 * 6 * 25, 20 * 6 * 25] * 2
     for row in values["runs"]:
-        run_values = Record.load(tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0").values
-        assert row["loss"] == run_values["final"]["loss"]
-        vocabulary = json.loads(
-            (tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0" / "config.json").read_text()
-        )["vocab_size"]
+        folder = tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0"
+        assert row["loss"] == values_of(folder)["final"]["loss"]
+        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
         assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
     record = Record.load(tmp_path / "s")
     (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
@@ -130,4 +122,4 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
     assert run() == 2  # nothing is overwritten
     assert "add --resume" in capsys.readouterr().err
     assert run("--resume") == 0
-    assert json.loads((tmp_path / "s" / "record.json").read_text())["values"] == values
+    assert values_of(tmp_path / "s") == values

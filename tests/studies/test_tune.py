@@ -1,7 +1,5 @@
 """What is told of a grid of learning rates besides its losses."""
 
-from __future__ import annotations
-
 import pytest
 
 from antiphase.studies.tune import BEFORE, gradient_spikes

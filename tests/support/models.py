@@ -25,3 +25,34 @@ def foreign_model(name, implementation, seed=1):
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return model
+
+
+def ids_of(*shape, words=61):
+    """Tokens, none of them a special one."""
+    return torch.randint(3, words, shape)
+
+
+def padded(rows, *, left, more=0):
+    """Texts (N,) as one batch with its mask, ``more`` tokens longer than the longest."""
+    length = max(map(len, rows)) + more
+    ids, mask = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length, dtype=torch.int64)
+    for index, row in enumerate(rows):
+        place = slice(length - len(row), length) if left else slice(0, len(row))
+        ids[index, place], mask[index, place] = row, 1
+    return ids, mask
+
+
+def assert_near(found, expected, bound=1e-9):
+    """Equal but for the order of sums, in float64."""
+    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+
+
+def logits_in_pieces(model, ids, mask, cache, sizes):
+    """Logits of a text (B, N) that is read in pieces of these sizes, with a cache."""
+    logits, start = [], 0
+    for size in sizes:
+        end = start + size
+        out = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+        logits.append(out.logits)
+        start = end
+    return torch.cat(logits, dim=1)

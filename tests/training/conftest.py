@@ -1,35 +1,29 @@
 """Runs of a second, and ways to look at what they left."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from antiphase.config import RunSettings, load_preset
+from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
-from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.loop import train
 
 
 @pytest.fixture
-def settings(tiny_preset: Path) -> Callable[..., RunSettings]:
+def settings(tiny_preset):
     """``settings("training.steps=3")``: of the tiny preset."""
     return lambda *overrides: load_preset(str(tiny_preset), overrides).run
 
 
 @pytest.fixture
-def run(settings: Callable[..., RunSettings]) -> Callable[..., Record]:
+def run(settings):
     """``run(folder, "training.steps=3", report=...)``: train the tiny preset."""
 
-    def execute(folder: Path, *overrides: str, **arguments: Any) -> Record:
+    def execute(folder, *overrides, **arguments):
         chosen = settings(*overrides)
         data = prepare(chosen.data, folder.parent / "tokens")
         return train(chosen, data, folder, evaluations=curve_evaluations(chosen, data), **arguments)
@@ -38,10 +32,10 @@ def run(settings: Callable[..., RunSettings]) -> Callable[..., Record]:
 
 
 @pytest.fixture
-def kept() -> Callable[[Path], dict[str, Any]]:
+def kept():
     """``kept(folder)``: what a run's newest checkpoint holds."""
 
-    def read(folder: Path) -> dict[str, Any]:
+    def read(folder):
         newest = checkpoints(folder)[0]
         tree = json.loads((newest / "checkpoint.json").read_text())
         tensors = {name: load_file(newest / f"{name}.safetensors") for name in ("model", "optimizer")}
@@ -51,10 +45,10 @@ def kept() -> Callable[[Path], dict[str, Any]]:
 
 
 @pytest.fixture
-def outcome(kept: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str, Any]]:
+def outcome(kept):
     """All of a run that must not depend on how often it was interrupted."""
 
-    def read(folder: Path) -> dict[str, Any]:
+    def read(folder):
         checkpoint = kept(folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         times = {"seconds", "tokens_per_second"}
@@ -69,10 +63,10 @@ def outcome(kept: Callable[[Path], dict[str, Any]]) -> Callable[[Path], dict[str
 
 
 @pytest.fixture
-def assert_identical() -> Callable[[Any, Any], None]:
+def assert_identical():
     """Bit for bit, through mappings and lists."""
 
-    def compare(first: Any, second: Any, where: str = "") -> None:
+    def compare(first, second, where=""):
         assert type(first) is type(second), where
         if isinstance(first, dict):
             assert first.keys() == second.keys(), where

@@ -1,5 +1,6 @@
 """Training: equal seeds give equal runs, however they are cut into pieces."""
 
+import importlib.util
 import json
 import math
 import shutil
@@ -314,7 +315,7 @@ def test_refused_sizes_write_nothing(tmp_path, run, override, field):
 
 
 def test_missing_tensorboard_is_refused_before_anything_is_written(tmp_path, run, monkeypatch):
-    monkeypatch.setattr(loop.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'antiphase\[tensorboard\]'"):
         run(tmp_path / "run", "training.tensorboard=true")
     assert not (tmp_path / "run").exists()
@@ -324,9 +325,9 @@ def test_missing_tensorboard_is_refused_before_anything_is_written(tmp_path, run
 def test_another_attention_function_trains_the_same_model(tmp_path, run, settings, arm, monkeypatch):
     """``training.attn_implementation`` holds for training alone: the saved model knows nothing of it."""
     kind = f"model.attention_type={arm}"
-    used, real = [], loop.AntiphaseForCausalLM.set_attn_implementation
+    used, real = [], AntiphaseForCausalLM.set_attn_implementation
     monkeypatch.setattr(
-        loop.AntiphaseForCausalLM, "set_attn_implementation",
+        AntiphaseForCausalLM, "set_attn_implementation",
         lambda model, name, **rest: used.append(name) or real(model, name, **rest),
     )  # fmt: skip
     for name in ("antiphase", "eager"):

@@ -1,6 +1,5 @@
 """Training as processes of its own: kills, signals, and several at once."""
 
-import json
 import os
 import signal
 import subprocess
@@ -8,6 +7,8 @@ import sys
 import time
 
 import pytest
+
+from support.records import values
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
             assert second[name] == pytest.approx(first[name], rel=1e-4), name
     for first, second in zip(one["progress"]["curve"], two["progress"]["curve"], strict=True):
         assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
-    assert json.loads((tmp_path / "two" / "record.json").read_text())["values"]["tokens"] == 8 * 7 * 25
+    assert values(tmp_path / "two")["tokens"] == 8 * 7 * 25
     (tmp_path / "two" / "checkpoint" / "step-00000008" / "optimizer.safetensors").unlink()
     done = in_two_processes(tiny_preset, tmp_path / "two", *overrides, further=["--resume"])
     assert done.returncode == 0, done.stderr

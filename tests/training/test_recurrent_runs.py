@@ -1,7 +1,5 @@
 """Runs of recurrent networks: the same loop, data and records as the Transformer's, also as arms of a comparison."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -10,7 +8,6 @@ from transformers import AutoModelForCausalLM
 
 from antiphase import RecurrentConfig
 from antiphase.baselines.models.recurrent import RecurrentForCausalLM
-from antiphase.cli import main
 from antiphase.config import load_preset
 from antiphase.errors import InputError, Interrupted
 from antiphase.records import Record
@@ -85,7 +82,7 @@ def test_an_unknown_kind_is_refused(tiny_preset):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_attention", [True, False])
-def test_recurrent_arms_stand_beside_a_transformer_or_alone(tmp_path, tiny_preset_text, monkeypatch, with_attention):
+def test_recurrent_arms_stand_beside_a_transformer_or_alone(tmp_path, tiny_preset_text, antiphase, with_attention):
     arms = "{differential: {}, rnn: {model.kind: rnn}, lstm: {model.kind: lstm}}"
     if not with_attention:
         arms = "{rnn: {model.kind: rnn}, lstm: {model.kind: lstm}}"
@@ -93,12 +90,7 @@ def test_recurrent_arms_stand_beside_a_transformer_or_alone(tmp_path, tiny_prese
     path.write_text(
         tiny_preset_text.replace("compare: {seeds: [0, 1]", f"compare: {{arms: {arms}, seeds: [0]"), "utf-8"
     )
-    monkeypatch.setattr(
-        "sys.argv", ["antiphase", "compare", "--preset", str(path), "--output", str(tmp_path / "study")]
-    )
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code in (0, None)
+    assert antiphase("compare --preset preset.yaml --output study")[0] == 0
     values = Record.load(tmp_path / "study").values
     attending = ["differential"] if with_attention else []
     assert {run["arm"] for run in values["runs"]} == {*attending, "rnn", "lstm"}

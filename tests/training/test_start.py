@@ -1,7 +1,5 @@
 """Runs that start from a model's weights."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from antiphase.errors import InputError
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.training.run_model import starting_model
+from support.records import values
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def trained(run, tmp_path):
 
 def test_a_run_goes_on_where_the_other_ended(run, trained, tmp_path):
     record = run(tmp_path / "next", "model.attention_type=softmax", f"training.start_from={trained}", "training.seed=7")
-    before = json.loads((trained / "record.json").read_text())["values"]
+    before = values(trained)
     start = record.values["curve"][0]
     assert start["step"] == 0
     assert start["loss"] == pytest.approx(before["final"]["loss"], abs=1e-12)

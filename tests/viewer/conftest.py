@@ -1,7 +1,5 @@
 """Records of ``antiphase look``."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 

@@ -1,21 +1,10 @@
 """The record of one text: every map of the model within the bound of 8 bits, its tokens, its masks; limits in words."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch
+import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    AutoModelForSeq2SeqLM,
-    BartConfig,
-    BertConfig,
-    BertModel,
-    DiffLlamaConfig,
-    DiffLlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    T5Config,
-)
 
 import antiphase
 from antiphase.baselines.commands.classify.measure import ClassifySettings, classify
@@ -45,9 +34,11 @@ def saved(tmp_path, text_tokenizer):
         size = {**SIZES, "vocab_size": len(text_tokenizer)}
         torch.manual_seed(4)
         if kind == "bert":
-            model = BertModel(BertConfig(**{name: value for name, value in size.items() if "key_value" not in name}))
+            model = hf.BertModel(
+                hf.BertConfig(**{name: value for name, value in size.items() if "key_value" not in name})
+            )
         elif kind == "diffllama":
-            model = DiffLlamaForCausalLM(DiffLlamaConfig(**size))
+            model = hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**size))
         else:
             windows = {"sliding_window": 7, "layer_types": ["full_attention", "sliding_attention"]}
             model = antiphase.AntiphaseForCausalLM(antiphase.AntiphaseConfig(attention_type=kind, **size, **windows))
@@ -118,7 +109,7 @@ def test_special_tokens_belong_to_no_word():
     from tokenizers.processors import TemplateProcessing
 
     backend.post_processor = TemplateProcessing(single="[CLS] $A", special_tokens=[("[CLS]", 0)])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", unk_token="[UNK]")
+    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", unk_token="[UNK]")
     ids = torch.tensor(tokenizer("ab zz")["input_ids"])
     assert tokens_of(tokenizer, "ab zz", ids) == [
         {"id": 0, "piece": "[CLS]", "text": "[CLS]", "word": None},
@@ -211,14 +202,14 @@ def pair(tmp_path, text_tokenizer):
     def save(kind, **fields):
         start = text_tokenizer.pad_token_id
         if kind == "t5":
-            config = T5Config(
+            config = hf.T5Config(
                 vocab_size=len(text_tokenizer), d_model=24, d_kv=6, d_ff=24, num_layers=2, num_heads=4, pad_token_id=0,
                 decoder_start_token_id=start,
             )  # fmt: skip
         elif kind == "bart":
             size = {"d_model": 24, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
                     "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}  # fmt: skip
-            config = BartConfig(
+            config = hf.BartConfig(
                 vocab_size=len(text_tokenizer), max_position_embeddings=100, pad_token_id=0, bos_token_id=start,
                 eos_token_id=start, decoder_start_token_id=start, **size,
             )  # fmt: skip
@@ -228,7 +219,7 @@ def pair(tmp_path, text_tokenizer):
                 "num_attention_heads": 4, "pad_token_id": 0, "bos_token_id": start, **fields,
             })  # fmt: skip
         torch.manual_seed(4)
-        model = AutoModelForSeq2SeqLM.from_config(config).eval()
+        model = hf.AutoModelForSeq2SeqLM.from_config(config).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(("q_proj.weight", "k_proj.weight", "Attention.q.weight", "Attention.k.weight")):

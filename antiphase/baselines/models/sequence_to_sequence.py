@@ -30,6 +30,10 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         self.decoder = VanillaModel(config, has_context=True)
         self.post_init()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The encoder's embedding, as in every pair of transformers; the decoder keeps its own."""
+        return self.encoder.get_input_embeddings()
+
     @can_return_tuple
     def forward(
         self,

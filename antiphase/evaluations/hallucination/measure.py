@@ -88,7 +88,7 @@ def evaluate(
         judge = judge or _judge(settings)
         loaded = load_model(settings.name, device=str(choose_device(settings.device)))
         drawn = _drawn(loaded, data, settings.samples, settings.max_new_tokens, settings.seed)
-        controls = {name: _controls(prompted.items, settings.seed) for name, prompted in drawn.items()}
+        controls = {name: controls_of(prompted.items, settings.seed) for name, prompted in drawn.items()}
         answers = _Answers(_kept_answers(Path(settings.judge_answers or output / ANSWERS)), judge)
         _estimate(settings, drawn, controls, answers, say)
         kept = Kept(output / OUTPUTS, "text")
@@ -132,7 +132,7 @@ def hallucination(
     drawn = _drawn(loaded, data, samples, max_new_tokens, seed)
     written = _written(loaded, drawn, Kept(), max_new_tokens)
     systems = {
-        name: [System(MODEL, prompted.items, written[name]), *_controls(prompted.items, seed)]
+        name: [System(MODEL, prompted.items, written[name]), *controls_of(prompted.items, seed)]
         for name, prompted in drawn.items()
     }
     judged = _judged(systems, _Answers(Kept(), judge))
@@ -239,7 +239,8 @@ def _drawn(
     }
 
 
-def _controls(items: list[Item], seed: int) -> list[System]:
+def controls_of(items: list[Item], seed: int) -> list[System]:
+    """Outputs of known truth: the lead of summarised texts, the gold references, and wrong ones."""
     wrong = [(item, text) for item, text in zip(items, wrong_references(items, seed), strict=True) if text is not None]
     summarized = [item for item in items if item.kind == "summarization"]
     return [

@@ -1,20 +1,17 @@
 """Classify and predict from the command line on tiny made files: records, models that load, resumption, refusals."""
 
-from __future__ import annotations
-
 import json
 import random
-import re
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from antiphase import cli
 from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
 from antiphase.baselines.commands.classify import measure as study
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from support.records import values, without_times
 
 GOOD, BAD, OTHER = ["fine", "glad", "warm"], ["grim", "sour", "cold"], ["the", "a", "day", "film", "very", "it", "is"]
 SMALL = "--set epochs=2"
@@ -28,39 +25,10 @@ def rows(count, seed=0):
         yield ("pos" if number % 2 else "neg"), " ".join(draw.sample(words, len(words)))
 
 
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """``run("classify ...")`` → exit code, stdout and stderr, in a folder with ``train.txt`` and ``test.txt``."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(autouse=True)
+def _files(tmp_path):
     for name, count in (("train.txt", 61), ("test.txt", 20)):
         (tmp_path / name).write_text("".join(f"{label} {text}\n" for label, text in rows(count, seed=count)))
-
-    def call(words, *more):
-        capsys.readouterr()
-        monkeypatch.setattr("sys.argv", ["antiphase", *words.split(), *more])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
-
-
-@pytest.fixture
-def refused(run, tmp_path):
-    def call(pattern, words):
-        before = sorted(tmp_path.rglob("*"))
-        code, _, err = run(words)
-        assert code == 2, err
-        assert re.search(rf"^antiphase: [^\n]*{pattern}[^\n]*\n$", err, re.MULTILINE), err
-        assert "Traceback" not in err
-        assert sorted(tmp_path.rglob("*")) == before
-
-    return call
-
-
-def values(folder):
-    return json.loads((folder / "record.json").read_text())["values"]
 
 
 def every_key(tree):
@@ -70,8 +38,8 @@ def every_key(tree):
         yield from every_key(item)
 
 
-def test_an_official_split_and_what_is_written(run, tmp_path):
-    code, out, err = run(f"classify --train train.txt --test test.txt --seeds 0,1 {CNN} --output r")
+def test_an_official_split_and_what_is_written(antiphase, tmp_path):
+    code, out, err = antiphase(f"classify --train train.txt --test test.txt --seeds 0,1 {CNN} --output r")
     assert code == 0, err
     tree = json.loads((tmp_path / "r" / "record.json").read_text())
     runs = tree["values"]["runs"]
@@ -91,8 +59,8 @@ def test_an_official_split_and_what_is_written(run, tmp_path):
     assert "Confusion of cnn" in page
 
 
-def test_the_best_model_lies_on_top_and_every_model_loads(run, tmp_path):
-    assert run(f"classify --train train.txt --model cnn,lstm --seeds 0 {SMALL} --output r")[0] == 0
+def test_the_best_model_lies_on_top_and_every_model_loads(antiphase, tmp_path):
+    assert antiphase(f"classify --train train.txt --model cnn,lstm --seeds 0 {SMALL} --output r")[0] == 0
     best = values(tmp_path / "r")["best"]
     ids = torch.tensor([[2, 3, 4]])
     logits = {}
@@ -104,12 +72,12 @@ def test_the_best_model_lies_on_top_and_every_model_loads(run, tmp_path):
     assert torch.equal(logits["r"], logits[f"r/{best}"])
 
 
-def test_predict_agrees_with_the_record(run, tmp_path):
+def test_predict_agrees_with_the_record(antiphase, tmp_path):
     """What predict says of the test file is right as often as the record says."""
-    assert run(f"classify --train train.txt --test test.txt --model bilstm {SMALL} --output r")[0] == 0
+    assert antiphase(f"classify --train train.txt --test test.txt --model bilstm {SMALL} --output r")[0] == 0
     right = [line.split(" ", 1) for line in (tmp_path / "test.txt").read_text().split("\n") if line]
     (tmp_path / "new.txt").write_text("".join(f"{text}\r\n" for _, text in right))
-    code, out, _ = run("predict r --json --file new.txt --output p")
+    code, out, _ = antiphase("predict r --json --file new.txt --output p")
     assert code == 0
     found = [json.loads(line) for line in out.splitlines()]
     assert [row["text"] for row in found] == [text for _, text in right]
@@ -119,14 +87,14 @@ def test_predict_agrees_with_the_record(run, tmp_path):
         assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-6)
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
     assert values(tmp_path / "p")["rows"] == found
-    code, out, _ = run("predict r --text", "[bold]a glad day[/]")
+    code, out, _ = antiphase("predict r --text", ["[bold]a glad day[/]"])
     assert code == 0
     assert "[bold]a glad day[/]" in out
-    assert run("predict r --text", "")[0] == 0
+    assert antiphase("predict r --text", [""])[0] == 0
 
 
-def test_folds_test_every_row_once(run, tmp_path):
-    assert run(f"classify --train train.txt --model rnn --folds 3 {SMALL} --output r")[0] == 0
+def test_folds_test_every_row_once(antiphase, tmp_path):
+    assert antiphase(f"classify --train train.txt --model rnn --folds 3 {SMALL} --output r")[0] == 0
     found = values(tmp_path / "r")
     assert [one["fold"] for one in found["runs"]] == [0, 1, 2]
     assert sum(one["samples"] for one in found["runs"]) == 61
@@ -137,16 +105,16 @@ def test_folds_test_every_row_once(run, tmp_path):
     assert model["interval_is"] == "Wilson over samples"
 
 
-def test_models_of_a_seed_share_its_split_and_another_seed_has_another(run, tmp_path, monkeypatch):
+def test_models_of_a_seed_share_its_split_and_another_seed_has_another(antiphase, tmp_path, monkeypatch):
     seen = {}
-    judged = study._Study._judged
+    judged = study.Study.judged
 
     def spy(self, predicted, targets, parts):
         seen.setdefault(parts.seed, set()).add(tuple(e.place for e in parts.test))
         return judged(self, predicted, targets, parts)
 
-    monkeypatch.setattr(study._Study, "_judged", spy)
-    assert run(f"classify --train train.txt --model rnn,lstm --seeds 3,4 {SMALL} --output r")[0] == 0
+    monkeypatch.setattr(study.Study, "judged", spy)
+    assert antiphase(f"classify --train train.txt --model rnn,lstm --seeds 3,4 {SMALL} --output r")[0] == 0
     assert [len(splits) for splits in seen.values()] == [1, 1]
     assert seen[3] != seen[4]
     rnn, lstm = values(tmp_path / "r")["models"]
@@ -156,12 +124,12 @@ def test_models_of_a_seed_share_its_split_and_another_seed_has_another(run, tmp_
     assert lstm["difference"] == pytest.approx(mean)
 
 
-def test_test_rows_that_stand_in_training_are_counted_and_left_out(run, tmp_path):
+def test_test_rows_that_stand_in_training_are_counted_and_left_out(antiphase, tmp_path):
     known = (tmp_path / "train.txt").read_text().split("\n")[:5]
     with open(tmp_path / "test.txt", "a") as file:
         file.write("".join(f"{line.upper().replace('POS', 'pos').replace('NEG', 'neg')}\n" for line in known))
         file.write("pos an unheard-of text\n")
-    assert run(f"classify --train train.txt --test test.txt {CNN} --output r")[0] == 0
+    assert antiphase(f"classify --train train.txt --test test.txt {CNN} --output r")[0] == 0
     found = values(tmp_path / "r")
     assert found["runs"][0]["samples"] == 26
     trained = {line.split(" ", 1)[1] for line in (tmp_path / "train.txt").read_text().split("\n") if line}
@@ -172,9 +140,9 @@ def test_test_rows_that_stand_in_training_are_counted_and_left_out(run, tmp_path
     assert found["runs"][0]["unseen"]["samples"] == 26 - repeated
 
 
-def test_a_killed_study_goes_on(run, tmp_path, monkeypatch):
+def test_a_killed_study_goes_on(antiphase, tmp_path, monkeypatch):
     words = f"classify --train train.txt --model rnn,lstm --seeds 0,1 {SMALL} --output"
-    assert run(f"{words} whole")[0] == 0
+    assert antiphase(f"{words} whole")[0] == 0
     trained = []
     train = study.train_classifier
 
@@ -185,40 +153,36 @@ def test_a_killed_study_goes_on(run, tmp_path, monkeypatch):
         return train(*arguments, **options)
 
     monkeypatch.setattr(study, "train_classifier", count)
-    code, _, err = run(f"{words} cut")
+    code, _, err = antiphase(f"{words} cut")
     assert code == 130
     assert "--resume" in err
     assert not (tmp_path / "cut" / "record.json").exists()
     kept = (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns
     (tmp_path / "cut" / ".lstm-seed1.tmp").mkdir()  # what a kill while saving leaves
     monkeypatch.setattr(study, "train_classifier", train)
-    assert run(f"{words} cut --resume")[0] == 0
+    assert antiphase(f"{words} cut --resume")[0] == 0
     assert (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns == kept
     assert not list((tmp_path / "cut").glob(".*.tmp"))
-
-    def without_times(tree):
-        return json.loads(re.sub(r'"seconds": [^,}]+', '"seconds": 0', json.dumps(tree)))
-
     assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
     assert len(trained) == 3
 
 
-def test_a_finished_run_with_another_model_is_not_gone_on_with(run, tmp_path):
+def test_a_finished_run_with_another_model_is_not_gone_on_with(antiphase, tmp_path):
     command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
-    assert run(command)[0] == 0
-    assert run(f"{command} --resume")[0] == 0
+    assert antiphase(command)[0] == 0
+    assert antiphase(f"{command} --resume")[0] == 0
     (model,) = (tmp_path / "r").glob("*-seed0/model.safetensors")
     content = bytearray(model.read_bytes())
     content[-1] ^= 1
     model.write_bytes(bytes(content))
-    code, _, err = run(f"{command} --resume")
+    code, _, err = antiphase(f"{command} --resume")
     assert code == 2
     assert f"{model.parent.relative_to(tmp_path)} holds another model than its run wrote" in err
 
 
-def test_nothing_is_overwritten_and_no_other_work_resumed(run, refused, tmp_path):
+def test_nothing_is_overwritten_and_no_other_work_resumed(antiphase, refused, tmp_path):
     words = f"classify --train train.txt {CNN}"
-    assert run(f"{words} --output r")[0] == 0
+    assert antiphase(f"{words} --output r")[0] == 0
     refused("add --resume", f"{words} --output r")
     refused(r"other settings \(seeds\)", f"{words} --seeds 1 --output r --resume")
     with open(tmp_path / "train.txt", "a") as file:
@@ -239,12 +203,12 @@ def test_nothing_is_overwritten_and_no_other_work_resumed(run, refused, tmp_path
         ("pos a\nneg b\n", "every label has one row only"),
     ],
 )
-def test_bad_files_are_refused(refused, tmp_path, run, content, pattern):
+def test_bad_files_are_refused(refused, tmp_path, antiphase, content, pattern):
     (tmp_path / "given.txt").write_text(content)
     refused(pattern, "classify --train given.txt --output r")
 
 
-def test_other_refusals(refused, tmp_path, run):
+def test_other_refusals(refused, tmp_path, antiphase):
     (tmp_path / "t.txt").write_text("pos a\nneg b\nmaybe c\n")
     refused(r"t\.txt, line 3: the label 'maybe' stands nowhere", "classify --train train.txt --test t.txt --output r")
     (tmp_path / "few.txt").write_text("pos a\npos b\nneg c\nneg d\nnever e\n")
@@ -265,28 +229,28 @@ def test_other_refusals(refused, tmp_path, run):
     refused("no such|could be loaded", "predict ./nowhere --text a")
 
 
-def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_training(refused, run, tmp_path):
+def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_training(refused, antiphase, tmp_path):
     with open(tmp_path / "train.txt", "a") as file:
         file.write("pos " + "the " * 20 + "\n")
     words = "classify --train train.txt --model cnn,transformer --set transformer.max_position_embeddings=10 --output r"
     refused(r"train\.txt, line 62: the text has 20 tokens, more than the 10 positions .*=20", words)
     sizes = "--set transformer.hidden_size=8 --set epochs=1 --set transformer.max_position_embeddings=20"
-    assert run(f"classify --train train.txt --model transformer {sizes} --output r")[0] == 0
+    assert antiphase(f"classify --train train.txt --model transformer {sizes} --output r")[0] == 0
     (tmp_path / "new.txt").write_text("a\n" + "the " * 21 + "\n")
     refused(r"new\.txt, line 2: the text has 21 tokens, more than the 20 positions", "predict r --file new.txt")
 
 
-def test_predict_refuses_a_model_without_a_trained_classifier(refused, tmp_path, run, tiny_model, text_tokenizer):
+def test_predict_refuses_a_model_without_a_trained_classifier(refused, tmp_path, antiphase, tiny_model, text_tokenizer):
     tiny_model().save_pretrained(tmp_path / "lm")
     text_tokenizer.save_pretrained(tmp_path / "lm")
     refused("no trained classifier", "predict lm --text a")
 
 
-def test_word_vectors_are_used(run, tmp_path):
+def test_word_vectors_are_used(antiphase, tmp_path):
     lines = [f"{word} {' '.join(str(5 * (word in GOOD)) for _ in range(4))}" for word in (*GOOD, *BAD)]
     (tmp_path / "v.txt").write_text("\n".join(lines) + "\n")
     words = "classify --train train.txt --word-vectors v.txt --set embedding_size=4 --set epochs=1 --output r"
-    assert run(words)[0] == 0
+    assert antiphase(words)[0] == 0
     assert values(tmp_path / "r")["runs"][0]["words_with_vectors"] == 6
     weight = AutoModelForSequenceClassification.from_pretrained(tmp_path / "r").get_input_embeddings().weight
     known = AutoTokenizer.from_pretrained(tmp_path / "r").get_vocab()
@@ -294,11 +258,11 @@ def test_word_vectors_are_used(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_model_by_name_learns_from_every_kind_of_pieces(run, tmp_path):
+def test_every_model_by_name_learns_from_every_kind_of_pieces(antiphase, tmp_path):
     """A differential encoder has exactly what the softmax one has, but for λ and the heads' norms."""
     names = ",".join(CLASSIFIERS)
     assert (
-        run(
+        antiphase(
             f"classify --train train.txt --model {names} --set epochs=1 --tokenizer unigram --vocabulary 40 --output r"
         )[0]
         == 0
@@ -314,9 +278,9 @@ def test_every_model_by_name_learns_from_every_kind_of_pieces(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_every_model_solves_an_easy_task(run, tmp_path, name):
+def test_every_model_solves_an_easy_task(antiphase, tmp_path, name):
     (tmp_path / "train.txt").write_text("".join(f"{label} {text}\n" for label, text in rows(400)))
-    assert run(f"classify --train train.txt --test test.txt --model {name} --output r")[0] == 0
+    assert antiphase(f"classify --train train.txt --test test.txt --model {name} --output r")[0] == 0
     assert values(tmp_path / "r")["runs"][0]["test_accuracy"] >= 0.95
 
 

@@ -1,32 +1,12 @@
 """Words, pieces and ids of a text from the command line, in any script, with everything visible."""
 
-from __future__ import annotations
-
-import json
-import re
-
 import pytest
 
-from antiphase import cli
 from antiphase.baselines.commands.tokenize.measure import TokenizeSettings, tokenize, visible
 from antiphase.baselines.data.vocabularies import TOKENIZERS, word_spans
+from support.records import values
 
 TEXT = "The cat's\ttoys: 東京タワーへ行く。 e\u0301\u200b 👍\x00"
-
-
-@pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*words):
-        capsys.readouterr()
-        monkeypatch.setattr("sys.argv", ["antiphase", "tokenize", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -87,16 +67,15 @@ def test_a_tokenizer_learned_from_data_cuts_its_words_less(tmp_path, generated_t
     assert all(small > large for small, large in zip(ratios[260], ratios[900], strict=True))
 
 
-def test_command_shows_every_kind_and_saves_a_record(run, tmp_path, text_tokenizer):
+def test_command_shows_every_kind_and_saves_a_record(antiphase, tmp_path, text_tokenizer):
     text_tokenizer.save_pretrained(tmp_path / "own")
-    code, out, _ = run("[bold]brackets[/] 日本", "--tokenizer", "words", "--tokenizer", "own", "--output", "r")
+    code, out, _ = antiphase("tokenize", ["[bold]brackets[/] 日本"], "--tokenizer words --tokenizer own --output r")
     assert code == 0
     assert "Pieces of own" in out
     assert "Pieces per word" in out
     assert "learned from the text itself" in " ".join(out.split())
-    record = json.loads((tmp_path / "r" / "record.json").read_text())
-    assert [row["tokenizer"] for row in record["values"]["tokenizers"]] == ["words", "own"]
-    code, out, _ = run("brackets", "--tokenizer", "own")
+    assert [row["tokenizer"] for row in values(tmp_path / "r")["tokenizers"]] == ["words", "own"]
+    code, out, _ = antiphase("tokenize brackets", "--tokenizer", "own")
     assert "learned from the text itself" not in " ".join(out.split())
 
 
@@ -112,8 +91,5 @@ def test_command_shows_every_kind_and_saves_a_record(run, tmp_path, text_tokeniz
         (["a\udc80"], "not valid Unicode"),
     ],
 )
-def test_refusals(run, words, pattern):
-    code, _, err = run(*words)
-    assert code == 2, err
-    assert re.fullmatch(r"antiphase: [^\n]+\n", err), err
-    assert re.search(pattern, err), err
+def test_refusals(refused, words, pattern):
+    refused(pattern, "tokenize", words)

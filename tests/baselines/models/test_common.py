@@ -1,49 +1,39 @@
 """The models that led here, all of them: learning, padding, saving, initial weights, losses and refusals."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+import transformers as hf
+from torch import nn
 from torch.nn.functional import cross_entropy
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-)
 
 import antiphase
 from antiphase.baselines.models.common import OneHot
 from antiphase.errors import InputError
 from antiphase.layers.differential import DifferentialAttentionV1
+from support.models import padded
 
 VOCABULARY = {"vocab_size": 31, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 NARROW = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 40}
 
 
-def recurrent(**fields: Any) -> Any:
+def recurrent(**fields):
     sizes = {"embedding_size": 10, "hidden_size": 24, "num_hidden_layers": 2}
     return antiphase.RecurrentConfig(**{**VOCABULARY, **sizes, **fields})
 
 
-def convolution(**fields: Any) -> Any:
+def convolution(**fields):
     return antiphase.ConvolutionConfig(**{**VOCABULARY, "embedding_size": 10, "num_filters": 7, **fields})
 
 
-def vanilla(**fields: Any) -> Any:
+def vanilla(**fields):
     return antiphase.VanillaConfig(**{**VOCABULARY, **NARROW, **fields})
 
 
-def pair(**fields: Any) -> Any:
+def pair(**fields):
     return antiphase.SequenceToSequenceConfig(**{**VOCABULARY, **NARROW, **fields})
 
 
-TEXT_MODELS: dict[str, Callable[..., Any]] = {
+TEXT_MODELS = {
     "rnn": lambda **fields: recurrent(cell="rnn", **fields),
     "lstm": lambda **fields: recurrent(**fields),
     "bilstm": lambda **fields: recurrent(bidirectional=True, **fields),
@@ -66,29 +56,20 @@ LANGUAGE_MODELS = ["rnn", "lstm", "one-hot lstm", "decoder"]
 every_classifier = pytest.mark.parametrize("name", TEXT_MODELS)
 
 
-def classifier(name: str, **fields: Any) -> Any:
-    return AutoModelForSequenceClassification.from_config(TEXT_MODELS[name](num_labels=3, **fields))
+def classifier(name, **fields):
+    return hf.AutoModelForSequenceClassification.from_config(TEXT_MODELS[name](num_labels=3, **fields))
 
 
-def language_model(name: str, **fields: Any) -> Any:
-    return AutoModelForCausalLM.from_config(TEXT_MODELS[name](**fields))
+def language_model(name, **fields):
+    return hf.AutoModelForCausalLM.from_config(TEXT_MODELS[name](**fields))
 
 
-def padded(rows: list[Tensor], *, left: bool) -> tuple[Tensor, Tensor]:
-    length = max(map(len, rows)) + 2  # also the longest text is padded
-    ids, mask = torch.zeros(len(rows), length, dtype=torch.int64), torch.zeros(len(rows), length, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        place = slice(length - len(row), length) if left else slice(0, len(row))
-        ids[index, place], mask[index, place] = row, 1
-    return ids, mask
-
-
-def texts() -> list[Tensor]:
+def texts():
     """Of all lengths down to one token, shorter than the filters too."""
     return [torch.randint(3, 31, (length,)) for length in (7, 1, 11, 4, 2)]
 
 
-def trained(model: Any, batch: Callable[[int], dict[str, Tensor]], *, steps: int, rate: float = 5e-3) -> float:
+def trained(model, batch, *, steps, rate=5e-3):
     """Train on the batches; the last loss."""
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     model.train()
@@ -105,7 +86,7 @@ def trained(model: Any, batch: Callable[[int], dict[str, Tensor]], *, steps: int
 # ------------------------------------------------------------------------------------------ they learn
 
 
-def marked_texts(generator: torch.Generator) -> dict[str, Tensor]:
+def marked_texts(generator):
     """Texts of 3 to 9 words of which one, anywhere, says the class."""
     lengths = torch.randint(3, 10, (32,), generator=generator)
     mask = (torch.arange(9) < lengths[:, None]).long()
@@ -145,14 +126,14 @@ def test_an_encoder_names_masked_tokens_from_both_sides(name):
     """Each token is the one before it plus one, so either neighbour says what is hidden."""
     hidden_token = 30
 
-    def batch(step: int) -> dict[str, Tensor]:
+    def batch(step):
         generator = torch.Generator().manual_seed(step)
         ids = torch.randint(3, 20, (32, 1), generator=generator) + torch.arange(6)
         place = torch.randint(0, 6, (32, 1), generator=generator)
         labels = torch.full_like(ids, -100).scatter(1, place, ids.gather(1, place))
         return {"input_ids": ids.scatter(1, place, hidden_token), "labels": labels}
 
-    model = AutoModelForMaskedLM.from_config(TEXT_MODELS[name](tie_word_embeddings=True))
+    model = hf.AutoModelForMaskedLM.from_config(TEXT_MODELS[name](tie_word_embeddings=True))
     trained(model, batch, steps=300)
     test = batch(10_000)
     with torch.no_grad():
@@ -169,7 +150,7 @@ def test_an_encoder_names_masked_tokens_from_both_sides(name):
 def test_a_padded_batch_gives_what_single_texts_give(name, left):
     model = classifier(name).double().eval()
     rows = texts()
-    ids, mask = padded(rows, left=left)
+    ids, mask = padded(rows, left=left, more=2)
     ids[mask == 0] = 17  # what stands at padding is not read
     found = model(ids, attention_mask=mask).logits
     single = torch.cat([model(row[None]).logits for row in rows])
@@ -181,7 +162,7 @@ def test_a_padded_batch_gives_what_single_texts_give(name, left):
 def test_a_language_model_reads_no_padding(name, left):
     model = language_model(name).double().eval()
     rows = texts()
-    ids, mask = padded(rows, left=left)
+    ids, mask = padded(rows, left=left, more=2)
     ids[mask == 0] = 17
     logits = model(ids, attention_mask=mask).logits
     for index, row in enumerate(rows):
@@ -195,7 +176,7 @@ def test_gradients_of_a_padded_batch_are_those_of_single_texts(name, left):
     if name == "batch-norm encoder":
         model.eval()  # in training the texts of a batch share their statistics
     rows, labels = texts(), torch.tensor([0, 2, 1, 1, 0])
-    ids, mask = padded(rows, left=left)
+    ids, mask = padded(rows, left=left, more=2)
     model(ids, attention_mask=mask, labels=labels).loss.backward()
     found = {key: parameter.grad.clone() for key, parameter in model.named_parameters()}
     model.zero_grad()
@@ -291,9 +272,9 @@ def test_a_saved_classifier_loads_as_it_was(tmp_path, name):
             if tensor.is_floating_point():
                 tensor += 0.1 * torch.rand_like(tensor)
     model.save_pretrained(tmp_path)
-    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    loaded = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
     assert type(loaded) is type(model)
-    assert loaded.config.to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert loaded.config.to_dict() == hf.AutoConfig.from_pretrained(tmp_path).to_dict()
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
     for (key, saved), value in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
         assert torch.equal(saved, value), key
@@ -305,14 +286,14 @@ def test_a_saved_language_model_loads_as_it_was(tmp_path, name, tied):
     model = language_model(name, tie_word_embeddings=tied, **({} if name == "decoder" else {"embedding_size": 24}))
     assert (model.lm_head.weight is model.get_input_embeddings().weight) == tied
     model.eval().save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    loaded = hf.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     ids = torch.randint(3, 31, (4, 6))
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=1e-6)
 
 
 def test_saved_encoders_and_pairs_load_as_they_were(tmp_path):
     ids = torch.randint(3, 31, (4, 6))
-    for auto, config in ((AutoModelForMaskedLM, vanilla()), (AutoModelForSeq2SeqLM, pair(source_vocab_size=40))):
+    for auto, config in ((hf.AutoModelForMaskedLM, vanilla()), (hf.AutoModelForSeq2SeqLM, pair(source_vocab_size=40))):
         model = auto.from_config(config).eval()
         model.save_pretrained(tmp_path / config.model_type)
         loaded = auto.from_pretrained(tmp_path / config.model_type).eval()
@@ -322,7 +303,7 @@ def test_saved_encoders_and_pairs_load_as_they_were(tmp_path):
 def test_a_language_model_lends_its_weights_to_a_classifier(tmp_path):
     model = language_model("lstm").eval()
     model.save_pretrained(tmp_path)
-    found = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
+    found = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3).eval()
     for key, value in model.model.state_dict().items():
         assert torch.equal(found.model.state_dict()[key], value), key
     assert found.classifier.weight.std() > 0
@@ -378,7 +359,7 @@ def test_a_causal_request_on_a_bidirectional_model_is_an_error():
     with pytest.raises(InputError, match=r"an encoder .* cannot predict the next token; set is_causal to true"):
         language_model("encoder")
     with pytest.raises(InputError, match="an encoder is needed; set is_causal to false"):
-        AutoModelForMaskedLM.from_config(TEXT_MODELS["decoder"]())
+        hf.AutoModelForMaskedLM.from_config(TEXT_MODELS["decoder"]())
     ids = torch.randint(3, 31, (1, 4))
     cache = language_model("decoder")(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="past_key_values has no use in an encoder"):
@@ -431,7 +412,7 @@ def test_what_cannot_be_built_is_refused_by_field(build, fields, message):
 def test_a_configuration_survives_saving_with_every_field(tmp_path, build):
     config = build(dropout=0.25, num_labels=5)
     config.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path)
+    loaded = hf.AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is type(config)
     ours, theirs = config.to_dict(), loaded.to_dict()
     assert {key for key in ours if ours[key] != theirs[key]} <= {"_name_or_path"}

@@ -1,12 +1,7 @@
 """Kim's convolutional classifier: against windows cut by hand, and its bound on the classes' weights."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import antiphase
 from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification, ConvolutionModel
@@ -14,7 +9,7 @@ from antiphase.baselines.models.convolution import ConvolutionForSequenceClassif
 SIZES = {"vocab_size": 23, "embedding_size": 6, "num_filters": 5}
 
 
-def by_hand(model: Any, ids: Tensor) -> Tensor:
+def by_hand(model, ids):
     """Maxima of one text without padding: every window with a token of it, zeros beyond its ends."""
     vectors, maxima = model.embed_tokens(ids), []
     for convolution, width in zip(model.filters, model.config.filter_widths, strict=True):

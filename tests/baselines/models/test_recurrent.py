@@ -1,18 +1,13 @@
 """Recurrent networks: torch.nn's on single texts, by hand, and what each direction has read."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 import antiphase
 from antiphase.baselines.models.recurrent import RecurrentForCausalLM, RecurrentModel
 
 
-def network(**fields: Any) -> RecurrentModel:
+def network(**fields):
     sizes = {"vocab_size": 23, "embedding_size": 5, "hidden_size": 7, "num_hidden_layers": 2}
     model = RecurrentModel(antiphase.RecurrentConfig(**{**sizes, **fields})).double().eval()
     for parameter in model.parameters():
@@ -48,7 +43,7 @@ def test_a_batch_with_holes_gives_what_torch_gives_single_texts(cell, bidirectio
         torch.testing.assert_close(pooled, torch.cat(last), rtol=1e-12, atol=1e-12)
 
 
-def elman_by_hand(model: RecurrentModel, vectors: Tensor) -> Tensor:
+def elman_by_hand(model, vectors):
     """h(t) = tanh(W x(t) + b + U h(t-1) + c)."""
     cell, state = model.network, torch.zeros(7, dtype=torch.float64)
     for vector in vectors:
@@ -57,7 +52,7 @@ def elman_by_hand(model: RecurrentModel, vectors: Tensor) -> Tensor:
     return state
 
 
-def lstm_by_hand(model: RecurrentModel, vectors: Tensor) -> Tensor:
+def lstm_by_hand(model, vectors):
     """Input, forget and output gates, and c(t) = f c(t-1) + i g (Gers et al., 2000)."""
     cell, state, memory = model.network, torch.zeros(7, dtype=torch.float64), torch.zeros(7, dtype=torch.float64)
     for vector in vectors:
@@ -98,7 +93,7 @@ def test_gradients_are_those_of_finite_differences(cell, bidirectional):
     vectors = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
 
-    def both(values: Tensor) -> tuple[Tensor, Tensor]:
+    def both(values):
         out = model(inputs_embeds=values, attention_mask=mask)
         return out.last_hidden_state, out.pooler_output
 
@@ -123,7 +118,7 @@ def test_greedy_text_is_the_likeliest_token_each_time(left):
         assert torch.equal(text[-6:], expected[-6:])
 
 
-def language_model(cell: str, **fields: Any) -> RecurrentForCausalLM:
+def language_model(cell, **fields):
     config = antiphase.RecurrentConfig(
         vocab_size=23, embedding_size=6, hidden_size=9, num_hidden_layers=2, pad_token_id=0, cell=cell, **fields
     )
@@ -133,7 +128,7 @@ def language_model(cell: str, **fields: Any) -> RecurrentForCausalLM:
     return model
 
 
-def half_padded() -> tuple[Tensor, Tensor]:
+def half_padded():
     ids, mask = torch.randint(1, 23, (3, 6)), torch.ones(3, 6, dtype=torch.int64)
     ids[0, :2], mask[0, :2] = 0, 0
     return ids, mask

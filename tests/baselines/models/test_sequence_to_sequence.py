@@ -1,17 +1,14 @@
 """Encoder and decoder for pairs of texts: learning, padding, caches, alignment."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 import antiphase
 from antiphase.models.configuration import ATTENTION_TYPES
+from support.models import assert_near, padded
 
 SIZES = {
     "vocab_size": 20, "source_vocab_size": 27, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -22,7 +19,7 @@ START, END = 1, 2
 every_type = pytest.mark.parametrize("attention_type", ATTENTION_TYPES)
 
 
-def model_of(**fields: Any) -> Any:
+def model_of(**fields):
     """In evaluation mode and fp64, every parameter random and large enough to matter."""
     model = AutoModelForSeq2SeqLM.from_config(antiphase.SequenceToSequenceConfig(**{**SIZES, **fields})).double().eval()
     with torch.no_grad():
@@ -33,21 +30,14 @@ def model_of(**fields: Any) -> Any:
     return model
 
 
-def pairs(*, left: bool = False) -> tuple[list[Tensor], list[Tensor], dict[str, Tensor]]:
+def pairs(*, left=False):
     """Sources and targets of several lengths, and the batch of them."""
     sources = [torch.randint(3, 27, (length,)) for length in (6, 2, 4)]
     targets = [torch.randint(3, 20, (length,)) for length in (3, 7, 1)]
-    ids, mask = torch.zeros(3, 8, dtype=torch.int64), torch.zeros(3, 8, dtype=torch.int64)
-    labels = torch.full((3, 9), -100)
-    for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        place = slice(8 - len(source), 8) if left else slice(0, len(source))
-        ids[index, place], mask[index, place] = source, 1
-        labels[index, : len(target)] = target
+    ids, mask = padded(sources, left=left, more=2)
+    labels, known = padded(targets, left=False, more=2)
+    labels[known == 0] = -100
     return sources, targets, {"input_ids": ids, "attention_mask": mask, "labels": labels}
-
-
-def assert_near(found: Tensor, expected: Tensor, bound: float = 1e-9) -> None:
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
 
 
 @every_type
@@ -143,7 +133,7 @@ def test_alignment_is_the_cross_attention_by_hand(attention_type):
     asked = []
     attention = model.model.decoder.layers[0].cross_attn
 
-    def note(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+    def note(module, args, kwargs):
         asked.append((args[0], kwargs["context"]))
 
     handle = attention.register_forward_pre_hook(note, with_kwargs=True)
@@ -163,7 +153,7 @@ def test_alignment_is_the_cross_attention_by_hand(attention_type):
         torch.testing.assert_close(found[0, index, :, : len(target)].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def reversed_texts(generator: torch.Generator) -> dict[str, Tensor]:
+def reversed_texts(generator):
     """The target is the source back to front, its tokens numbered otherwise, and an end token."""
     lengths = torch.randint(3, 6, (48,), generator=generator)
     ids = torch.randint(10, 27, (48, 5), generator=generator)

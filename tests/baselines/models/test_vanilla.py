@@ -1,20 +1,18 @@
 """The Transformer of 2017: torch.nn's layers, this project's decoder, positions, norms, caches and measurement."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import DynamicCache
 
 import antiphase
-from antiphase.baselines.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaLayer, VanillaModel
+from antiphase.baselines.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaModel
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.models.configuration import ATTENTION_TYPES
+from support.models import assert_near, logits_in_pieces, padded
 
 SIZES = {
     "vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_ratio": 1.5,
@@ -26,11 +24,11 @@ BARE = {"positions": "none", "scale_embeddings": False}
 every_type = pytest.mark.parametrize("attention_type", ATTENTION_TYPES)
 
 
-def config(**fields: Any) -> Any:
+def config(**fields):
     return antiphase.VanillaConfig(**{**SIZES, **fields})
 
 
-def model_of(kind: Any = VanillaModel, **fields: Any) -> Any:
+def model_of(kind=VanillaModel, **fields):
     """In evaluation mode and fp64, every parameter random and large enough to matter."""
     model = kind(config(**fields)).double().eval()
     with torch.no_grad():
@@ -44,16 +42,12 @@ def model_of(kind: Any = VanillaModel, **fields: Any) -> Any:
     return model
 
 
-def ids_of(*shape: int) -> Tensor:
+def ids_of(*shape):
     return torch.randint(3, 31, shape)
 
 
-def assert_near(found: Tensor, expected: Tensor, bound: float = 1e-9) -> None:
-    torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
-
-
 @torch.no_grad()
-def copy_layer(ours: VanillaLayer, theirs: nn.Module) -> None:
+def copy_layer(ours, theirs):
     """Weights of a layer of torch.nn from one of ours."""
     attentions = [(ours.self_attn, theirs.self_attn)]
     norms = [ours.self_attn_norm, ours.mlp_norm]
@@ -71,7 +65,7 @@ def copy_layer(ours: VanillaLayer, theirs: nn.Module) -> None:
         getattr(theirs, f"norm{number}").load_state_dict(norm.inner.state_dict())
 
 
-def torch_layer(kind: type[nn.Module], place: str, activation: str) -> nn.Module:
+def torch_layer(kind, place, activation):
     layer = kind(24, 4, 36, 0.0, activation, batch_first=True, norm_first=place == "pre", dtype=torch.float64)
     return layer.train()  # its evaluation mode takes another path, which zeroes the outputs at padding
 
@@ -302,9 +296,7 @@ def test_batch_norm_in_a_model_is_trained_by_real_tokens_alone(place):
     for width in (6, 11):
         torch.manual_seed(3)
         model = model_of(norm="batch_norm", norm_position=place).train()
-        ids, mask = torch.zeros(2, width, dtype=torch.int64), torch.zeros(2, width, dtype=torch.int64)
-        for index, row in enumerate(rows):
-            ids[index, : len(row)], mask[index, : len(row)] = row, 1
+        ids, mask = padded(rows, left=False, more=width - 6)
         out = model(ids, attention_mask=mask).pooler_output
         out.square().sum().backward()
         states.append((out, model.layers[2].mlp_norm.inner.running_var, model.layers[0].mlp.up_proj.weight.grad))
@@ -361,23 +353,16 @@ def test_decoding_with_a_cache_equals_one_forward(norm, positions, attention_typ
     model = model_of(VanillaForCausalLM, is_causal=True, norm=norm, positions=positions, attention_type=attention_type)
     ids, mask = ids_of(3, 14), torch.ones(3, 14, dtype=torch.int64)
     mask[0, :6], mask[2, :1] = 0, 0
-    expected = model(ids, attention_mask=mask, use_cache=False).logits
-    cache, start = DynamicCache(config=model.config), 0
-    for size in (8, 3, 1, 2):
-        end = start + size
-        out = model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
-        seen = mask[:, start:end].bool()
-        assert_near(out.logits[seen], expected[:, start:end][seen])
-        start = end
+    expected = model(ids, attention_mask=mask, use_cache=False).logits[mask.bool()]
+    found = logits_in_pieces(model, ids, mask, DynamicCache(config=model.config), (8, 3, 1, 2))
+    assert_near(found[mask.bool()], expected)
 
 
 @every_type
 def test_generation_is_the_same_with_and_without_a_cache_and_padding(attention_type):
     model = model_of(VanillaForCausalLM, is_causal=True, attention_type=attention_type)
     rows = [ids_of(7), ids_of(3)]
-    ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.zeros(2, 7, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        ids[index, 7 - len(row) :], mask[index, 7 - len(row) :] = row, 1
+    ids, mask = padded(rows, left=True)
     options = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     both = model.generate(ids, attention_mask=mask, **options)
     assert torch.equal(both, model.generate(ids, attention_mask=mask, use_cache=False, **options))
@@ -389,7 +374,7 @@ def test_generation_is_the_same_with_and_without_a_cache_and_padding(attention_t
 # ------------------------------------------------------------------------------------------ measurement
 
 
-def maps_of_first_layer(model: Any, ids: Tensor, mask: Tensor) -> Tensor:
+def maps_of_first_layer(model, ids, mask):
     """Softmax maps (B, maps, N, N) by hand."""
     attention = model.layers[0].self_attn
     hidden = model.embed_tokens(ids)

@@ -1,10 +1,5 @@
 """Pretrained word vectors: both formats, what they replace, and files that cannot be used."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
@@ -16,12 +11,12 @@ WORDS = {"[PAD]": 0, "the": 1, "cat": 2, ". . .": 3, "naïve": 4, "sat": 5, "x\u
 GLOVE = "the 0.5 -1 2e-1\n. . . 1 2 3\nnaïve 4 5 6\nunknown 7 8 9\nx\u0085y 1 1 2\nthe 9 9 9\n"
 
 
-def model(**fields: Any) -> Any:
+def model(**fields):
     sizes = {"vocab_size": 7, "embedding_size": 3, "num_filters": 2, "pad_token_id": 0}
     return AutoModelForSequenceClassification.from_config(antiphase.ConvolutionConfig(**{**sizes, **fields}))
 
 
-def written(path: Path, text: str) -> Path:
+def written(path, text):
     path.write_bytes(text.encode())
     return path
 

@@ -1,7 +1,5 @@
 """Scores of agreement on systems whose score is known: only what reaches the subject passes a half."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

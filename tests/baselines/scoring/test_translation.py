@@ -1,7 +1,5 @@
 """Scores of translations by systems whose scores are known: perfect, constant, copying, silent, endless."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

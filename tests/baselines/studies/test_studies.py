@@ -1,14 +1,8 @@
 """Studies of the line from the command line: what they write, that they measure what they say, what they refuse."""
 
-from __future__ import annotations
-
-import json
-import re
-
 import pytest
 import torch
 
-from antiphase import cli
 from antiphase.baselines.classifiers import CLASSIFIERS
 from antiphase.baselines.data.agreement import LABELS, words
 from antiphase.baselines.data.vocabularies import train_words
@@ -18,33 +12,14 @@ from antiphase.baselines.studies.dependency import measure as dependency
 from antiphase.baselines.studies.gradients import measure as gradients
 from antiphase.baselines.studies.throughput import measure as throughput
 from antiphase.errors import InputError
+from support.records import values
 
 SMALL = "--set hidden_size=8"
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
-    """``run("dependency ...")`` → exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(text):
-        capsys.readouterr()
-        monkeypatch.setattr("sys.argv", ["antiphase", "study", *text.split()])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return call
-
-
-@pytest.fixture
 def tokenizer():
     return train_words([" ".join(words())], len(words()) + 2)
-
-
-def values(folder):
-    return json.loads((folder / "record.json").read_text())["values"]
 
 
 def test_the_line_is_every_classifier_at_one_width(tokenizer):
@@ -56,17 +31,18 @@ def test_the_line_is_every_classifier_at_one_width(tokenizer):
 
 
 @pytest.mark.parametrize("command", ["dependency", "throughput", "gradients"])
-def test_help_shows_an_example(run, command):
-    code, out, _ = run(f"{command} --help")
+def test_help_shows_an_example(antiphase, command):
+    code, out, _ = antiphase("study", f"{command} --help")
     assert code == 0
     assert f"Example: antiphase study {command}" in " ".join(out.split())
 
 
 @pytest.mark.slow
-def test_dependency_writes_every_distance_before_and_after_training(run, tmp_path):
-    code, out, err = run(
+def test_dependency_writes_every_distance_before_and_after_training(antiphase, tmp_path):
+    code, out, err = antiphase(
+        "study",
         f"dependency --models rnn,transformer --lengths 4-9 --tested 4,9 --held-out 6,20 --samples 300 "
-        f"--test-samples 40 --epochs 2 --seeds 0,1 {SMALL} --output r"
+        f"--test-samples 40 --epochs 2 --seeds 0,1 {SMALL} --output r",
     )
     assert code == 0, err
     found = values(tmp_path / "r")
@@ -93,16 +69,9 @@ def test_dependency_writes_every_distance_before_and_after_training(run, tmp_pat
 @pytest.mark.slow
 def test_a_network_learns_to_bridge_a_short_clause_and_repeats(tmp_path):
     request = dependency.DependencySettings(
-        models=["birnn"],
-        lengths=[4],
-        tested=[4],
-        held_out=[5],
-        samples=1600,
-        test_samples=200,
-        epochs=6,
-        seeds=[0],
+        models=["birnn"], lengths=[4], tested=[4], held_out=[5], samples=1600, test_samples=200, epochs=6, seeds=[0],
         device="cpu",
-    )
+    )  # fmt: skip
     first = dependency.dependency(request, tmp_path / "a").values
     known, new = (row for row in first["summary"] if row["trained"])
     assert known["accuracy"] > 0.97
@@ -117,7 +86,7 @@ def test_a_network_learns_to_bridge_a_short_clause_and_repeats(tmp_path):
 def test_training_and_test_sentences_are_not_the_same_and_seeds_have_their_own(tokenizer):
     request = dependency.DependencySettings()
     parts = {
-        key: {one.text for one in dependency._part(request, tokenizer, [8, 24], 400, *key).sentences}
+        key: {one.text for one in dependency.part_of(request, tokenizer, [8, 24], 400, *key).sentences}
         for key in ((0, "train"), (1, "train"), (0, "development"), ("test",))
     }
     assert all(len(part) > 700 for part in parts.values())
@@ -127,7 +96,7 @@ def test_training_and_test_sentences_are_not_the_same_and_seeds_have_their_own(t
 
 def test_every_model_runs_all_epochs_and_has_positions_for_every_sentence(tokenizer):
     request = dependency.DependencySettings(epochs=7, held_out=[6, 300], depth=4)
-    longest = max(map(len, dependency._part(request, tokenizer, [300], 200, "test").texts.ids))
+    longest = max(map(len, dependency.part_of(request, tokenizer, [300], 200, "test").texts.ids))
     for name, one in dependency.chosen_models(request).items():
         assert one.training.epochs == one.training.patience == 7, name
         config = one.build(tokenizer, LABELS, seed=0).config
@@ -135,7 +104,7 @@ def test_every_model_runs_all_epochs_and_has_positions_for_every_sentence(tokeni
 
 
 @pytest.mark.slow
-def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeypatch):
+def test_throughput_times_the_same_tokens_at_every_length(antiphase, tmp_path, monkeypatch):
     seen = []
     original = throughput.training_step
 
@@ -153,8 +122,10 @@ def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeyp
         return step
 
     monkeypatch.setattr(throughput, "training_step", watched)
-    code, out, err = run(
-        f"throughput --models lstm,transformer,differential --lengths 8,32 --tokens 64 --rounds 3 {SMALL} --output r"
+    code, out, err = antiphase(
+        "study throughput --models lstm,transformer,differential --lengths 8,32 --tokens 64 --rounds 3",
+        SMALL,
+        "--output r",
     )
     assert code == 0, err
     found = values(tmp_path / "r")
@@ -170,7 +141,7 @@ def test_throughput_times_the_same_tokens_at_every_length(run, tmp_path, monkeyp
     }  # fmt: skip
     assert len(seen) == 2 * 3 * (3 + 1)  # rounds and a warm-up
     assert "Time against the transformer" in out
-    code, _, err = run(f"throughput --models lstm --lengths 8 --tokens 64 --rounds 1 {SMALL} --output s")
+    code, _, err = antiphase("study", f"throughput --models lstm --lengths 8 --tokens 64 --rounds 1 {SMALL} --output s")
     assert code == 0, err
     assert values(tmp_path / "s")["baseline"] == "lstm"
 
@@ -184,10 +155,11 @@ def test_tokens_that_fill_no_sequence_are_not_counted(tmp_path, monkeypatch):
 
 @pytest.mark.essential
 @pytest.mark.slow
-def test_gradients_by_place_and_norm(run, tmp_path):
-    code, out, err = run(
-        f"gradients --models lstm,differential --norms rms_norm,batch_norm --layers 3 --steps 0,2 --seeds 0,1 {SMALL} "
-        "--output r"
+def test_gradients_by_place_and_norm(antiphase, tmp_path):
+    code, out, err = antiphase(
+        "study gradients --models lstm,differential --norms rms_norm,batch_norm --layers 3 --steps 0,2 --seeds 0,1",
+        SMALL,
+        "--output r",
     )
     assert code == 0, err
     rows = values(tmp_path / "r")["rows"]
@@ -213,7 +185,7 @@ def test_the_norm_of_a_layer_is_that_of_its_gradient_alone(tokenizer, name):
     assert len(set(counted)) == len(counted)
     others = {n.split(".")[1] for n, p in model.named_parameters() if id(p) not in set(counted)}
     assert others <= {"embed_tokens", "norm", "weight", "bias"}  # the last two of the classifier
-    batches = gradients._batches(tokenizer, torch.device("cpu"), 0, pairs=20)
+    batches = gradients.training_batches(tokenizer, torch.device("cpu"), 0, pairs=20)
     held = [next(batches) for _ in range(2)]
     found = gradients.gradient_norms(model, held)
     expected = []
@@ -245,7 +217,7 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
         seen.append((rows(held), rows(next(batches) for _ in range(75))))  # an epoch
         return iter(())
 
-    monkeypatch.setattr(gradients, "_followed", watched)
+    monkeypatch.setattr(gradients, "followed", watched)
     request = gradients.GradientsSettings(models=["rnn"], layers=2, seeds=(0, 1), device="cpu")
     gradients.gradients(request, tmp_path / "r")
     (held, first), (again, second) = seen
@@ -262,7 +234,7 @@ def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
     one = one_width_classifiers()["transformer"]
     model = replace(one, sizes={**one.sizes, "norm": "batch_norm"}).build(tokenizer, LABELS, seed=0).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    batches = gradients._batches(tokenizer, torch.device("cpu"), 0, pairs=20)
+    batches = gradients.training_batches(tokenizer, torch.device("cpu"), 0, pairs=20)
     gradients.gradient_norms(model, [next(batches)])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     model(**next(batches))
@@ -294,11 +266,8 @@ def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
         ("gradients --models transformer --set norm_position=side", "norm_position must be one of pre, post"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(run, tmp_path, text, pattern):
-    code, _, err = run(f"{text} --output r")
-    assert code == 2, err
-    assert re.fullmatch(rf"antiphase: [^\n]*{pattern}[^\n]*\n", err), err
-    assert not (tmp_path / "r").exists()
+def test_bad_input_is_one_sentence_and_leaves_nothing(refused, text, pattern):
+    refused(pattern, "study", text, "--output r")
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):

@@ -1,7 +1,5 @@
 """Training of one translator: the rate rises and falls, losses are means over tokens, equal seeds repeat."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

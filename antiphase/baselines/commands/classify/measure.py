@@ -80,7 +80,7 @@ def classify(
             splits = list(_splits(request, examples, test))
             texts = [[example.text, example.label] for example in (*examples, *test)]
             work.begin({"content": hash_of(texts)}, {"content": "the labelled texts have changed"})
-            study = _Study(request, labels, device, output)
+            study = Study(request, labels, device, output)
             study.check(classifiers, splits[0])
         try:
             runs = study.runs(classifiers, splits, say, report)
@@ -143,7 +143,7 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
         yield Parts(seed, fold, train, development, [examples[row] for row in part])
 
 
-class _Study:
+class Study:
     """Runs one after the other."""
 
     def __init__(self, request: ClassifySettings, labels: list[str], device: torch.device, output: Path) -> None:
@@ -209,7 +209,7 @@ class _Study:
             "model": name,
             "seed": parts.seed,
             "fold": parts.fold,
-            **self._judged(predicted, targets["test"], parts),
+            **self.judged(predicted, targets["test"], parts),
             "development": {"samples": len(parts.development), "accuracy": best["accuracy"], "loss": best["loss"]},
             "training_samples": len(parts.train),
             "best_epoch": best["epoch"],
@@ -224,7 +224,7 @@ class _Study:
         self._keep(model, tokenizer, classifier, run)
         return run
 
-    def _judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> dict[str, Any]:
+    def judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> dict[str, Any]:
         """Scores on the test part, and on those of its texts that training and development did not hold."""
         labels = len(self.labels)
         whole = classification_scores(confusion := confusion_matrix(predicted, targets, labels))

@@ -84,7 +84,7 @@ def translate(
             ]
             content = hash_of([texts, _own_tokenizer(request)])
             work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
-            study = _Study(request, device, output)
+            study = Study(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
                 study.check(translators, parts)
         first = splits[0]
@@ -123,7 +123,7 @@ def _own_tokenizer(request: TranslateSettings) -> str | None:
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"
 
 
-class _Study:
+class Study:
     """Runs one after the other."""
 
     def __init__(self, request: TranslateSettings, device: torch.device, output: Path) -> None:
@@ -136,7 +136,7 @@ class _Study:
         for name, translator in translators.items():
             model = translator.build(tokenizer, seed=parts.seed)
             for pairs in (parts.train, parts.test):
-                self._encode(tokenizer, pairs, model, name)
+                self.encode(tokenizer, pairs, model, name)
 
     def runs(
         self,
@@ -161,11 +161,11 @@ class _Study:
         started = time.perf_counter()
         tokenizer = self._tokenizer(parts)
         model = translator.build(tokenizer, seed=parts.seed).to(self.device)
-        train, test = (self._encode(tokenizer, pairs, model, name) for pairs in (parts.train, parts.test))
+        train, test = (self.encode(tokenizer, pairs, model, name) for pairs in (parts.train, parts.test))
         untrained = self._judged(model, tokenizer, parts, train, test)
         curve = train_translator(
             model, translator.training, *train, seed=parts.seed, report=report,
-            evaluate=lambda now: teacher_forced(now, *test, unknown=_unknown(tokenizer)),
+            evaluate=lambda now: teacher_forced(now, *test, unknown=unknown_id(tokenizer)),
         )  # fmt: skip
         run = {
             "model": name,
@@ -203,9 +203,9 @@ class _Study:
         sources, targets = test
         longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
         scores = sentence_scores(
-            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=_unknown(tokenizer)
+            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=unknown_id(tokenizer)
         )
-        forced = teacher_forced(model, sources, targets, unknown=_unknown(tokenizer))
+        forced = teacher_forced(model, sources, targets, unknown=unknown_id(tokenizer))
         found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
         known = [pair.alignment for pair in parts.test if pair.alignment is not None]
         if len(known) == len(parts.test):
@@ -240,7 +240,7 @@ class _Study:
         tokenizer.padding_side = "right"
         return tokenizer
 
-    def _encode(
+    def encode(
         self,
         tokenizer: PreTrainedTokenizerBase,
         pairs: Sequence[Pair],
@@ -313,15 +313,15 @@ class _Study:
         self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
     ) -> list[dict[str, Any]]:
         """What needs no learning: the commonest token at every place, the source itself, word for word."""
-        end, unknown = tokenizer.eos_token_id, _unknown(tokenizer)
+        end, unknown = tokenizer.eos_token_id, unknown_id(tokenizer)
         common = commonest_token(encode_pairs(tokenizer, parts.train)[1].ids)
         systems = {
             "commonest token": [[common] * len(ids) for ids in targets.ids],
-            "copy of the source": [_ended(ids, end) for ids in sources.ids],
+            "copy of the source": [with_end(ids, end) for ids in sources.ids],
         }
         if not self.request.train:
             told = [" ".join(lexicon()[word] for word in pair.source.split()) for pair in parts.test]
-            systems["word for word"] = [_ended(ids, end) for ids in encode(tokenizer, told).ids]
+            systems["word for word"] = [with_end(ids, end) for ids in encode(tokenizer, told).ids]
         return [
             {"system": name, **sentence_scores(outputs, targets.ids, end=end, unknown=unknown)}
             for name, outputs in systems.items()
@@ -332,15 +332,15 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> t
     """Sources, and targets with the end token, which some tokenizers add by themselves."""
     end = tokenizer.eos_token_id
     sources, plain = (encode(tokenizer, [getattr(pair, side) for pair in pairs]) for side in ("source", "target"))
-    return sources, EncodedTexts([_ended(ids, end) for ids in plain.ids], plain.pad_id)
+    return sources, EncodedTexts([with_end(ids, end) for ids in plain.ids], plain.pad_id)
 
 
-def _ended(ids: list[int], end: int) -> list[int]:
+def with_end(ids: list[int], end: int) -> list[int]:
     """With the end token, once."""
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
-def _unknown(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token of words that it does not know; byte-level tokenizers name the end token so, and know every word."""
     number = tokenizer.unk_token_id
     return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number

@@ -69,14 +69,14 @@ def dependency(
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         for model in models.values():  # refused before anything is trained
             model.build(tokenizer, LABELS, seed=0)
-        test = _part(request, tokenizer, request.distances, request.test_samples, "test")
+        test = part_of(request, tokenizer, request.distances, request.test_samples, "test")
         rows: list[dict[str, Any]] = []
         runs: list[dict[str, Any]] = []
         count = len(models) * len(request.seeds)
         for seed in request.seeds:
             each = request.samples // len(request.trained)
-            train = _part(request, tokenizer, request.trained, each, seed, "train")
-            development = _part(request, tokenizer, request.trained, each // DEVELOPMENT, seed, "development")
+            train = part_of(request, tokenizer, request.trained, each, seed, "train")
+            development = part_of(request, tokenizer, request.trained, each // DEVELOPMENT, seed, "development")
             for name, classifier in models.items():
                 begun = len(runs)
 
@@ -126,7 +126,7 @@ def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
     return found
 
 
-def _part(
+def part_of(
     request: DependencySettings, tokenizer: PreTrainedTokenizerBase, distances: Sequence[int], each: int, *key: object
 ) -> _Part:
     """``each`` sentences of every distance, as pairs."""

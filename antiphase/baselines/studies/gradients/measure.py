@@ -62,7 +62,7 @@ def gradients(
     with new_folder(output):
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         forms = [(name, *form) for name, one in models.items() for form in _forms(one, request.norms)]
-        measured = _batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)
+        measured = training_batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)
         held = [next(measured) for _ in range(MEASURED)]
         rows: list[dict[str, Any]] = []
         total, done = len(request.seeds) * len(forms), count(1)
@@ -70,8 +70,8 @@ def gradients(
             for name, place, norm, classifier in forms:
                 model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
                 about = {"model": name, "place": place, "norm": norm, "seed": seed}
-                steps = _batches(tokenizer, device, seed, pairs=PAIRS)
-                for step, found in _followed(model, classifier, request.steps, steps, held):
+                steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
+                for step, found in followed(model, classifier, request.steps, steps, held):
                     rows.append({**about, "step": step, **found})
                 report(next(done), total)
         record = Record(
@@ -114,7 +114,9 @@ def _forms(classifier: Classifier, norms: Sequence[str]) -> Iterator[tuple[str |
 Batch = dict[str, torch.Tensor]
 
 
-def _batches(tokenizer: PreTrainedTokenizerBase, device: torch.device, *key: object, pairs: int) -> Iterator[Batch]:
+def training_batches(
+    tokenizer: PreTrainedTokenizerBase, device: torch.device, *key: object, pairs: int
+) -> Iterator[Batch]:
     """Batches without an end, epoch after epoch."""
     found = [
         sentence
@@ -130,7 +132,7 @@ def _batches(tokenizer: PreTrainedTokenizerBase, device: torch.device, *key: obj
             yield {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def _followed(
+def followed(
     model: PreTrainedModel,
     classifier: Classifier,
     steps: Sequence[int],
