@@ -71,7 +71,7 @@ def main() -> None:
     except DivergedError as error:
         _fail(str(error), DIVERGED)
     except Interrupted as error:
-        _fail(f"{error}; add --resume to the same command to go on", 130)
+        _fail(f"{error}; add --resume to the same command to continue", 130)
     except USAGE_ERROR as error:
         _fail_usage(error)
     if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save

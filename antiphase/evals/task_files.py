@@ -118,7 +118,9 @@ def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{flag} {path}: this is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(tree, dict) or not tree:
-        raise InputError(f"{flag} {path}: the file is empty or no mapping; a task has kind, data and prompt at least")
+        raise InputError(
+            f"{flag} {path}: the file is empty or not a mapping; a task needs at least kind, data and prompt"
+        )
     return tree
 
 

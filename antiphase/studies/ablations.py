@@ -241,7 +241,9 @@ def _equalized(run: RunSettings, target: RunSettings) -> int:
     surplus = _parameters(run) - _parameters(target)
     width = model.intermediate_size - round(surplus / (3 * model.hidden_size * model.num_hidden_layers))
     if width < 1:
-        raise InputError(f"model.intermediate_size ({model.intermediate_size}) is too small to make up for a gate")
+        raise InputError(
+            f"model.intermediate_size ({model.intermediate_size}) is too small to compensate for a gate's parameters"
+        )
     return width
 
 
@@ -342,7 +344,7 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         known = [value for value in values if value is not None]
         found[name] = statistics.fmean(known) if known else None
         if other:
-            metric = Metric(words, "nats a token", lower_is_better=True, digits=4)
+            metric = Metric(words, "nats per token", lower_is_better=True, digits=4)
             series = {arm: values, str(ablation.against): [run[name] for run in other]}
             entry = compare_metric(metric, series, str(ablation.against))
             found[f"{name}_difference"] = None if entry is None else entry["differences"][arm]

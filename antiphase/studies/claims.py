@@ -103,14 +103,14 @@ CLAIMS = (
     Claim(
         PRIMARY, "compare", "Figure 3, Table 6",
         "3.087 → 3.062 at 1.4B; 6.8B as good as 11B, 160B tokens as 251B", "held-out text",
-        Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), compared("held-out loss"),
+        Metric("held-out loss", "nats per token", lower_is_better=True, digits=4), compared("held-out loss"),
         samples=loss_samples,
     ),
     Claim(
         "Long context: more gained from context", "long-context", "Figure 4", "loss lower at every length to 64K",
         "loss of the last eighth of the length of training behind as many tokens, minus that behind the whole window; "
         "no model was extended",
-        Metric("gain from context", "nats a token", lower_is_better=False, digits=4),
+        Metric("gain from context", "nats per token", lower_is_better=False, digits=4),
         lambda records: by_seed(records, lambda record: (record.values.get("tail") or {}).get("context_gain")),
         guard=knows_gain, samples=gain_samples,
     ),
@@ -136,21 +136,21 @@ CLAIMS = (
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
-        "words with labels of no meaning, as in training, at the most examples of the scale",
+        "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
         lambda records: by_seed(records, most_shots), majority, samples=shot_samples,
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
         "best minus worst of random orders on TREC: 19.0 → 4.0",
-        "the same words; answers that flip between two orders, over 2p(1-p), what answers drawn anew and right as "
-        "often would",
+        "the same words; answers that flip between two orders, over 2p(1-p), the share for random answers of the same "
+        "accuracy p",
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
         lambda records: by_seed(records, flips), guard=has_orders, abilities=naming_labels, samples=flip_samples,
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
-        "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the sets given, by the judge given",
+        "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
         lambda records: by_seed(records, faithful), untrue, is_judged,
         samples=faithful_samples,
@@ -170,7 +170,7 @@ CLAIMS = (
     Claim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
-        Metric("loss added by 4 bits", "nats a token", lower_is_better=True, digits=4),
+        Metric("loss added by 4 bits", "nats per token", lower_is_better=True, digits=4),
         lambda records: by_seed(records, lost_at(4)), guard=costs_something,
         abilities=lambda found: equally_trained(found, "quantization"),
     ),

@@ -23,7 +23,7 @@ from antiphase.studies.verdicts import (
 Run = Mapping[str, Any]
 Series = dict[str, list[float | None]]
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
-LOSS = Metric("held-out loss", "nats a token", lower_is_better=True, digits=4)
+LOSS = Metric("held-out loss", "nats per token", lower_is_better=True, digits=4)
 
 
 def steps_metric(settings: CompareSettings) -> Metric:

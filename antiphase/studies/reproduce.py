@@ -48,7 +48,7 @@ from antiphase.training.loop import choose_device
 REQUEST = "reproduce.json"
 REPRODUCTION = Resumable(
     REQUEST,
-    again="holds a reproduction already; add --resume to go on with it",
+    again="already contains a reproduction; add --resume to continue it",
     other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
 )
 LABELLED_ROWS = 400
@@ -114,10 +114,11 @@ class ReproduceRequest:
             if part not in PARTS:
                 raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
         if bool(self.judge) != bool(self.judge_data):
-            raise InputError("--judge and --judge-data go together: who judges, and what is summarised or asked")
+            raise InputError("--judge and --judge-data must be given together")
         if self.judge and not SCALES[self.scale].reads_documents:
             raise InputError(
-                f"--judge: the models of --scale {self.scale} read too little for a text and its summary; leave it out"
+                f"--judge: the models of --scale {self.scale} have too short a context for a text and its summary; "
+                "remove it"
             )
 
     def check_own(self) -> None:
@@ -243,7 +244,7 @@ def _open(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
         REPRODUCTION.check_same(output, before, tree)
         if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
-                f"--output {output} began with other content: {changed[0]} has changed since; bring it back, or choose "
+                f"--output {output} began with other content: {changed[0]} has changed since; restore it, or choose "
                 "another folder"
             )
     else:
@@ -264,9 +265,7 @@ def _registration(output: Path) -> Registration | None:
     known = json.loads((output / REQUEST).read_text("utf-8")).get("claims")
     found = registered(output) if known else None
     if known and (found is None or found.sha256 != known):
-        raise InputError(
-            f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; bring it back"
-        )
+        raise InputError(f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; restore it")
     return found
 
 
@@ -338,7 +337,7 @@ class _Work:
             ))  # fmt: skip
             self.diverged = diverged(record)
             for seed in self.diverged:
-                self.say(f"seed {seed}: a model's loss is no number, so neither arm's is measured further")
+                self.say(f"seed {seed}: a model's loss is not finite, so neither arm of this seed is measured further")
                 self.seeds.remove(seed)
             return [record]
         one = self._one_seed()

@@ -127,16 +127,16 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({}, "is empty or no mapping"),
+        ({}, "is empty or not a mapping"),
         ({"kind": "classification", "data": "c.all"}, "prompt is missing"),
         ({"template": "cr"}, "data is missing"),
         ({"template": "crr", "data": "c.all"}, "unknown template 'crr'; did you mean 'cr'?"),
         ({"template": "cr", "data": "c.all", "promt": "x"}, "unknown key 'promt'; did you mean 'prompt'?"),
         ({"template": "cr", "data": "missing.txt"}, "there is no such file"),
         ({"template": "cr", "data": "c.all", "labels": {"0": "bad", "1": "bad"}}, "'bad' have the same tokens"),
-        ({"template": "cr", "data": "c.all", "labels": {"0": "bad"}}, "'1' stands in the data and not in the task"),
+        ({"template": "cr", "data": "c.all", "labels": {"0": "bad"}}, "'1' occurs in the data but not in the task"),
         ({"template": "cr", "data": "c.all", "prompt": "{{ txt }}:"}, "'txt' is undefined; columns: text, label"),
-        ({"template": "cr", "data": "c.all", "labels": {"0": "bad", "1": " "}}, "nothing is written for the label '1'"),
+        ({"template": "cr", "data": "c.all", "labels": {"0": "bad", "1": " "}}, "no text is given for the label '1'"),
         ({"template": "cr", "data": "c.all", "prompt": "{{ range(10**9)|list }}"}, "the prompt cannot be filled in"),
         ({"template": "cr", "data": "c.all", "target": "1 // 0"}, "target cannot be found"),
         ({"template": "cr", "data": "c.all", "prompt": "{{ text"}, "prompt is not a Jinja template"),
@@ -146,7 +146,7 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
         ({"template": "cr", "data": "c.all", "shots": -1}, "shots must be at least 0"),
         ({"template": "cr", "data": "c.all", "metric": "f1"}, "metric f1 does not fit the kind classification"),
         ({"template": "cr", "data": "c.all", "delimiter": "", "prompt": "the c", "labels": {"0": "at", "1": "ow"}},
-         "runs together with the end of the prompt"),
+         "is tokenized together with the end of the prompt"),
         ({"template": "hellaswag", "data": "h.jsonl"}, "target must be a number from 0 to 1, got 5"),
     ],
 )  # fmt: skip

@@ -147,7 +147,9 @@ def test_apply_knows_samples_behind_other_examples(run, refused, tmp_path):
     row = values(tmp_path / "a")["tasks"][0]
     assert row["samples"] + row["left_out"] == 23
     assert row["left_out"] in (11, 12)
-    refused("--task cr: [0-9] samples are left to judge by, 10 are needed", f"{apply} --samples 12 --output b")
+    refused(
+        "--task cr: [0-9] samples are left to measure the gain, but 10 are needed", f"{apply} --samples 12 --output b"
+    )
 
 
 def test_apply_compares_the_model_with_the_plan_and_without(run, tmp_path, monkeypatch):
@@ -228,7 +230,7 @@ def test_a_copy_in_half_precision_is_the_same_model(run, refused, tmp_path, cali
     model.save_pretrained(tmp_path / "other")
     tokenizer_of(calibration_model).save_pretrained(tmp_path / "other")
     plan.save(tmp_path / "p.json")
-    refused("p.json: the plan was made for another model: its weights are others\n",
+    refused("p.json: the plan was made for another model: the weights differ\n",
             "calibrate apply other --plan p.json --text glad --output s")  # fmt: skip
 
 
@@ -241,7 +243,7 @@ def test_bad_requests(run, refused, tmp_path):
     refused("--held-out must lie between 0 and 1", f"{SEARCH} --held-out 1 --output s")
     refused("--layers must be numbers and ranges", f"{SEARCH} --layers x --output s")
     refused("--layers names more than 10,000 numbers", f"{SEARCH} --layers 0-99999999999999999999 --output s")
-    refused("--task cr: 5 samples are left to judge by", f"{SEARCH} --samples 10 --output s")
+    refused("--task cr: 5 samples are left to measure the gain, but 10 are needed", f"{SEARCH} --samples 10 --output s")
     refused("--layers names layer 7, but the model's layers are 0 to 1", f"{SEARCH} --layers 0-7 --output s")
     refused("beta must be above 0 and at most 1", f"{SEARCH} --beta 0 --output s")
     refused("alpha must be above 0", f"{SEARCH} --alpha 0 --output s")
@@ -265,8 +267,8 @@ def test_bad_requests(run, refused, tmp_path):
 def test_tasks_at_chance_are_not_searched(run, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
-    refused("does no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
-    refused("on mpqa the model .* does no better than chance",
+    refused("is no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
+    refused("on mpqa the model .* is no better than chance",
             "calibrate study model --task noise.yaml --samples 24 --output s")  # fmt: skip
     assert run(f"{SEARCH} --task noise.yaml --output s")[0] == 0
     assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]

@@ -150,5 +150,5 @@ def test_a_classifier_names_itself(place, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    words = "its logits are NaN or infinite, so they measure nothing"
+    words = "its logits are NaN or infinite, so nothing can be measured"
     assert capsys.readouterr().err == f"antiphase: RUN {tmp_path / 'run'}: {words}\n"

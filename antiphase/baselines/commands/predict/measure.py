@@ -69,6 +69,8 @@ def predict(
 def _load(name: str) -> PreTrainedModel:
     folder = Path(name)
     if folder.is_dir() and not (folder / "config.json").is_file():
-        raise InputError(f"RUN {name}: this folder holds no model (config.json is missing); give a finished run")
+        raise InputError(
+            f"RUN {name}: this folder has no model (config.json is missing); give the folder of a finished run"
+        )
     with loading(f"RUN {name}: no text classifier could be loaded"):
         return read_weights(AutoModelForSequenceClassification, name, flag="RUN", whole="trained classifier")
