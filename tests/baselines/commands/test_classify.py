@@ -260,7 +260,7 @@ def test_other_refusals(refused, tmp_path, run):
     refused("--labels must be one of", "classify --train train.txt --labels both --output r")
     refused("--vocabulary must be at least 258", "classify --train train.txt --tokenizer bpe --vocabulary 9 --output r")
     refused("--min-count", "classify --train train.txt --tokenizer bpe --min-count 2 --output r")
-    refused("none of the chosen models", "classify --train train.txt --set lstm.dropout=0 --output r")
+    refused("not one of the chosen models", "classify --train train.txt --set lstm.dropout=0 --output r")
     refused("vocab_size: .* the data says it", "classify --train train.txt --set vocab_size=9 --output r")
     refused("--set epochs must be a whole number", "classify --train train.txt --set epochs=0 --output r")
     refused("--word-vectors|no.txt", "classify --train train.txt --word-vectors no.txt --output r")
