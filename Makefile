@@ -53,7 +53,7 @@ lint: $(DEV)  ## style: ruff's rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(DEV)  ## put the code into ruff's format and mend what it can
+format: $(DEV)  ## format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 

@@ -284,7 +284,7 @@ def _preset(
     run = build(RunSettings, tree)
     _check_run(run)
     if validation and run.data.source == "synthetic":
-        raise InputError("--validation has no use without --data: synthetic sequences are held out by themselves")
+        raise InputError("--validation needs --data; synthetic runs hold out sequences of their own")
     compare = build(CompareSettings, compare_tree, path="compare")
     _check_compare(compare)
     for arm in compare.arms:
@@ -300,7 +300,7 @@ def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
     """
     found = tree.get(name)
     if found is not None and not isinstance(found, dict):
-        raise InputError(f"key '{name}' is a section of settings, got the value {found!r}")
+        raise InputError(f"key '{name}' is a section; set one of its fields instead of the value {found!r}")
     return found
 
 
@@ -358,7 +358,7 @@ def _check_run(run: RunSettings) -> None:
     _check_shares(run)
     for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
         if len(set(listed)) != len(listed):
-            raise InputError(f"{name} must not name a value twice, got {listed}")
+            raise InputError(f"{name} must not repeat a value, got {listed}")
     if any(not 0 <= depth <= 1 for depth in evaluation.depths) or not evaluation.depths:
         raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
     if run.model.kind != "transformer":
@@ -371,8 +371,8 @@ def _check_run(run: RunSettings) -> None:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
     if run.model.dex_steps > training.steps:
         raise InputError(
-            f"model.dex_steps ({run.model.dex_steps}) must be at most training.steps ({training.steps}): a saved model "
-            "is one whose annealing has ended"
+            f"model.dex_steps ({run.model.dex_steps}) must be at most training.steps ({training.steps}): annealing "
+            "must end before the model is saved"
         )
     longest = run.model.max_position_embeddings
     if longest is not None and longest < max([data.sequence_length, *evaluation.lengths]):

@@ -55,7 +55,7 @@ class Flag:
             meant = nearest(str(wrong), self.choices)
             raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{meant}")
         if self.separated and not self.allows_duplicates and len(set(listed)) != len(listed):
-            raise InputError(f"{self.name} must not name a value twice, got {given}")
+            raise InputError(f"{self.name} must not repeat a value, got {given}")
 
 
 def flag(help: str, *, default: Any = MISSING, **more: Any) -> Any:

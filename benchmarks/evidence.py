@@ -94,7 +94,7 @@ def runs_of(name: str, study: Mapping[str, Any]) -> Iterator[Run]:
 
 
 def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] | None:
-    """Held-out loss of each block of text in nats a token, by document, so that runs can be compared block by block.
+    """Held-out loss of each block of text in nats per token, by document, so that runs can be compared block by block.
 
     None for runs on the synthetic task.
     """

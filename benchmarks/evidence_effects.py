@@ -36,7 +36,7 @@ def described(factor: str, level: str) -> str:
 
 @dataclass(frozen=True)
 class Effect:
-    """A contrast of combinations, in nats a token; below 0 is a lower loss."""
+    """A contrast of combinations, in nats per token; below 0 is a lower loss."""
 
     name: str
     estimate: float

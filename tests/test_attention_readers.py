@@ -269,7 +269,7 @@ def test_maps_and_outliers_are_those_of_the_same_model(name, request, of_this_pa
 
 def test_a_function_put_in_by_others_hides_the_heads_of_these_models(differential_llama):
     with (
-        pytest.raises(ValueError, match="another attention function was put into this model"),
+        pytest.raises(ValueError, match="another attention function is installed in this model"),
         wrapped_attention(differential_llama, lambda function: lambda *args, **kwargs: function(*args, **kwargs)),
     ):
         attention_statistics(differential_llama, input_ids=batch().input_ids)

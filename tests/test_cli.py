@@ -163,7 +163,7 @@ SETTINGS = [
     ("--data book.txt --set data.vocabulary_size=5", "data.vocabulary_size must be at least 258"),
     ("--data book.txt --set data.tokenizer=missing/deep/folder", "data.tokenizer missing/deep/folder"),
     ("--data book.txt --set data.validation_share=2", "data.validation_share"),
-    ("--validation book.txt", "--validation has no use without --data"),
+    ("--validation book.txt", "--validation cannot be used without --data"),
     ("--set data.source=text", "--data needs at least one file"),
 ]
 
@@ -285,7 +285,7 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     assert record["config"]["training"]["steps"] == 4
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!")
 
-    refused("holds a run already; add --resume", f"{start} --seed 3")
+    refused("already contains a run; add --resume", f"{start} --seed 3")
     refused("holds a run with other settings .training.seed.", f"{start} --seed 4 --resume")
     refused("holds no study", f"compare {tiny} --output out")
     weights = (tmp_path / "out" / "model.safetensors").read_bytes()
@@ -316,12 +316,12 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         ("--needles 2,x", "--needles must be comma-separated numbers"),
         ("--needles 99", r"--needles \(99\) is more than the 7 different keys"),
         ("--queries 0", "--queries must be at least 1"),
-        ("--queries 1,1", "--queries must not name a value twice"),
+        ("--queries 1,1", "--queries must not repeat a value"),
         ("--queries 99", r"--length \(25\) is too short for 3 needles and 99 queries"),
         ("--depths 0,2", "--depths must lie between 0 and 1"),
         ("--depths deep", "--depths must be comma-separated numbers"),
         ("--device nonsense", "--device nonsense"),
-        ("--data missing.txt", "--data has no use here: out knows the words of the synthetic task only"),
+        ("--data missing.txt", "--data cannot be used: out has only the vocabulary of the synthetic task"),
     ):
         refused(pattern, f"evaluate needles out --output new {words}")
     refused("holds a run|is not empty", "evaluate needles out --output out")
@@ -363,7 +363,7 @@ def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, 
         ("v2 new --to llama", "--to llama takes softmax models; SOURCE has differential_v2"),
         ("v2 new --to elsewhere", "invalid value for '--to'"),
         ("llama new --attention-type differential", "--attention-type must be differential_v2"),
-        ("llama new --control", "--control goes with --attention-type"),
+        ("llama new --control", "--control needs --attention-type"),
     ):
         refused(pattern, f"convert {words}")
     assert {path.name for path in tmp_path.iterdir()} == kept
@@ -371,11 +371,11 @@ def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, 
 
 @pytest.mark.slow
 def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tiny):
-    refused("MODEL missing is no finished run of antiphase", "upcycle missing --output new")
+    refused("MODEL missing is not a finished run of antiphase", "upcycle missing --output new")
     for kind in ("softmax", "differential"):
         words = f"train {tiny} --output {kind} --set training.steps=1 --set model.attention_type={kind}"
         assert antiphase(words)[0] == 0
-    refused("MODEL differential is no softmax model", "upcycle differential --output new")
+    refused("MODEL differential is not a softmax model", "upcycle differential --output new")
     refused("--seeds must not hold 0: softmax was trained on", "upcycle softmax --output new --seeds 0,1")
     refused("exists and holds no study", "upcycle softmax --output differential")
     refused("hidden_size is 16, this run's is 32", "upcycle softmax --output new --set model.hidden_size=32")
@@ -458,7 +458,7 @@ def test_look_refuses(refused, foreign_model, pattern, arguments):
 def test_further_measurements_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
     words = "llama --data book.txt --length 48 --samples 2"
     refused("--bits must be at least 2, got 8, 1", f"evaluate quantization {words} --bits 8,1 --output new")
-    refused("--bits must not name a value twice", f"evaluate quantization {words} --bits 8,8 --output new")
+    refused("--bits must not repeat a value", f"evaluate quantization {words} --bits 8,8 --output new")
     refused(
         "--granularity must be one of tensor, head, row", f"evaluate quantization {words} --granularity x --output new"
     )
@@ -518,12 +518,12 @@ def test_needles_and_attention_in_plain_text_for_several_models(antiphase, refus
 def test_a_finished_run_is_extended(antiphase, refused, tmp_path, tiny):
     assert antiphase(f"train {tiny} --output short --set training.steps=2")[0] == 0
     refused("--length 25 must be more than the 25 positions", "extend short --length 25 --output long")
-    refused("MODEL missing is no finished run", "extend missing --length 50 --output long")
+    refused("MODEL missing is not a finished run", "extend missing --length 50 --output long")
     code, _, err = antiphase("extend short --length 50 --rope-theta 50000 --output long --set training.steps=2")
     assert (code, err) == (0, "")
     assert json.loads((tmp_path / "long" / "config.json").read_text())["max_position_embeddings"] == 50
     again = "extend short --length 50 --rope-theta 50000 --output long --set training.steps=2"
-    refused("holds a run already; add --resume", again)
+    refused("already contains a run; add --resume", again)
     assert antiphase(f"{again} --resume")[0] == 0
 
 
@@ -606,7 +606,7 @@ def test_downstream_tasks_of_another_family(antiphase, refused, tmp_path, foreig
     assert [(row["shots"], row["samples"]) for row in record["values"]["rows"]] == [(0, 4), (1, 4)]
     page = (tmp_path / "new" / "report.html").read_text()
     assert "record-1-harness" in page
-    refused("holds this work already; add --resume", words)
+    refused("already contains this work; add --resume", words)
     assert antiphase(f"{words} --num_fewshot 0,1 --limit 4 --resume")[0] == 0
 
 
@@ -633,5 +633,5 @@ def test_hallucination_of_another_family(antiphase, refused, tmp_path, foreign_m
     assert "Contextual hallucination" in page
     assert "The judge&#39;s own error" in page
     assert "record-1-hallucination" in page
-    refused("holds this work already; add --resume", f"{words} --judge llama")
+    refused("already contains this work; add --resume", f"{words} --judge llama")
     assert antiphase(f"{words} --judge llama --resume")[0] == 0

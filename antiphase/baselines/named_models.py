@@ -57,7 +57,7 @@ def chosen_models(
             example = f"{names[0]}.dropout=0.4"
             raise InputError(f"--set {one!r} must be FIELD=VALUE or MODEL.FIELD=VALUE, such as {example}")
         if dot and model not in names:
-            raise InputError(f"--set {one}: '{model}' is none of the chosen models ({', '.join(names)})")
+            raise InputError(f"--set {one}: '{model}' is not one of the chosen models ({', '.join(names)})")
         for name in [model] if dot else names:
             changes[name][setting] = _value(one, text)
     return {name: _changed(known[name], changes[name]) for name in names}

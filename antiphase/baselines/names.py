@@ -15,13 +15,13 @@ NORMS = ("layer_norm", "rms_norm", "batch_norm")
 PHRASE = 3
 """Words of the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
 LIST = ", ".join(CLASSIFIERS)
-SEEDS_HELP = "Comma-separated, e.g. 0,1,2."
+SEEDS_HELP = "Random seeds, comma-separated, e.g. 0,1,2."
 SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."
 
 
 def models_flag(default: Sequence[str] = CLASSIFIERS) -> Sequence[str]:
     """The field of a study that says which models it compares."""
-    return flag(f"{LIST}; none: all.", default=tuple(default), separated=True, shown="")
+    return flag(f"{LIST}; default: all.", default=tuple(default), separated=True, shown="")
 
 
 def seeds_flag(*default: int) -> Sequence[int]:
@@ -36,7 +36,7 @@ def settings_flag(example: str) -> Sequence[str]:
 
 def device_flag() -> str:
     """The field that names the device."""
-    return flag("auto, cpu, cuda or cuda:0.", default="auto")
+    return flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:

@@ -35,8 +35,8 @@ class CalibrationState(SequenceState):
     def check_crop(self) -> None:
         if any(name == "mass" for name, _ in self.kept):
             raise ValueError(
-                'a cache cannot be cropped under calibration in mode "running": what the cropped queries looked at is '
-                "part of its sums"
+                'a cache cannot be cropped under calibration in mode "running": its sums include the attention of the '
+                "cropped queries"
             )
 
     def crop(self, length: int) -> None:
@@ -191,7 +191,7 @@ class CalibrationRule:
         """
         if self.plan.mode != "paper" and not forward.state.is_whole:
             raise ValueError(
-                f'calibration in mode "{self.plan.mode}" needs to see the whole sequence: this cache was filled '
+                f'calibration in mode "{self.plan.mode}" must see the complete sequence, but this cache was filled '
                 "outside of the calibrated block"
             )
 

@@ -64,11 +64,11 @@ def head_sensitivities(
         values = score(model, samples)
         if not values.requires_grad:
             raise ValueError(
-                "the gradient screen needs a score that can be differentiated, and this one cannot; give a surrogate "
-                'or use the method "exhaustive"'
+                "the gradient screen needs a differentiable score; give a differentiable surrogate or use the method "
+                '"exhaustive"'
             )
         slopes = torch.autograd.grad(values.mean(), list(gates.values()))
     if not all(bool(slope.isfinite().all()) for slope in slopes):
-        raise NonFiniteError("its slopes are NaN or infinite, so they choose no head")
+        raise NonFiniteError("the gradients of the head gates are NaN or infinite, so no head can be chosen")
     found = {layer: slope.tolist() for layer, slope in zip(gates, slopes, strict=True)}
     return {(layer, head): found[layer][head] for layer, heads in plan.heads.items() for head in heads}

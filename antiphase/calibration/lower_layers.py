@@ -26,7 +26,7 @@ class LowerLayerCache:
     def record(self, start: int) -> Iterator[None]:
         """Do the whole work once, from where it is known, and remember what enters layer ``start``."""
         if start < self.start:
-            raise ValueError(f"layer {start} lies below layer {self.start}, from which on the work is known")
+            raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")
         entering: list[Tensor] = []
         marks: list[tuple[torch.Size, float]] = []
 
@@ -65,7 +65,7 @@ class LowerLayerCache:
         def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if passes >= len(self._marks) or _mark(_hidden(args, kwargs)) != self._marks[passes]:
                 raise ValueError(
-                    "lower layers cannot be kept: what the score feeds to the model depends on its answers; use the "
+                    "lower layers cannot be cached, because the score's inputs depend on the model's answers; use the "
                     'method "exhaustive"'
                 )
 

@@ -110,7 +110,7 @@ class CalibrationPlan:
             own = fingerprint(model)
             for name, value in self.fingerprint.items():
                 if name == "weights" and not (isinstance(value, list) and any(digest in value for digest in own[name])):
-                    raise InputError("the plan was made for another model: its weights are others")
+                    raise InputError("the plan was made for another model: the weights differ")
                 if name != "weights" and own.get(name) != value:
                     raise InputError(
                         f"the plan was made for another model: its {name} is {value}, this one's {own.get(name)}"

@@ -52,7 +52,7 @@ def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed
     found = Split({}, {}, {}, {})
     for index, (name, given) in enumerate(samples.items()):
         if len(given) < 2:
-            raise InputError(f"data set {name} has {len(given)} samples; a search needs two at least")
+            raise InputError(f"data set {name} has {len(given)} samples; a search needs at least two")
         generator = torch.Generator().manual_seed(seed + index)
         order = torch.randperm(len(given), generator=generator).tolist()
         count = min(len(given) - 1, max(1, round(held_out * len(given))))
@@ -78,7 +78,9 @@ def scores_of(
         with torch.no_grad():
             values = score(model, given).detach().double().cpu()
         if values.shape != (len(given),):
-            raise ValueError(f"the score must give one number a sample, {len(given)}, got shape {tuple(values.shape)}")
+            raise ValueError(
+                f"the score must return one number per sample, {len(given)}, got shape {tuple(values.shape)}"
+            )
         bad = (~values.isfinite()).nonzero()[:, 0]
         if len(bad):
             place = int(bad[0])

@@ -143,7 +143,7 @@ class _Varied:
             for row, prompt, real in self._prompts(call, maps):
                 if prompt not in self.spans:
                     raise InputError(
-                        f"the rule {self.rule} was not told the parts of this prompt of {len(prompt)} tokens"
+                        f"the rule {self.rule} does not know the parts of this prompt of {len(prompt)} tokens"
                     )
                 start, stop = self.spans[prompt].get(self.rule, (0, 0))
                 part[row, real.nonzero()[start:stop, 0]] = True

@@ -75,7 +75,7 @@ def main() -> None:
     except DivergedError as error:
         _fail(str(error), DIVERGED)
     except Interrupted as error:
-        _fail(f"{error}; add --resume to the same command to go on", 130)
+        _fail(f"{error}; add --resume to the same command to continue", 130)
     except OSError as error:
         if error.errno not in FULL:
             raise

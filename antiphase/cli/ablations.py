@@ -26,18 +26,22 @@ def ablations(
     data: DataOption = None,
     validation: ValidationOption = None,
     rows: Annotated[
-        str | None, typer.Option("--rows", help="Comma-separated rows, e.g. no-norm,gated.", show_default=False)
+        str | None,
+        typer.Option("--rows", help="Variants to train, comma-separated, e.g. no-norm,gated.", show_default=False),
     ] = None,
-    rivals: Annotated[bool, typer.Option("--rivals", help="Further rows: V2, its ablations, and rivals.")] = False,
+    rivals: Annotated[bool, typer.Option("--rivals", help="Also train V2, its ablations, and rival methods.")] = False,
     frequent: Annotated[
-        int, typer.Option("--frequent", help="Pairs more often than this in the training text are no AR-hits.")
+        int,
+        typer.Option(
+            "--frequent", help="Pairs that occur more often than this in the training text do not count as AR-hits."
+        ),
     ] = 5,
     seeds: SeedsOption = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train differential attention without its parts, and its rivals, and divide each loss into AR-hits and others.
+    """Train ablations of differential attention and rival methods, and split each loss into AR-hits and other tokens.
 
     Example: [bold]antiphase ablations --preset half-hour --data book.txt --seeds 0,1,2,3,4 --output runs/ablations[/]
     """

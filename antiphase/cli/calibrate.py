@@ -38,13 +38,25 @@ def calibrate_search(
     samples: TaskSamples = 200,
     shots: ShotsOption = None,
     method: Annotated[
-        str, typer.Option("--method", help="exhaustive, cached (lower layers run once) or screen (by gradients).")
+        str,
+        typer.Option(
+            "--method",
+            help="Search method: exhaustive, cached (lower layers run once) or screen (ranks heads by gradients "
+            "first).",
+        ),
     ] = "exhaustive",
     layers: Annotated[
-        str | None, typer.Option("--layers", help="0-based, e.g. 2-9 or 2,4,6; none: all.", show_default=False)
+        str | None,
+        typer.Option(
+            "--layers", help="Layers to search, counted from 0, e.g. 2-9 or 2,4,6; default: all.", show_default=False
+        ),
     ] = None,
-    score: Annotated[str, typer.Option("--score", help="What to raise: metric or probability.")] = "metric",
-    held_out: Annotated[float, typer.Option("--held-out", help="Share of the samples that judges the choice.")] = 0.5,
+    score: Annotated[
+        str, typer.Option("--score", help="Score to raise: metric, or probability of the right answers.")
+    ] = "metric",
+    held_out: Annotated[
+        float, typer.Option("--held-out", help="Share of the samples held out to measure the gain.")
+    ] = 0.5,
     alpha: AlphaOption = 5.0,
     beta: BetaOption = 0.4,
     mode: ModeOption = "prompt",
@@ -52,7 +64,7 @@ def calibrate_search(
     resume: ResumeOption = False,
     device: DeviceOption = "auto",
 ) -> None:
-    """Find the heads whose calibration raises a score, and judge them on samples that the search has not seen.
+    """Find the heads whose calibration raises a score, and measure the gain on held-out samples.
 
     Writes plan.json, record.json and report.html.
     Example: [bold]antiphase calibrate search MODEL --task trec.yaml --samples 200 --output runs/search[/]
@@ -75,16 +87,18 @@ def calibrate_search(
 def calibrate_apply(
     model: CausalModel,
     output: NewOutputOption,
-    plan: Annotated[str, typer.Option("--plan", help="The plan.json of a search.")],
+    plan: Annotated[str, typer.Option("--plan", help="plan.json written by a search.")],
     task: TaskOption = None,
-    text: Annotated[list[str] | None, typer.Option("--text", help="Text to go on with. Repeatable.")] = None,
+    text: Annotated[list[str] | None, typer.Option("--text", help="Text to continue. Repeatable.")] = None,
     samples: TaskSamples = 200,
     shots: ShotsOption = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens to go on with a text.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", help="Number of tokens to generate after a text.")
+    ] = 64,
     seed: SeedOption = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Evaluate tasks, or go on with texts, with and without a plan.
+    """Evaluate tasks or continue texts, with and without a plan.
 
     Example: [bold]antiphase calibrate apply MODEL --plan runs/search/plan.json --task sst-5.yaml --output runs/apply[/]
     """
@@ -108,15 +122,18 @@ def calibrate_study(
     shots: ShotsOption = None,
     only: Annotated[
         str | None,
-        typer.Option(
-            "--only", help="Some of the experiments, e.g. alpha,beta,controls; none: all.", show_default=False
-        ),
+        typer.Option("--only", help="Experiments to run, e.g. alpha,beta,controls; default: all.", show_default=False),
     ] = None,
     layers: Annotated[
-        str | None, typer.Option("--layers", help="0-based, e.g. 2-9 or 2,4,6; none: all.", show_default=False)
+        str | None,
+        typer.Option(
+            "--layers", help="Layers to search, counted from 0, e.g. 2-9 or 2,4,6; default: all.", show_default=False
+        ),
     ] = None,
-    score: Annotated[str, typer.Option("--score", help="What chooses heads: metric or probability.")] = "metric",
-    held_out: Annotated[float, typer.Option("--held-out", help="Share of the samples that judges the choice.")] = 0.5,
+    score: Annotated[str, typer.Option("--score", help="Score that selects heads: metric or probability.")] = "metric",
+    held_out: Annotated[
+        float, typer.Option("--held-out", help="Share of the samples held out to measure the gain.")
+    ] = 0.5,
     alpha: AlphaOption = 5.0,
     beta: BetaOption = 0.4,
     mode: ModeOption = "prompt",

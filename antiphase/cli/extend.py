@@ -12,27 +12,35 @@ from antiphase.cli.options import DataOption, OutputOption, ResumeOption, SetOpt
 
 def extend(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a finished run.")],
-    length: Annotated[int, typer.Option("--length", help="Tokens that it shall read.")],
+    length: Annotated[int, typer.Option("--length", help="New context length in tokens.")],
     output: OutputOption,
     rope_theta: Annotated[
         float | None,
-        typer.Option("--rope-theta", help="RoPE's base; none: raised so that the slowest channel turns as far."),
+        typer.Option(
+            "--rope-theta",
+            help="RoPE base; default: raised so that the slowest channel turns as far over the new length as over the "
+            "old.",
+        ),
     ] = None,
     data: DataOption = None,
     validation: ValidationOption = None,
     long_share: Annotated[
         float | None,
-        typer.Option("--long-share", help="Share of the sequences from inside one document each.", show_default=False),
+        typer.Option(
+            "--long-share",
+            help="Share of the sequences that are each cut from inside one document.",
+            show_default=False,
+        ),
     ] = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:0.", show_default=False)
+        str | None, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.", show_default=False)
     ] = None,
 ) -> None:
-    """Train a finished run further on longer sequences, with a raised RoPE base.
+    """Continue training a finished run on longer sequences, with a raised RoPE base.
 
-    Settings are those that MODEL was trained with, a tenth of its steps, but for what --set changes.
+    Settings are those of MODEL's own training with a tenth of its steps, except what --set changes.
     Example: [bold]antiphase extend runs/one --length 1024 --validation novels --output runs/one-1024[/]
     """
     from antiphase.studies.extend import extension

@@ -17,7 +17,7 @@ from antiphase.registry import PACKAGES, Measurement, every
 GROUPS = {
     "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
     "attention goes; outliers and few bits.",
-    "study": "Compare the models that led to differential attention: dependency length, speed, gradients.",
+    "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }
 """Commands that have folders below them, and their help."""
 

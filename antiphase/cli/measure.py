@@ -20,15 +20,18 @@ class Benchmark(StrEnum):
 
 
 def benchmark(
-    subject: Annotated[Benchmark, typer.Argument(help="The attention operator, whole models, or calibration.")],
+    subject: Annotated[
+        Benchmark, typer.Argument(help="What to time: the attention operator, complete models, or calibration.")
+    ],
     output: NewOutputOption,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds: two minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds (two minutes).")] = False,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Time differential attention beside softmax attention of equal size and other people's code, in paired runs.
+    """Time differential attention against softmax attention of the same size and other implementations, in paired runs.
 
-    On a GPU the fused kernels (extra triton) stand against PyTorch's backends by name; calibration runs on processors.
+    On a GPU the fused kernels (extra triton) are compared with each of PyTorch's backends; calibration is timed on CPUs
+    only.
 
     Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
     """
@@ -48,14 +51,14 @@ def benchmark(
     chosen = str(choose_device(device))
     if subject == Benchmark.calibration:
         if chosen != "cpu":
-            raise InputError(f"--device {device}: calibration is timed on processors only; use --device cpu")
+            raise InputError(f"--device {device}: calibration is timed on CPUs only; use --device cpu")
         make_folder(output)
         record = benchmark_calibration(**options)
     else:
         if chosen != "cpu" and not chosen.startswith("cuda"):
-            raise InputError(f"--device {device}: the kernels serve CUDA devices, and the rest cpu")
+            raise InputError(f"--device {device}: benchmarks run on CUDA devices or on cpu")
         if chosen != "cpu" and (reason := why_no_kernels(torch.device(chosen))) is not None:
-            raise InputError(f"--device {device}: {reason}; here --device cpu")
+            raise InputError(f"--device {device}: {reason}; use --device cpu")
         make_folder(output)
         timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
         record = timed(**options, device=chosen)

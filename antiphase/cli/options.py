@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 
 PresetOption = Annotated[str, typer.Option("--preset", help="Name of a shipped preset, or a YAML file.")]
-OutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new, or use --resume.")]
+OutputOption = Annotated[
+    Path, typer.Option("--output", help="Folder for the results; must be new unless --resume is given.")
+]
 NewOutputOption = Annotated[Path, typer.Option("--output", help="Folder for the results; must be new or empty.")]
 OptionalOutputOption = Annotated[
-    Path | None, typer.Option("--output", help="Folder for a record; must be new or empty.", show_default=False)
+    Path | None,
+    typer.Option("--output", help="Folder for a record of the result; must be new or empty.", show_default=False),
 ]
-QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes and seeds: a look, no result.")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Seed of what is drawn at random.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes and seeds: a preview, not a result.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 DataOption = Annotated[
     list[str] | None,
     typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.", show_default=False),
@@ -32,28 +35,39 @@ ValidationOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE over the preset, e.g. training.steps=200. Repeatable.", show_default=False),
+    typer.Option(
+        "--set",
+        help="Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.",
+        show_default=False,
+    ),
 ]
-ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the run that --output holds.")]
-SeedsOption = Annotated[str | None, typer.Option("--seeds", help="Comma-separated, e.g. 0,1,2.", show_default=False)]
-DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:0.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the work in --output.")]
+SeedsOption = Annotated[
+    str | None, typer.Option("--seeds", help="Random seeds, comma-separated, e.g. 0,1,2.", show_default=False)
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.")]
 TaskCodeOption = Annotated[
-    bool, typer.Option("--trust-task-code", help="Run the Python that tasks bring: functions, metrics, open templates.")
+    bool,
+    typer.Option(
+        "--trust-task-code", help="Run Python code that comes with tasks: functions, metrics, unsandboxed templates."
+    ),
 ]
 CausalModel = Annotated[
     str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")
 ]
 TaskOption = Annotated[
     list[str] | None,
-    typer.Option("--task", help="YAML file of a task; 'template: trec' and 'data: FILE' make one. Repeatable."),
+    typer.Option("--task", help="Task file (YAML), at least 'template: trec' and 'data: FILE'. Repeatable."),
 ]
-TaskSamples = Annotated[int, typer.Option("--samples", help="Samples of each task.")]
+TaskSamples = Annotated[int, typer.Option("--samples", help="Number of samples from each task.")]
 ShotsOption = Annotated[
-    int | None, typer.Option("--shots", help="Examples before each prompt; none: the task's own number.")
+    int | None, typer.Option("--shots", help="Examples before each prompt; default: as in the task file.")
 ]
-AlphaOption = Annotated[float, typer.Option("--alpha", help="A sink receives more than alpha / N.")]
-BetaOption = Annotated[float, typer.Option("--beta", help="What is left of a weight on a sink.")]
-ModeOption = Annotated[str, typer.Option("--mode", help="Which queries choose the sinks: paper, prompt or running.")]
+AlphaOption = Annotated[
+    float, typer.Option("--alpha", help="A key is a sink if it receives more than alpha / N of the attention.")
+]
+BetaOption = Annotated[float, typer.Option("--beta", help="Factor on weights on sinks.")]
+ModeOption = Annotated[str, typer.Option("--mode", help="Which queries determine the sinks: paper, prompt or running.")]
 LARGEST_RANGE = 10_000
 """Numbers that ``2-9`` may stand for."""
 

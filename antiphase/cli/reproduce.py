@@ -21,24 +21,24 @@ from antiphase.cli.options import (
 
 def reproduce(
     output: OutputOption,
-    scale: Annotated[str, typer.Option("--scale", help="tiny, small, medium or paper.")] = "tiny",
+    scale: Annotated[str, typer.Option("--scale", help="Scale: tiny, small, medium or paper.")] = "tiny",
     data: DataOption = None,
     validation: ValidationOption = None,
     only: Annotated[
-        str | None, typer.Option("--only", help="Some of the parts, e.g. needles,outliers; none: all.")
+        str | None, typer.Option("--only", help="Parts to run, e.g. needles,outliers; default: all.")
     ] = None,
     tasks: Annotated[
         str | None, typer.Option("--tasks", help="Downstream tasks by lm-eval's names, comma-separated.")
     ] = None,
-    include_path: Annotated[str | None, typer.Option("--include-path", help="Folder with tasks of your own.")] = None,
+    include_path: Annotated[str | None, typer.Option("--include-path", help="Folder with your own tasks.")] = None,
     trust_task_code: TaskCodeOption = False,
     judge: Annotated[str | None, typer.Option("--judge", help="Model that judges summaries and answers.")] = None,
     judge_data: Annotated[
-        list[str] | None, typer.Option("--judge-data", help="What is summarised or asked. Repeatable.")
+        list[str] | None, typer.Option("--judge-data", help="File with texts to summarise or to ask about. Repeatable.")
     ] = None,
-    devices: Annotated[int, typer.Option("--devices", help="Of the fleet that --scale paper is told of.")] = 64,
+    devices: Annotated[int, typer.Option("--devices", help="Number of GPUs in the fleet for --scale paper.")] = 64,
     device_flops: Annotated[
-        float, typer.Option("--device-flops", help="Operations a second that one of them sustains.")
+        float, typer.Option("--device-flops", help="Sustained operations per second of one of these GPUs.")
     ] = 4e14,
     resume: ResumeOption = False,
     settings: SetOption = None,
@@ -46,7 +46,7 @@ def reproduce(
 ) -> None:
     """Repeat the Differential Transformer paper's experiments at any scale, and judge each of its claims.
 
-    Tiny is for two cores, small for a large GPU, medium for eight of them; paper only says what its 3B models take.
+    tiny is for two cores, small for one large GPU, medium for eight; paper only reports what its 3B models would take.
     Example: [bold]antiphase reproduce --scale tiny --data books/ --output runs/reproduce[/]
     """
     from antiphase.records import Record

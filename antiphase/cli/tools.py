@@ -21,19 +21,24 @@ class Target(StrEnum):
 
 def convert(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Local folder or Hub name of a model.")],
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to make.")],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to create.")],
     to: Annotated[Target, typer.Option("--to", help="Format of the result.")] = Target.antiphase,
     attention_type: Annotated[
         str | None,
         typer.Option(
-            "--attention-type", help="differential_v2: upcycle a softmax model; dex: extend one.", show_default=False
+            "--attention-type",
+            help="Convert a softmax model to differential_v2 (upcycling), or add the DEX extension (dex).",
+            show_default=False,
         ),
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Upcycle to softmax attention of the same capacity.")
+        bool,
+        typer.Option(
+            "--control", help="With differential_v2: write its control instead, softmax attention of the same capacity."
+        ),
     ] = False,
 ) -> None:
-    """Convert a checkpoint: Llama, Mistral, DiffLlama and antiphase, or a softmax model into differential V2.
+    """Convert a checkpoint between Llama, Mistral, DiffLlama and antiphase, or a softmax model to differential V2.
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
     """
@@ -48,13 +53,13 @@ def convert(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders or files of records.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders or record files.")],
     output: Annotated[Path, typer.Option("--output", help="The HTML file to write.")],
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG.", show_default=False)
     ] = None,
 ) -> None:
-    """Draw one self-contained page from records; an interactive one if all are of antiphase look.
+    """Make one self-contained HTML page from records; an interactive one if all records come from antiphase look.
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
@@ -75,7 +80,7 @@ def report(
 
 
 def build() -> None:
-    """Compile the native attention kernels of this machine, half a minute; needs a C++ compiler and nothing else.
+    """Compile the native attention kernels for this machine (half a minute; needs only a C++ compiler).
 
     Example: [bold]antiphase build[/]
     """
@@ -93,7 +98,7 @@ def build() -> None:
 
 
 def env() -> None:
-    """Versions and hardware, for a bug report.
+    """Show versions, hardware and the attention kernels in use, for a bug report.
 
     Example: [bold]antiphase env[/]
     """

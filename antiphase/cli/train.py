@@ -40,7 +40,7 @@ def compare(
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train softmax and differential models side by side and show what their attention does.
+    """Train softmax and differential models side by side, measure them, and show where they attend.
 
     Writes record.json, report.html and every model.
     Example: [bold]antiphase compare --preset demo --output runs/demo[/]
@@ -59,7 +59,9 @@ def compare(
 
 def tune(
     output: OutputOption,
-    learning_rates: Annotated[str, typer.Option("--learning-rates", help="Comma-separated, e.g. 1e-3,2e-3,4e-3.")],
+    learning_rates: Annotated[
+        str, typer.Option("--learning-rates", help="Learning rates, comma-separated, e.g. 1e-3,2e-3,4e-3.")
+    ],
     preset: PresetOption = "demo",
     data: DataOption = None,
     validation: ValidationOption = None,
@@ -68,7 +70,7 @@ def tune(
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train both arms at every learning rate of a small grid, so that neither is favoured by its tuning.
+    """Train both arms at every learning rate of one grid, so that neither is favoured by tuning.
 
     Example: [bold]antiphase tune --preset demo --learning-rates 1e-3,2e-3,4e-3,8e-3 --output runs/tune[/]
     """
@@ -99,7 +101,7 @@ def scaling(
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train every arm at several sizes and for several numbers of steps, and fit laws to the losses.
+    """Train every arm at several sizes and numbers of steps, and fit scaling laws to the losses.
 
     Example: [bold]antiphase scaling --data book.txt --widths 64,96,128,192 --output runs/scaling[/]
     """
@@ -118,15 +120,15 @@ def scaling(
 def upcycle(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder of a softmax model trained here.")],
     output: OutputOption,
-    dex: Annotated[bool, typer.Option("--dex", help="A further arm: DEX, the differential extension.")] = False,
+    dex: Annotated[bool, typer.Option("--dex", help="Add an arm with DEX, the differential extension.")] = False,
     seeds: SeedsOption = None,
     resume: ResumeOption = False,
     settings: SetOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Go on training a softmax model as it is, turned into differential V2, and as V2's control, on the same tokens.
+    """Continue training a softmax model on the same tokens: as it is, as differential V2, and as V2's control.
 
-    Settings are those that MODEL was trained with, but for what --set changes.
+    Settings are those of MODEL's own training, except what --set changes.
     Example: [bold]antiphase upcycle runs/demo/softmax-seed0 --output runs/upcycle --set training.steps=500[/]
     """
     from antiphase.studies.upcycle import upcycle as run_upcycle
@@ -151,10 +153,10 @@ def train(
     resume: ResumeOption = False,
     settings: SetOption = None,
     device: Annotated[
-        str | None, typer.Option("--device", help="auto, cpu, cuda or cuda:0.", show_default=False)
+        str | None, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.", show_default=False)
     ] = None,
 ) -> None:
-    """Train one model. Under torchrun, on several processes.
+    """Train one model, in several processes if started with torchrun.
 
     Example: [bold]antiphase train --preset demo --output runs/one --set model.attention_type=softmax[/]
     """

@@ -168,7 +168,7 @@ def _cell(row: dict[str, Any], column: str, place: str) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise InputError(f"{place}: column '{column}' holds {type(text).__name__} in place of text; {COLUMN_REMEDY}")
+        raise InputError(f"{place}: column '{column}' holds {type(text).__name__} instead of text; {COLUMN_REMEDY}")
     try:  # JSON can write half of a surrogate pair, which no UTF-8 text holds and no tokenizer takes
         text.encode("utf-8")
     except UnicodeEncodeError as error:

@@ -114,8 +114,8 @@ class Haystack:
         """
         if not 1 <= cell.queries <= cell.needles <= len(CITIES):
             raise InputError(
-                f"--needles {cell.needles} with --queries {cell.queries}: at most all needles can be asked for, and "
-                f"there are {len(CITIES)} cities"
+                f"--needles {cell.needles} with --queries {cell.queries}: --queries can be at most --needles, and "
+                f"--needles at most the number of cities, {len(CITIES)}"
             )
         generator = keyed_generator(seed, "contexts", cell.needles, cell.queries, cell.length, cell.depth)
         keys = torch.rand(count, len(CITIES), generator=generator).argsort(1)[:, : cell.needles].tolist()

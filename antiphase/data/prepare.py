@@ -197,8 +197,8 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
             one, other = Path(held_out).resolve(), Path(path).resolve()
             if held_out == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
                 raise InputError(
-                    f"--validation {held_out} overlaps with --data {path}: what is trained on is not held out; name "
-                    "other text, or leave --validation out to hold out a share"
+                    f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
+                    "give other text, or omit --validation to hold out a share"
                 )
 
 

@@ -102,8 +102,8 @@ class TextStream:
         inside = torch.from_numpy(packed.without(end))
         if not len(inside):
             raise InputError(
-                f"data.long_share: no document has {packed.sequence_length} tokens without a break; leave it out, or "
-                "shorten data.sequence_length"
+                f"data.long_share: no document has {packed.sequence_length} tokens without a break; remove "
+                "data.long_share or lower data.sequence_length"
             )
         outside = every[~torch.isin(every, inside)]
         long_rows = round(long_share * self.text_rows) if len(outside) else self.text_rows

@@ -69,7 +69,7 @@ def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, fre
 
 
 def recall_losses(model: PreTrainedModel, slices: RecallSlices) -> dict[str, float | None]:
-    """``loss``, ``ar_hit`` and ``others`` in nats a token; None for a slice without tokens."""
+    """``loss``, ``ar_hit`` and ``others`` in nats per token; None for a slice without tokens."""
     batch = slices.batch
     losses = negative_log_likelihoods(model, batch.input_ids, batch.labels).double()
     is_hit = slices.hits[:, 1:][batch.labels[:, 1:] >= 0]  # in the order of the losses

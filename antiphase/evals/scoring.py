@@ -88,7 +88,7 @@ def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
     """
     losses = cross_entropy(logits.float(), targets, reduction="none")
     if not bool(losses.isfinite().all()):
-        raise NonFiniteError("its losses are NaN or infinite, so they measure nothing")
+        raise NonFiniteError("its losses are NaN or infinite, so nothing can be measured")
     return losses.cpu()
 
 
@@ -99,7 +99,7 @@ def check_logits(logits: Tensor) -> None:
         NonFiniteError: NaN or infinity is the largest, which no choice may rest on.
     """
     if not bool(logits.amax(-1).isfinite().all()):  # NaN counts as larger than any number
-        raise NonFiniteError("its logits are NaN or infinite, so they measure nothing")
+        raise NonFiniteError("its logits are NaN or infinite, so nothing can be measured")
 
 
 def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

@@ -161,15 +161,15 @@ class LabelledTask:
         if given:
             if unknown := [label for label in found if label not in given]:
                 raise InputError(
-                    f"labels: '{unknown[0]}' stands in the data and not in the task{nearest(unknown[0], given)}"
+                    f"labels: '{unknown[0]}' occurs in the data but not in the task{nearest(unknown[0], given)}"
                 )
             labels = dict(given)
         else:
             labels = {label: self.words.render(label=label) for label in sorted(found)}
         if empty := [label for label, words in labels.items() if not words.strip()]:
-            raise InputError(f"labels: nothing is written for the label {empty[0]!r}; give it words")
+            raise InputError(f"labels: no text is given for the label {empty[0]!r}; give it words")
         if len(labels) < 2:
-            raise InputError("there is one label only; a classification needs two at least")
+            raise InputError("there is one label only; a classification needs at least two")
         return labels
 
     def _example(self, row: Row) -> str:
@@ -272,8 +272,8 @@ class LabelledTask:
             whole = self.tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
             if whole[: len(before)] != before or len(whole) == len(before):
                 raise InputError(
-                    f"the answer {text!r} runs together with the end of the prompt {anchor[-12:]!r}; end the prompt "
-                    "with a colon or a line break, or set the delimiter"
+                    f"the answer {text!r} is tokenized together with the end of the prompt {anchor[-12:]!r}; end the "
+                    "prompt with a colon or a line break, or set the delimiter"
                 )
             self.tokens[anchor, text] = tuple(whole[len(before) :])
         return self.tokens[anchor, text]

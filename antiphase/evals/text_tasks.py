@@ -69,8 +69,8 @@ def continuations(
         )  # fmt: skip
     if len(found) < samples:
         raise InputError(
-            f"only {len(found)} of {count} passages can be asked, the others go on alike; give fewer --samples, a text "
-            "that repeats itself less, or a longer continuation"
+            f"only {len(found)} of {count} passages can be used, because the others have equal continuations; give "
+            "fewer --samples, a text that repeats itself less, or a longer continuation"
         )
     return Task(settings.name, found, 1 / offered, "accuracy")
 

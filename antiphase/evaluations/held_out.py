@@ -52,7 +52,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     sizes: dict[str, Any] = dict(asked.data_sizes())
     settings = replace(loaded.settings.data if loaded.settings else unknown, **sizes)
     if asked.paths and loaded.settings is not None and settings.source == "synthetic":
-        raise InputError(f"--data has no use here: {loaded.name} knows the words of the synthetic task only")
+        raise InputError(f"--data cannot be used: {loaded.name} has only the vocabulary of the synthetic task")
     if not asked.paths and loaded.settings is None:
         raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
     if not asked.paths:
@@ -62,8 +62,8 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         data = prepare_data(replace(settings, tokenizer=tokenizer, cache=cache), tokens_of(output), progress=say)
         if data.content is not None and not is_same_content(Path(loaded.name), data.content):
             raise InputError(
-                f"the text that {loaded.name} was trained on, or the wording of its tasks, has changed since, so what "
-                "it held out is not known any more; give held-out text with --data"
+                f"the text that {loaded.name} was trained on, or the wording of its tasks, has changed since, so its "
+                "held-out part is unknown; give held-out text with --data"
             )
         return data
     paths, text_field = list(asked.paths), asked.text_field

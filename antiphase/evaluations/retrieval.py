@@ -94,7 +94,7 @@ def cells_of(
     pairs = [(count, asked) for count, asked in product(needles, queries) if asked <= count]
     if not pairs:
         raise InputError(
-            f"--queries {min(queries)} is more than --needles {max(needles)}: at most all needles can be asked for"
+            f"--queries {min(queries)} is more than --needles {max(needles)}: --queries can be at most --needles"
         )
     return [
         Cell(needles=count, queries=asked, length=length, depth=depth)
@@ -252,7 +252,7 @@ class Texts:
     def check(self, loaded: LoadedModel) -> None:
         """Refuse a further model that cannot read these texts."""
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
-            raise InputError(f"--against {loaded.name} knows the words of the synthetic task only, and this is text")
+            raise InputError(f"--against {loaded.name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
             prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}")
 

@@ -15,14 +15,14 @@ DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 def seed_flag(default: int = 0) -> Any:
     """The field of a seed."""
-    return flag("Seed of what is drawn at random.", default=default, least=0, most=2**63 - 1)
+    return flag("Random seed.", default=default, least=0, most=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings(Settings):
     """Of any measurement."""
 
-    device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+    device: str = flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class HeldOutSettings(ModelSettings):
     """Of a measurement on held-out text; a model trained here has its own."""
 
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data", default=())
-    text_field: str | None = flag("Column that holds the text.", default=None)
+    text_field: str | None = flag("Column with the text.", default=None)
 
     def data_sizes(self) -> Mapping[str, int]:
         """Sizes of the data that the settings name, by the field of ``config.DataSettings``."""
@@ -56,7 +56,7 @@ class TextSettings(HeldOutSettings):
     """Of a measurement on windows of the text."""
 
     length: int | None = flag("Tokens in a sequence.", default=None, least=2)
-    samples: int = flag("Sequences.", default=200, least=1)
+    samples: int = flag("Number of sequences.", default=200, least=1)
 
     def data_sizes(self) -> Mapping[str, int]:
         return _given(sequence_length=self.length)
@@ -67,7 +67,7 @@ class RetrievalTextSettings(TextSettings):
     """Of a measurement that asks for facts in a text too."""
 
     needles: int | None = flag("Needles in a sequence.", default=None, least=1)
-    queries: int | None = flag("Facts asked for in a sequence.", default=None, least=1)
+    queries: int | None = flag("Number of questions in a sequence.", default=None, least=1)
 
     def task_sizes(self) -> Mapping[str, int]:
         """Numbers of needles and queries of the retrieval task, where the settings name some."""
@@ -84,13 +84,17 @@ class ContextSettings(HeldOutSettings):
     Sizes that are not given are those of the first model's training, or defaults.
     """
 
-    against: Sequence[str] = flag("A further model on the same contexts, compared with MODEL. Repeatable.", default=())
+    against: Sequence[str] = flag("Another model, compared with MODEL on the same contexts. Repeatable.", default=())
     lengths: Sequence[int] = flag(
-        "Tokens of a context and its output, e.g. 4096,8192.", name="--length", default=(), least=2, separated=True
+        "Length in tokens of a context with its output, e.g. 4096,8192.",
+        name="--length",
+        default=(),
+        least=2,
+        separated=True,
     )
     """By the first model's tokenizer."""
     needles: Sequence[int] = flag("Numbers of needles, e.g. 2,4,8.", default=(), least=1, separated=True)
-    queries: Sequence[int] = flag("Numbers of facts asked for, e.g. 1,2.", default=(), least=1, separated=True)
+    queries: Sequence[int] = flag("Numbers of questions asked together, e.g. 1,2.", default=(), least=1, separated=True)
     depths: Sequence[float] = flag(
         "Depths of the asked needle, 0 to 1.", default=DEPTHS, least=0, most=1, separated=True
     )
@@ -109,7 +113,7 @@ class ContextSettings(HeldOutSettings):
     def check(self) -> None:
         super().check()
         if len(set(self.names)) < len(self.names):
-            raise InputError(f"--against must not name a value twice, got {', '.join(self.names)}")
+            raise InputError(f"--against must not repeat a value, got {', '.join(self.names)}")
 
 
 def _given(**sizes: int | None) -> dict[str, int]:

@@ -41,7 +41,7 @@ def check_content(folder: Path, content: str | None) -> None:
     if content is not None and not _keep(folder / TEXT, content):
         raise InputError(
             f"--output {folder} began with other text: what --data or --validation names, the tokenizer, or the words "
-            "of the tasks in another version of antiphase; bring it back, or choose another folder"
+            "of the tasks in another version of antiphase; restore it, or choose another folder"
         )
 
 
@@ -53,8 +53,8 @@ def check_start(folder: Path, digest: str) -> None:
     """
     if not _keep(folder / START, digest):
         raise InputError(
-            f"--output {folder} began from other weights than training.start_from holds now; bring them back, or "
-            "choose another folder"
+            f"--output {folder} began from other weights than training.start_from holds now; restore them, or choose "
+            "another folder"
         )
 
 
@@ -97,7 +97,7 @@ def check_model(folder: Path) -> None:
     if (folder / MODEL).is_file() and not _is_kept(folder / MODEL, model_digest(folder)):
         raise InputError(
             f"{folder} holds another model than its run wrote: weights, config.json or tokenizer.json have changed; "
-            "bring them back, or remove that folder, and --resume trains the run again"
+            "restore them, or remove that folder, and --resume trains the run again"
         )
 
 

@@ -23,8 +23,8 @@ INPUTS = "inputs"
 """Key of the journal's line that says what the work is made from."""
 JOURNALED = Resumable(
     JOURNAL,
-    again="exists and is not empty; add --resume to go on with what it holds, or choose another folder",
-    other="holds work with other settings or content ({names}); choose another folder",
+    again="exists and is not empty; add --resume to continue, or choose another folder",
+    other="contains work with other settings or inputs ({names}); choose another folder",
 )
 
 
@@ -58,7 +58,7 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
         found = None
     if not isinstance(found, dict) or not set(names) <= found.keys():
         raise InputError(
-            f"{path}, line {place}: this is no result of antiphase; take the line away, or choose another folder"
+            f"{path}, line {place}: this is not a result of antiphase; remove the line, or choose another folder"
         )
     return found
 

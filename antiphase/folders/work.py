@@ -29,7 +29,7 @@ class Resumable:
     file: str
     foreign: str = "exists and is not empty; choose another folder"
     """Where there is something else."""
-    again: str = "holds this work already; add --resume to go on with it, or choose another"
+    again: str = "already contains this work; add --resume to continue it, or choose another folder"
     """Where it was begun, and ``--resume`` is missing."""
     other: str = "holds work with other settings ({names}); choose another"
     """Where it was begun with others."""
@@ -40,7 +40,7 @@ class Resumable:
         return cls(
             file,
             foreign=f"exists and holds no {noun} of antiphase; choose another folder",
-            again=f"holds a {noun} already; add --resume to go on with it, or choose another folder",
+            again=f"already contains a {noun}; add --resume to continue it, or choose another folder",
             other=f"holds a {noun} with other settings ({{names}}); choose another folder",
         )
 

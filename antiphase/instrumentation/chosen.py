@@ -134,7 +134,7 @@ class _WithoutGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise RuntimeError("changed attention has no gradient; train the model outside of the block that changes it")
+        raise RuntimeError("changed attention has no gradient; train the model outside the block")
 
 
 @dataclass(frozen=True)

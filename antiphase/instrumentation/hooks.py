@@ -109,8 +109,8 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     """
     if model.config.is_encoder_decoder:
         raise InputError(
-            f"attention of a {model.config.model_type} model cannot be measured or changed: encoder and decoder number "
-            "their layers alike; attention_maps (antiphase look) tells them apart"
+            f"attention of a {model.config.model_type} model cannot be measured or changed, because encoder and "
+            "decoder use the same layer numbers; use attention_maps (antiphase look)"
         )
 
 
@@ -155,8 +155,7 @@ def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFuncti
         if hasattr(home, "eager_attention_forward") and (hasattr(layer, "scaling") or hasattr(layer, "is_causal")):
             return home.eager_attention_forward
     raise ValueError(
-        f"{type(model).__name__} has no eager attention function that could be found; recurrent and convolutional "
-        "models have no attention"
+        f"{type(model).__name__} has no eager attention function; recurrent and convolutional models have no attention"
     )
 
 
@@ -221,7 +220,7 @@ class _Passes:
         silent = sorted(self.expected - set(self.now.layers))
         if silent:
             raise InputError(
-                f"layer {silent[0]} of {self.name} has no attention that could be changed; leave it out of the plan "
+                f"layer {silent[0]} of {self.name} has no attention that could be changed; remove it from the plan "
                 "(--layers of a search or study)"
             )
         cache = getattr(output, "past_key_values", None)
@@ -321,5 +320,5 @@ class _Reader:
         if not kind.finishes:
             return self.function
         if self.function is not ALL_ATTENTION_FUNCTIONS[INSIDE]:
-            raise ValueError("another attention function was put into this model, whose heads cannot be read")
+            raise ValueError("another attention function is installed in this model, so its heads cannot be read")
         return heads_inside

@@ -278,7 +278,7 @@ class AttentionLayer(nn.Module):
     def _keys_of_context(self, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
         """Keys and values (B, key maps, M, d) of another sequence."""
         if cache is not None:
-            raise ValueError("past_key_values goes with self-attention; a context is the same at every step")
+            raise ValueError("past_key_values cannot be combined with a context, which is the same at every step")
         return self._maps(self.k_proj(context)), self._maps(self.v_proj(context))
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:

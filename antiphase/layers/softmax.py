@@ -65,7 +65,7 @@ class SoftmaxAttention(AttentionLayer):
             raise InputError(f"dex_steps must be a whole number from 0, got {steps!r}")
         if chosen is None:
             if steps:
-                raise InputError("dex_steps has no use without dex_heads")
+                raise InputError("dex_steps cannot be used without dex_heads")
             return
         wrong = [head for head in chosen if not isinstance(head, int) or not 0 <= head < heads]
         if wrong or len(set(chosen)) < len(chosen):

@@ -112,8 +112,8 @@ def _require_own_function(module: nn.Module, args: Any) -> None:
 def _refuse_other_functions(name: str) -> None:
     if name != INSIDE and not name.startswith(SWAPPED):
         raise ValueError(
-            f"differential attention in other architectures has one implementation, {INSIDE}; leave "
-            f"attn_implementation={name!r} out"
+            f"differential attention in other architectures has only one implementation, {INSIDE}; remove "
+            f"attn_implementation={name!r}"
         )
 
 

@@ -81,7 +81,7 @@ def plan_conversion(
     if attention_type not in (None, "differential_v2", "dex"):
         raise InputError(f"--attention-type must be differential_v2 or dex, got {attention_type!r}")
     if control and attention_type != "differential_v2":
-        raise InputError("--control goes with --attention-type differential_v2: it is that model's control")
+        raise InputError("--control needs --attention-type differential_v2")
     if (attention_type is not None or to != "antiphase") and config.model_type == "antiphase" and own_fields(config):
         result_name = f"--to {to}" if attention_type is None else f"--attention-type {attention_type}"
         raise InputError(f"{result_name} has no place for what SOURCE sets in {', '.join(own_fields(config))}")
@@ -256,7 +256,7 @@ def _to_llama(config: AntiphaseConfig) -> Conversion:
     _refuse_window(config, "llama")
     if config.hidden_size % config.num_attention_heads:
         raise InputError(
-            f"--to llama: transformers' Llama wants num_attention_heads ({config.num_attention_heads}) to divide "
+            f"--to llama: in transformers' Llama num_attention_heads ({config.num_attention_heads}) must divide "
             f"hidden_size ({config.hidden_size})"
         )
     theirs = LlamaConfig(**_shared(config))
@@ -324,7 +324,7 @@ def _refuse_rope(config: PreTrainedConfig) -> None:
     kind = (config.rope_parameters or {}).get("rope_type", "default")
     if kind in ("dynamic", "longrope"):
         raise InputError(
-            f"SOURCE has rope_type {kind!r}, which stretches beyond max_position_embeddings; models here refuse longer "
+            f"SOURCE has rope_type {kind!r}, which extends beyond max_position_embeddings; models here refuse longer "
             "sequences, so it cannot be converted"
         )
 

@@ -43,7 +43,7 @@ def check_start(config: Any, *, has_head_norm: bool) -> None:
     if not _is_number(weight) or not math.isfinite(weight):
         raise InputError(f"head_norm_init must be a number, got {weight!r}")
     if weight != 1.0 and not has_head_norm:
-        raise InputError(f"head_norm_init ({weight:g}) has no use without head_norm")
+        raise InputError(f"head_norm_init ({weight:g}) cannot be used without head_norm")
 
 
 def default_multiplier(initializer: str, hidden_size: int) -> float:

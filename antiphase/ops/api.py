@@ -116,7 +116,9 @@ def differential_attention(
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
     if return_weights and impl not in ("auto", "reference"):
-        raise ValueError(f'return_weights needs impl="reference": the {impl} implementation never holds the map')
+        raise ValueError(
+            f'return_weights needs impl="reference": the {impl} implementation never forms the complete map'
+        )
     query, key, value = _as_autocast_says(query, key, value)
     shapes = check_tensors(query, key, value)
     # not every caller checks types
@@ -130,7 +132,7 @@ def differential_attention(
     chosen = "reference" if return_weights else _native_or(impl, query, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
-            raise ValueError("cu_seqlens_q and cu_seqlens_k go neither with attn_mask nor with return_weights")
+            raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
         return _packed_attention(
             query, key, value, check_lam(lam, query, shapes), cu_seqlens_q, cu_seqlens_k,
             is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=chosen,

@@ -146,9 +146,8 @@ class LastTokens:
         read = _output(rows, call.values)
         if read.shape != actual.shape or not _is_close(read, actual, _output(rows, call.values, absolute=True)):
             raise ValueError(
-                f"{type(call.module).__name__} of {type(self.model).__name__} gives something else than softmax "
-                "attention, or a difference of two maps, to its queries, keys and values, so that what a token "
-                "contributes cannot be read"
+                f"{type(call.module).__name__} of {type(self.model).__name__} does not compute softmax attention, or a "
+                "difference of two maps, from its queries, keys and values, so contributions of tokens cannot be read"
             )
         index = 0 if not self.calls else self.calls[-1].index + (not call.is_second_half)
         self.calls.append(_Kept(call.module, call.layer, index, chosen, call.key, call.value, visible))
@@ -177,8 +176,8 @@ class _Replay:
         kept = next(self.calls)
         if self.hidden is None and not _is_close(call.query, kept.query, kept.query):
             raise ValueError(
-                f"{type(self.tokens.model).__name__} gives a text's last tokens something else alone than behind the "
-                "others, so that they cannot be run again"
+                f"{type(self.tokens.model).__name__} computes a text's last tokens differently alone than after the "
+                "others, so they cannot be run again"
             )
         places = self.tokens.positions[:, None, :, None]
         keys, values = (
@@ -238,8 +237,8 @@ class _Split(_Replay):
         spans = torch.stack(parts, dim=1) - nothing.unsqueeze(1)  # (B, S + 1, hidden)
         if not _is_close(spans.sum(1), whole, spans.abs().sum(1)):
             raise ValueError(
-                f"{type(module).__name__} of {type(self.tokens.model).__name__} does something to its heads' outputs "
-                "that parts of them do not add up in, so that what a token contributes cannot be read"
+                f"{type(module).__name__} of {type(self.tokens.model).__name__} processes its heads' outputs "
+                "nonlinearly, so that parts do not add up and contributions of tokens cannot be read"
             )
         self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
 

@@ -121,10 +121,10 @@ class _Watch:
         if lam is not None:
             lam = lam.detach().float().cpu().expand(1, len(maps), call.query.shape[2])[0]
         if not all(bool(part.isfinite().all()) for part in (maps, lam) if part is not None):
-            raise NonFiniteError("its attention is NaN or infinite, so there is nothing to see")
+            raise NonFiniteError("its attention is NaN or infinite, so it cannot be shown")
         visible = visible.cpu()
         if bool(maps[:, :, ~visible].any()):
-            raise ValueError(f"{name} has weight on keys that its mask hides, which is not understood")
+            raise ValueError(f"{name} has weight on keys hidden by its mask")
         self.found.append(AttentionMaps(call.layer, maps, lam, visible, self._part(call.module, visible)))
 
     def _part(self, module: nn.Module, visible: Tensor) -> str | None:
@@ -140,7 +140,7 @@ def visible_pairs(call: AttentionCall) -> Tensor:
     """(N, M) bool on the mask's device."""
     mask, queries, keys = call.mask, call.query.shape[2], call.key.shape[2]
     if mask is not None and mask.shape[1] > 1:
-        raise ValueError(f"{type(call.module).__name__} has an attention mask for each head, which is not drawn")
+        raise ValueError(f"{type(call.module).__name__} has a separate attention mask per head, which is not supported")
     device = next(call.module.parameters()).device
     found = combine_mask(
         mask, queries, keys, is_causal=call.is_causal, device=device,

@@ -145,7 +145,7 @@ class _Probe:
                 f"{name} attends to {keys} keys with {length} queries; attention to another sequence is not measured"
             )
         if call.mask is not None and call.mask.shape[1] > 1:
-            raise ValueError(f"{name} has an attention mask for each head, which is not measured")
+            raise ValueError(f"{name} has a separate attention mask per head, which is not supported")
         visible = Visibility(call.mask, call.is_causal, call.sliding_window)
         real = self.real
         if real is None:

@@ -372,6 +372,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     Raises:
         InputError: the tokenizer has words beyond the embedding.
     """
+    if model.config.is_encoder_decoder:  # each side has a vocabulary of its own, against which its text is checked
+        return
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):  # characters as one-hot vectors, pictures, sounds
         return

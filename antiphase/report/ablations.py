@@ -200,8 +200,9 @@ def gradients_by_layer(record: Record) -> Figure | None:
 
 
 PRESENTATION = Presentation(
-    introduction="Parts of differential attention taken away or replaced, and its rivals, each trained on the same "
-    "data in the same order. Parameters stand beside each row; the width of the MLP makes up for what rivals add.",
+    introduction="Differential attention with parts removed or replaced, and rival methods, each trained on the same "
+    "data in the same order. Each row shows its parameters; the MLP's width compensates for parameters that rivals "
+    "add.",
     tables=lambda record: [losses(record), slices(record), gradients(record), left_out(record)],
     figures={
         "ablations": Drawing(

@@ -307,9 +307,9 @@ def _details(record: Record) -> list[Table | None]:
 
 
 ATTENTION = Presentation(
-    introduction="Differential attention beside softmax attention of equal size and beside other ways to the same "
-    "difference. The candidates took turns; nothing was timed that errs more than plain attention of the same "
-    "precision allows.",
+    introduction="Differential attention compared with softmax attention of the same size and with other "
+    "implementations of the same difference. The candidates took turns; nothing was timed that errs more than plain "
+    "attention of the same precision allows.",
     tables=lambda record: [ratios(record), conditions(record), memory(record)],
     figures=TIMES,
     details=_details,

@@ -172,7 +172,7 @@ def headline(record: Record) -> Table | None:
         *_needle_rows(record, arms, threshold),
         ["Guess rate", *(format_value(guess_rate, "percent") for _ in arms)],
         row(
-            f"Steps to {threshold_text(record)} accuracy, median, never being later than all (lower is better)",
+            f'Steps to {threshold_text(record)} accuracy, median; "never" counts as the largest (lower is better)',
             lambda group: steps_to_threshold([run.get("passes") for run in group]),
         ),
         _loss_row(final("loss"), accuracies, threshold),

@@ -17,15 +17,18 @@ def _introduction(record: Record) -> str:
     guess = values.get("guess_rate")
     by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
     so_far = values.get("unfinished")
-    waiting = "" if so_far is None else f"{100 * so_far:.0f} % of the training is done; this page is growing.\n"
+    waiting = (
+        ""
+        if so_far is None
+        else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
+    )
     return (
-        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side "
-        f"by side, {repeated}; in each seed every arm read the same data in the same order. They had to "
-        "find a fact in a longer text: first-query accuracy is the share of first questions that a model "
-        f"answered right. A model that only names any value it has seen reaches the guess "
-        f"rate{by_chance}, and the untrained model shows what the architecture does before it has "
-        "learned anything: read every accuracy beside those two. Seeds are repetitions; where the ranges "
-        "of two arms overlap, luck may have chosen the order."
+        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side by "
+        f"side, {repeated}; in each seed every arm read the same data in the same order. They had to find a fact in a "
+        "longer text: first-query accuracy is the share of first questions that a model answered right. A model that "
+        f"only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows what the "
+        "architecture does before it has learned anything: read every accuracy beside those two. Seeds are "
+        "repetitions; where the ranges of two arms overlap, the order may be chance."
     )
 
 

@@ -67,7 +67,7 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
     if output.is_dir():
         raise InputError(f"--output {output} is a folder; name a file, for example {output / 'report.html'}")
     if output.suffix not in (".html", ".htm"):
-        raise InputError(f"--output {output} must end in .html, so that no record or other file is written over")
+        raise InputError(f"--output {output} must end in .html, so that it cannot overwrite a record or another file")
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
     page = resources.files(__package__) / "page.html"
     template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))

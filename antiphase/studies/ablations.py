@@ -241,7 +241,9 @@ def _equalized(run: RunSettings, target: RunSettings) -> int:
     surplus = parameter_count(run) - parameter_count(target)
     width = model.intermediate_size - round(surplus / (3 * model.hidden_size * model.num_hidden_layers))
     if width < 1:
-        raise InputError(f"model.intermediate_size ({model.intermediate_size}) is too small to make up for a gate")
+        raise InputError(
+            f"model.intermediate_size ({model.intermediate_size}) is too small to compensate for a gate's parameters"
+        )
     return width
 
 

@@ -74,7 +74,7 @@ def run_budget(run: RunSettings, fleet: Fleet) -> dict[str, Any]:
     """Parameters, tokens, operations, bytes and days of one run."""
     config = sized_config(run, vocab_size=run.data.vocabulary_size)
     if not isinstance(config, AntiphaseConfig):
-        raise InputError(f"model.kind {run.model.kind}: the cost of a recurrent network is not counted; leave it out")
+        raise InputError(f"model.kind {run.model.kind}: the cost of a recurrent network is not counted; remove it")
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config)
     training, length = run.training, run.data.sequence_length

@@ -141,8 +141,8 @@ def check_judges(task: str, count: int) -> None:
     """Raise an InputError where so few samples are left to judge by that a gain would say nothing."""
     if count < LEAST_JUDGES:
         raise InputError(
-            f"--task {task}: {count} samples are left to judge by, {LEAST_JUDGES} are needed; give more data or "
-            "--samples"
+            f"--task {task}: {count} samples are left to measure the gain, but {LEAST_JUDGES} are needed; give more "
+            "data or --samples"
         )
 
 
@@ -208,8 +208,8 @@ def search(
             if not searched:
                 listed = ", ".join(f"{row['task']} {100 * row['score']:.1f} %" for row in standings)
                 raise InputError(
-                    f"--task: {request.name} does no better than chance ({listed}), so nothing is searched; give "
-                    "tasks that it can do, more --shots or more --samples"
+                    f"--task: {request.name} is no better than chance ({listed}), so there is nothing to search; use "
+                    "tasks it can solve, more --shots or more --samples"
                 )
             split = split_samples(searched, held_out=request.held_out, seed=request.seed)
             for name, judges in split.held_out.items():
@@ -293,7 +293,7 @@ class ApplyRequest(TaskRequest):
     def check(self) -> None:
         """Raise an InputError for a value out of range; it names the flag."""
         if not self.tasks and not self.texts:
-            raise InputError("--task or --text is missing: what is the plan to be applied to?")
+            raise InputError("--task or --text is missing: give what the plan should be applied to")
         if self.tasks:
             super().check()
         if self.max_new_tokens < 1:

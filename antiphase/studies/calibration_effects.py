@@ -265,7 +265,7 @@ class _Study:
         """The model as it is.
 
         Raises:
-            InputError: it does no better than chance.
+            InputError: it is no better than chance.
         """
         self.say("without calibration")
         self.plain = self.cells.evaluate("plain", self.model, self.tasks, nullcontext)
@@ -276,8 +276,8 @@ class _Study:
         if at_chance:
             row = at_chance[0]
             raise InputError(
-                f"--task: on {row['task']} the model ({100 * row['score']:.1f} %) does no better than chance "
-                f"({100 * row['chance']:.1f} %), so no effect could be seen; leave it out, or give more --shots"
+                f"--task: on {row['task']} the model ({100 * row['score']:.1f} %) is no better than chance "
+                f"({100 * row['chance']:.1f} %), so no effect could be seen; remove it, or give more --shots"
             )
         return standings
 

@@ -136,21 +136,21 @@ CLAIMS = (
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
-        "words with labels of no meaning, as in training, at the most examples of the scale",
+        "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
         lambda records: by_seed(records, most_shots), majority, samples=shot_samples,
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
         "best minus worst of random orders on TREC: 19.0 → 4.0",
-        "the same words; answers that flip between two orders, over 2p(1-p), what answers drawn anew and right as "
-        "often would",
+        "the same words; answers that flip between two orders, over 2p(1-p), the share for random answers of the same "
+        "accuracy p",
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
         lambda records: by_seed(records, flips), guard=has_orders, abilities=naming_labels, samples=flip_samples,
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
-        "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the sets given, by the judge given",
+        "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
         lambda records: by_seed(records, faithful), untrue, is_judged,
         samples=faithful_samples,

@@ -48,7 +48,7 @@ def extension(
     path = Path(model) / SETTINGS
     if not path.is_file() or not (Path(model) / "config.json").is_file():
         raise InputError(
-            f"MODEL {model} is no finished run of antiphase; a converted model goes on with antiphase train --set "
+            f"MODEL {model} is not a finished run of antiphase; continue a converted model with antiphase train --set "
             "training.start_from=FOLDER --set model.rope_theta=BASE"
         )
     with naming({"SOURCE": "MODEL"}):
@@ -61,11 +61,11 @@ def extension(
     trained = kept_run(path, flag="MODEL")
     is_text = trained.data.source == "text"
     if data and not is_text:
-        raise InputError(f"--data has no use here: {model} knows the words of the synthetic task only")
+        raise InputError(f"--data cannot be used: {model} has only the vocabulary of the synthetic task")
     if is_text and not data and not validation and not trained.data.validation:
         raise InputError(
-            f"--validation is missing: {model} held out a share of its text, and longer sequences would cut elsewhere; "
-            "name text that it was not trained on"
+            f"--validation is missing: {model} held out a share of its text, which longer sequences would cut at other "
+            "places; give text that it was not trained on"
         )
     own = {"theta": config.rope_parameters["rope_theta"], "width": config.head_dim, "ratio": length / before}
     changes: dict[str, Any] = {
@@ -87,7 +87,7 @@ def extension(
     given = [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *overrides]
     run = load_preset(str(path), given, data=data, validation=validation).run
     if run.data.sequence_length != length:
-        raise InputError(f"--length {length} says what data.sequence_length is; leave it out of --set")
+        raise InputError(f"--length {length} sets data.sequence_length; remove it from --set")
     return run
 
 

@@ -67,4 +67,4 @@ def registered(folder: Path) -> Registration | None:
         names = [str(claim["name"]) for claim in tree["claims"]]
         return Registration(hashlib.sha256(content).hexdigest(), str(tree["written"]), str(tree["primary"]), names)
     except (ValueError, KeyError, TypeError):
-        raise InputError(f"--output {folder}: {CLAIMS_FILE} cannot be read; bring it back as it was") from None
+        raise InputError(f"--output {folder}: {CLAIMS_FILE} cannot be read; restore the original file") from None

@@ -55,7 +55,7 @@ from antiphase.training.device import choose_device
 REQUEST = "reproduce.json"
 REPRODUCTION = Resumable(
     REQUEST,
-    again="holds a reproduction already; add --resume to go on with it",
+    again="already contains a reproduction; add --resume to continue it",
     other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
 )
 
@@ -132,7 +132,7 @@ def begin(request: ReproduceRequest, preset: Preset, output: Path, *, resume: bo
         REPRODUCTION.check_same(output, before, tree)
         if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
-                f"--output {output} began with other content: {changed[0]} has changed since; bring it back, or choose "
+                f"--output {output} began with other content: {changed[0]} has changed since; restore it, or choose "
                 "another folder"
             )
     else:
@@ -153,9 +153,7 @@ def registered_claims(output: Path) -> Registration | None:
     known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claims")
     found = registered(output) if known else None
     if known and (found is None or found.sha256 != known):
-        raise InputError(
-            f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; bring it back"
-        )
+        raise InputError(f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; restore it")
     return found
 
 
@@ -229,7 +227,7 @@ class Work:
             ))  # fmt: skip
             self.diverged = diverged(record)
             for seed in self.diverged:
-                self.say(f"seed {seed}: a model's loss is no number, so neither arm's is measured further")
+                self.say(f"seed {seed}: a model's loss is not finite, so neither arm of this seed is measured further")
                 self.seeds.remove(seed)
             return [record]
         one = self._one_seed()

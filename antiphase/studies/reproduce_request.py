@@ -90,10 +90,11 @@ class ReproduceRequest:
             if part not in PARTS:
                 raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
         if bool(self.judge) != bool(self.judge_data):
-            raise InputError("--judge and --judge-data go together: who judges, and what is summarised or asked")
+            raise InputError("--judge and --judge-data must be given together")
         if self.judge and not SCALES[self.scale].reads_documents:
             raise InputError(
-                f"--judge: the models of --scale {self.scale} read too little for a text and its summary; leave it out"
+                f"--judge: the models of --scale {self.scale} have too short a context for a text and its summary; "
+                "remove it"
             )
 
     def check_own(self) -> None:

@@ -48,7 +48,7 @@ def scaling(
         if len(set(numbers)) < len(numbers) or any(number < 1 for number in numbers):
             raise InputError(f"{flag} must be different whole numbers from 1, got {', '.join(map(str, numbers))}")
     if not widths and not steps:
-        raise InputError("--widths or --steps is missing: what is to grow?")
+        raise InputError("--widths or --steps is missing: give at least one of them")
     ladders = {
         "size": [_variant(width, preset.run.training.steps) for width in widths],
         "tokens": [_variant(preset.run.model.hidden_size, count) for count in steps],

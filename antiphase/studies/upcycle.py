@@ -45,11 +45,13 @@ def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = (), *, d
     """
     path = Path(model) / SETTINGS
     if not path.is_file() or not (Path(model) / "config.json").is_file():
-        raise InputError(f"MODEL {model} is no finished run of antiphase; give the folder of a trained softmax model")
+        raise InputError(
+            f"MODEL {model} is not a finished run of antiphase; give the folder of a trained softmax model"
+        )
     with naming({"SOURCE": "MODEL"}):
         config = Checkpoint(model).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
-        raise InputError(f"MODEL {model} is no softmax model, and only those can be upcycled")
+        raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
     trained = kept_run(path, flag="MODEL")
     own_seed = trained.training.seed
     arms = {

@@ -116,8 +116,8 @@ def train_held(
     with processes(device) as group:
         if training.batch_size < group.count:
             raise InputError(
-                f"training.batch_size ({training.batch_size}) leaves nothing to some of the {group.count} processes; "
-                "raise it, or start fewer processes"
+                f"training.batch_size ({training.batch_size}) is too small for the {group.count} processes; raise it, "
+                "or start fewer processes"
             )
         if group.is_first:
             open_run(output, settings, resume=resume)

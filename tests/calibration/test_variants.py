@@ -151,7 +151,7 @@ def test_refusals():
     ):
         pass
     with (
-        pytest.raises(InputError, match="was not told the parts of this prompt"),
+        pytest.raises(InputError, match="does not know the parts of this prompt"),
         varied(model, plan, "question"),
         torch.no_grad(),
     ):

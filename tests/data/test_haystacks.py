@@ -124,8 +124,8 @@ def test_the_guess_rate_is_that_of_naming_different_numbers_in_any_order():
 
 def test_what_does_not_fit_is_refused_in_one_sentence(haystack, text_tokenizer):
     for size, words in (
-        (cell(2, 3), "at most all needles can be asked for"),
-        (cell(65, 1), "there are 64 cities"),
+        (cell(2, 3), "--queries can be at most --needles"),
+        (cell(65, 1), "at most the number of cities, 64"),
         (cell(8, 1, 60), r"--length 60 is too short for --needles 8 and --queries 1, which take \d+ tokens"),
         (cell(2, 1, 10**6), r"the text has \d+ tokens, fewer than the \d+ of filler that --length 1000000 needs"),
     ):

@@ -203,7 +203,7 @@ def test_a_command_reads_every_kind_of_flag():
 
 @pytest.mark.parametrize(("values", "message"), [
     ({"sizes": (3, 0)}, "--sizes must be at least 1, got 3, 0"),
-    ({"sizes": (3, 3)}, "--sizes must not name a value twice, got 3, 3"),
+    ({"sizes": (3, 3)}, "--sizes must not repeat a value, got 3, 3"),
     ({"shares": (0.5, 1.5)}, "--shares must lie between 0 and 1, got 0.5, 1.5"),
     ({"way": "quick"}, "--way must be one of slow, fast, got 'quick'"),
     ({"most_words": 1}, "--most-words must be at least 2, got 1"),

@@ -154,7 +154,7 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
     monkeypatch.setattr(
         module, "write", lambda loaded, some, *, longest: prompts.extend(some) or real(loaded, some, longest=longest)
     )
-    with pytest.raises(InputError, match="holds this work already; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add --resume"):
         evaluate(request(), folder / "out", judge=Reader())
     first = evaluate(request(), folder / "out", judge=Reader(), resume=True)
     assert len(prompts) == 24
@@ -242,11 +242,11 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
         ({"samples": 19}, "--samples 19 is more than the 18 rows of towns"),
         ({"judge": "no/judge"}, "--judge no/judge"),
         ({"judge_timeout": 0.0}, "--judge-timeout must be above 0"),
-        ({"judge_key_file": "k"}, "have no use without --judge-url"),
-        ({"judge_price": (1.0, 2.0)}, "have no use without --judge-url"),
+        ({"judge_key_file": "k"}, "cannot be used without --judge-url"),
+        ({"judge_price": (1.0, 2.0)}, "cannot be used without --judge-url"),
         ({"judge_url": "http://h/v1", "judge_price": (1.0,)}, "--judge-price must be two numbers"),
         ({"judge_url": "http://h/v1", "judge_budget": 1.0}, "--judge-budget needs --judge-price"),
-        ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are two keys; give one"),
+        ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are both given; give one"),
         ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere: there is no such file"),
         ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
         ({"judge_url": "nowhere"}, "--judge-url nowhere: this is no address"),

@@ -160,7 +160,7 @@ def test_rows_of_either_kind_are_read(tmp_path):
         ({"document": "A text."}, "line 1: summarization needs one of the columns summary, highlights, target"),
         ({"summary": "A text."}, "needs one of the columns document, article"),
         ({"document": "  ", "summary": "x"}, "line 1: the text is empty"),
-        ({"document": 3, "summary": "x"}, "line 1: the text is empty or no text"),
+        ({"document": 3, "summary": "x"}, "line 1: the text is empty or not text"),
         ({"document": "A text.", "summary": ""}, "there is no right summary"),
         ({"document": "A text.", "summary": None}, "there is no right summary"),
         ({"context": "A text.", "question": "Q", "answers": []}, "there is no right answer"),

@@ -82,7 +82,7 @@ def test_models_tasks_and_examples_are_rows_of_one_record(folder):
 def test_nothing_is_measured_twice(folder, monkeypatch):
     out = folder / "out"
     first = evaluate(request(names=["softmax"], tasks=["first"]), out)
-    with pytest.raises(InputError, match="holds this work already; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add --resume"):
         evaluate(request(), out)
     calls = []
     real = harness.measure
@@ -132,8 +132,8 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "pattern"),
     [
-        ({"names": ["softmax", "softmax"]}, "MODEL must name one or more, none of them twice"),
-        ({"tasks": ["first", "first"]}, "--tasks must name one or more, none of them twice"),
+        ({"names": ["softmax", "softmax"]}, "MODEL must name at least one, without repetition"),
+        ({"tasks": ["first", "first"]}, "--tasks must name at least one, without repetition"),
         ({"num_fewshot": [-1]}, "--num-fewshot must be at least 0"),
         ({"limit": 2.5}, "--limit must be a number of rows, or a share"),
         ({"limit": 0}, "--limit must be a number of rows, or a share"),

@@ -29,7 +29,7 @@ def test_a_whole_line_that_is_something_else_is_named(tmp_path, wrong):
     append_line(path, {"key": "a", "rows": []})
     with path.open("ab") as file:
         file.write(wrong + b"\n")
-    with pytest.raises(InputError, match=r"cells\.jsonl, line 2: this is no result of antiphase"):
+    with pytest.raises(InputError, match=r"cells\.jsonl, line 2: this is not a result of antiphase"):
         read_lines(path, "key", "rows")
 
 
@@ -60,7 +60,7 @@ def test_a_journal_knows_its_parts_again_and_survives_a_torn_line(tmp_path):
 def test_parts_of_other_work_are_not_taken(tmp_path):
     work = begun(tmp_path)
     work.add(work.key("a"), [1])
-    with pytest.raises(InputError, match=r"other settings or content \(--seed, --samples\); choose another folder"):
+    with pytest.raises(InputError, match=r"other settings or inputs \(--seed, --samples\); choose another folder"):
         Journal(tmp_path, lambda: {"--samples": 2, "--seed": 1})
     lines = (tmp_path / JOURNAL).read_bytes().splitlines(keepends=True)
     (tmp_path / JOURNAL).write_bytes(b"".join(lines[1:]))  # it does not say any more what its parts are of

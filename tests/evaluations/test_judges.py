@@ -115,11 +115,11 @@ def test_failures_are_repeated_with_growing_pauses(ask):
         ((503, b"busy"), "status 503, 3 times"),
         (None, "no connection, 3 times"),
         (30.0, "no reply within 0.2 s, 3 times"),
-        ((200, b"<html>login</html>"), "no chat completion, 3 times"),
-        ((200, b"[]"), "no chat completion, 3 times"),
-        ((200, completion(None)), "no chat completion, 3 times"),
-        ((200, b"[" * 100_000), "no chat completion, 3 times"),
-        ((200, b"\xff\xfe"), "no chat completion, 3 times"),
+        ((200, b"<html>login</html>"), "not a chat completion, 3 times"),
+        ((200, b"[]"), "not a chat completion, 3 times"),
+        ((200, completion(None)), "not a chat completion, 3 times"),
+        ((200, b"[" * 100_000), "not a chat completion, 3 times"),
+        ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
     ],
 )
 def test_what_never_answers_gives_no_answer_and_says_why(ask, reply, reason):
@@ -194,10 +194,10 @@ def test_an_endpoint_that_only_fails_is_given_up(ask):
         ("http://", None, "this is no address"),
         ("http://host:99999/v1", None, "this is no address"),
         ("http://ho st/v1", None, "this is no address"),
-        ("http://example.org/v1", KEY, "the key would travel in clear text"),
-        (f"https://me:{KEY}@example.org/v1", None, "holds more than an address"),
-        (f"https://example.org/v1?key={KEY}", None, "holds more than an address"),
-        ("https://example.org/v1", f"{KEY}\nX-Other: 1", "holds a line break"),
+        ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
+        (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
+        (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),
+        ("https://example.org/v1", f"{KEY}\nX-Other: 1", "contains a line break"),
     ],
 )
 def test_addresses_and_keys_that_cannot_be_used(url, key, pattern):

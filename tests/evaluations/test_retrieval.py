@@ -202,17 +202,17 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, b
     symbols = str(tmp_path / "symbols")
     for words, pattern in (
         ({"names": [ours, short]}, r"--against .*short reads 100 tokens, and a context .* lower --length"),
-        ({"names": [ours, symbols]}, "--against .*symbols knows the words of the synthetic task only"),
+        ({"names": [ours, symbols]}, "--against .*symbols has only the vocabulary of the synthetic task"),
         ({"names": [ours, str(tmp_path / "none")]}, "--against .*none"),
-        ({"names": [ours, ours]}, "--against must not name a value twice"),
+        ({"names": [ours, ours]}, "--against must not repeat a value"),
         ({"names": [short]}, "--length 260 is longer than the 100 positions"),
-        ({"lengths": [LENGTH, LENGTH]}, "--length must not name a value twice"),
+        ({"lengths": [LENGTH, LENGTH]}, "--length must not repeat a value"),
         ({"queries": [4]}, "--queries 4 is more than --needles 3"),
-        ({"needles": [70]}, "there are 64 cities"),
+        ({"needles": [70]}, "at most the number of cities, 64"),
         ({"lengths": [100]}, "--length 100 is too short for --needles 3"),
         ({"paths": []}, "--data is missing: .*ours was not trained here"),
         ({"paths": [str(tmp_path / "missing.txt")]}, "--data .*missing.txt"),
-        ({"names": [symbols], "lengths": [], "needles": []}, "--data has no use here"),
+        ({"names": [symbols], "lengths": [], "needles": []}, "--data cannot be used"),
     ):
         chosen = {"names": [ours], **words}
         with pytest.raises(InputError, match=pattern):
@@ -355,7 +355,7 @@ def test_a_finished_grid_is_returned_without_its_models(tmp_path, make, book, co
     assert again.values == record.values
     assert (counted.cells, counted.loaded) == ([], [])
     assert (tmp_path / "out" / "record.json").read_bytes() == before
-    with pytest.raises(InputError, match="out exists and is not empty; add --resume to go on with what it holds"):
+    with pytest.raises(InputError, match="out exists and is not empty; add --resume to continue"):
         evaluate(ask, tmp_path / "out")
 
 
@@ -374,7 +374,7 @@ def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, boo
     shutil.copytree(llama, tmp_path / "copy")
 
     def refused(words, other=None, **changes):
-        with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
+        with pytest.raises(InputError, match=rf"other settings or inputs \({words}\); choose another folder"):
             evaluate(replace(other or ask, **changes), tmp_path / "out", resume=True)
 
     refused("--samples", samples=3)

@@ -111,9 +111,9 @@ def parts_of_lm_eval():
         (function, "the function code.same that a YAML file in .*tasks names is Python; .* --trust-task-code"),
         (whole_task, "the function code.Task "), (included, "the function code.same "),
         (outside_the_folder, "the function code.same "), (file_by_its_path, "the function code.same "),
-        (group, "the function code.same "), (metric, "the metric .*measure is none of lm-eval's own"),
-        (metric_by_evaluate, "the metric .*measure is none of lm-eval's own"),
-        (template, r"a template reaches for Python .*unsafe.*; read it, then add --trust-task-code"),
+        (group, "the function code.same "), (metric, "the metric .*measure is not lm-eval's own"),
+        (metric_by_evaluate, "the metric .*measure is not lm-eval's own"),
+        (template, r"a template executes Python .*unsafe.*; read it, then add --trust-task-code"),
     ],
 )  # fmt: skip
 def test_python_of_a_folder_runs_only_if_it_is_trusted(folder, bring, said):

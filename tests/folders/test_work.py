@@ -44,13 +44,13 @@ def test_a_new_folder_is_free_and_stays_unmade(output):
         (
             KIND,
             "exists and holds no study of antiphase; choose another folder",
-            "holds a study already; add --resume to go on with it, or choose another folder",
+            "already contains a study; add --resume to continue it, or choose another folder",
             "holds a study with other settings (a, c); choose another folder",
         ),
         (
             Resumable("request.json"),
             "exists and is not empty; choose another folder",
-            "holds this work already; add --resume to go on with it, or choose another",
+            "already contains this work; add --resume to continue it, or choose another folder",
             "holds work with other settings (a, c); choose another",
         ),
     ],
@@ -88,7 +88,7 @@ def test_work_goes_on_as_the_very_same(output):
     before = (output / "request.json").read_bytes()
     kept = {"request": {"sizes": [1, 2], "seed": 0, "device": "auto"}, "texts": "abc", "model": "m"}
     assert json.loads(before) == kept
-    with pytest.raises(InputError, match="holds this work already; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add --resume"):
         begin(output, Request(), resume=False)
     begin(output, Request(device="cpu"), resume=True)
     with refused(f"--output {output} holds work with other settings (sizes, seed); choose another"):
@@ -110,7 +110,7 @@ def test_work_that_another_did_meanwhile_is_seen(output, monkeypatch):
         return real(folder)
 
     monkeypatch.setattr("antiphase.folders.work.only_one", meanwhile)
-    with pytest.raises(InputError, match="holds a study already"), KIND.held(output, resume=False):
+    with pytest.raises(InputError, match="already contains a study"), KIND.held(output, resume=False):
         pytest.fail("held")
 
 

@@ -206,7 +206,7 @@ def test_keys_may_come_from_another_sequence_of_another_width(name):
     torch.testing.assert_close(layer(x, None, mask, context=changed)[0], found)
     changed[0, 0] = 9.0
     assert (layer(x, None, mask, context=changed)[0] - found)[0].abs().min() > 0
-    with pytest.raises(ValueError, match="past_key_values goes with self-attention"):
+    with pytest.raises(ValueError, match="past_key_values cannot be combined with a context"):
         layer(x, past_key_values=Lists(), context=context)
 
 

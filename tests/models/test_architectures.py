@@ -159,7 +159,7 @@ def test_initial_values_are_the_papers():
 
 @pytest.mark.parametrize("name", ["sdpa", "eager", "antiphase"])
 def test_implementations_that_know_no_lambda_are_refused_wherever_they_are_asked_for(name):
-    pattern = f"has one implementation, antiphase_inside; leave .*'{name}' out"
+    pattern = f"has only one implementation, antiphase_inside; remove .*'{name}'"
     with pytest.raises(ValueError, match=pattern):
         hf.AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS["llama"]), attn_implementation=name)
     model = built(DECODERS["llama"])

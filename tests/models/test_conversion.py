@@ -255,18 +255,18 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (
             hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
             {},
-            "rope_type 'dynamic', which stretches",
+            "rope_type 'dynamic', which extends",
         ),
         (
             hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=LONG),
             {},
-            "rope_type 'longrope', which stretches",
+            "rope_type 'longrope', which extends",
         ),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control goes with --attention-type"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control needs --attention-type"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):
@@ -277,5 +277,5 @@ def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):
 def test_unequal_norms_and_widths_are_refused(tiny_config):
     with pytest.raises(InputError, match=r"head_norm_eps \(1e-05\) and rms_norm_eps \(0.0001\) differ"):
         plan_conversion(tiny_config(rms_norm_eps=1e-4), to="diffllama")
-    with pytest.raises(InputError, match=r"num_attention_heads \(5\) to divide hidden_size"):
+    with pytest.raises(InputError, match=r"num_attention_heads \(5\) must divide hidden_size"):
         plan_conversion(tiny_config("softmax", num_attention_heads=5, num_key_value_heads=5, head_dim=8), to="llama")

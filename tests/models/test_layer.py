@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_refused():
     x = torch.randn(1, 5, 48)
     with pytest.raises(ValueError, match="context must have the batch size 1, got 2"):
         layer(x, torch.randn(2, 5, 48))
-    with pytest.raises(ValueError, match="past_key_values goes with self-attention"):
+    with pytest.raises(ValueError, match="past_key_values cannot be combined with a context"):
         layer(x, x, past_key_values=DynamicCache())
     wrong_shapes = [torch.ones(shape).bool() for shape in ((5,), (2, 5), (1, 4), (1, 2, 5, 5))]
     for mask in (*wrong_shapes, torch.zeros(1, 5), torch.ones(1, 5).long()):

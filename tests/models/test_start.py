@@ -157,7 +157,7 @@ def test_upcycling_keeps_the_start(attention_type, tied):
         ({"residual_init_scale": -1.0}, "residual_init_scale must be a number of at least 0"),
         ({"residual_init_scale": "deep"}, "residual_init_scale must be a number of at least 0, or 'depth'"),
         ({"head_norm_init": float("nan")}, "head_norm_init must be a number"),
-        ({"head_norm": False, "head_norm_init": 0.05}, r"head_norm_init \(0\.05\) has no use without head_norm"),
+        ({"head_norm": False, "head_norm_init": 0.05}, r"head_norm_init \(0\.05\) cannot be used without head_norm"),
     ],
 )
 def test_impossible_starts_are_refused_by_name(fields, message):

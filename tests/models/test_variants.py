@@ -355,7 +355,7 @@ def test_calibration_works_or_is_refused_in_words(tiny_model, name):
     ("softmax", {"dex_heads": [[0]]}, "dex_heads must list heads for each of the 3 layers"),
     ("softmax", {"dex_heads": [[0], [8], []]}, "dex_heads must name different heads from 0 to 7"),
     ("softmax", {"dex_heads": [[0], [1, 1], []]}, "dex_heads must name different heads"),
-    ("softmax", {"dex_steps": 3}, "dex_steps has no use without dex_heads"),
+    ("softmax", {"dex_steps": 3}, "dex_steps cannot be used without dex_heads"),
     ("softmax", {"dex_steps": -1}, "dex_steps must be a whole number from 0"),
     ("differential_v2_across", {"num_key_value_heads": 1}, "num_key_value_heads must be at least 2"),
     ("differential_v2_acros", {}, "did you mean 'differential_v2_across'"),

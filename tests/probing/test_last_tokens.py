@@ -193,7 +193,7 @@ def test_a_layer_that_is_not_linear_after_its_heads_is_refused_by_name(build, id
     attention = model.model.layers[1].self_attn
     attention.o_proj = torch.nn.Sequential(attention.o_proj, torch.nn.Tanh())
     last = LastTokens(model, ids, POSITIONS)
-    with pytest.raises(ValueError, match="LlamaAttention of LlamaForCausalLM does something to its heads' outputs"):
+    with pytest.raises(ValueError, match="LlamaAttention of LlamaForCausalLM processes its heads' outputs nonlinearly"):
         last.contributions(spans)
 
 
@@ -206,5 +206,5 @@ def test_positions_that_a_model_does_not_take_are_refused_by_name(build, ids, mo
     monkeypatch.setattr(
         model, "forward", lambda input_ids, position_ids=None, use_cache=None: forward(input_ids, use_cache=False)
     )
-    with pytest.raises(ValueError, match="LlamaForCausalLM gives a text's last tokens something else alone"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM computes a text's last tokens differently alone"):
         LastTokens(model, ids, POSITIONS)

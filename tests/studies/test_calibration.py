@@ -118,7 +118,9 @@ def test_apply_knows_samples_behind_other_examples(antiphase, refused, tmp_path)
     row = values(tmp_path / "a")["tasks"][0]
     assert row["samples"] + row["left_out"] == 23
     assert row["left_out"] in (11, 12)
-    refused("--task cr: [0-9] samples are left to judge by, 10 are needed", f"{apply} --samples 12 --output b")
+    refused(
+        "--task cr: [0-9] samples are left to measure the gain, but 10 are needed", f"{apply} --samples 12 --output b"
+    )
 
 
 def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path, monkeypatch):
@@ -199,7 +201,7 @@ def test_a_copy_in_half_precision_is_the_same_model(antiphase, refused, tmp_path
     model.save_pretrained(tmp_path / "other")
     tokenizer_of(calibration_model).save_pretrained(tmp_path / "other")
     plan.save(tmp_path / "p.json")
-    refused("p.json: the plan was made for another model: its weights are others\n",
+    refused("p.json: the plan was made for another model: the weights differ\n",
             "calibrate apply other --plan p.json --text glad --output s")  # fmt: skip
 
 
@@ -212,7 +214,7 @@ def test_bad_requests(antiphase, refused, tmp_path):
     refused("--held-out must lie between 0 and 1", f"{SEARCH} --held-out 1 --output s")
     refused("--layers must be numbers and ranges", f"{SEARCH} --layers x --output s")
     refused("--layers names more than 10,000 numbers", f"{SEARCH} --layers 0-99999999999999999999 --output s")
-    refused("--task cr: 5 samples are left to judge by", f"{SEARCH} --samples 10 --output s")
+    refused("--task cr: 5 samples are left to measure the gain, but 10 are needed", f"{SEARCH} --samples 10 --output s")
     refused("--layers names layer 7, but the model's layers are 0 to 1", f"{SEARCH} --layers 0-7 --output s")
     refused("beta must be above 0 and at most 1", f"{SEARCH} --beta 0 --output s")
     refused("alpha must be above 0", f"{SEARCH} --alpha 0 --output s")
@@ -236,8 +238,8 @@ def test_bad_requests(antiphase, refused, tmp_path):
 def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
-    refused("does no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
-    refused("on mpqa the model .* does no better than chance",
+    refused("is no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
+    refused("on mpqa the model .* is no better than chance",
             "calibrate study model --task noise.yaml --samples 24 --output s")  # fmt: skip
     assert antiphase(f"{SEARCH} --task noise.yaml --output s")[0] == 0
     assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]

@@ -98,7 +98,7 @@ def test_second_start_needs_resume_and_resume_changes_nothing(study, preset):
     before, values = weights(study), without_times(Record.load(study).values)
     code, _, err = execute(preset, study)
     assert code == 2
-    assert f"--output {study} holds a study already; add --resume to go on with it, or choose another" in err
+    assert f"--output {study} already contains a study; add --resume to continue it, or choose another" in err
     code, _, err = execute(preset, study, "--resume", "--seeds", "0,1,2")
     assert code == 2
     assert f"--output {study} holds a study with other settings (compare.seeds); choose another folder" in err
@@ -130,7 +130,7 @@ def test_stopped_study_goes_on_to_the_same_models_and_numbers(study, preset, tmp
             process.terminate()
             _, err = process.communicate(timeout=60)
             assert process.returncode == 130
-            assert err.rstrip().endswith("add --resume to the same command to go on")
+            assert err.rstrip().endswith("add --resume to the same command to continue")
             assert not any(is_in_use(folder / name) for name in NAMES)
         else:
             process.kill()

@@ -92,14 +92,17 @@ def test_a_run_on_text_goes_on_with_its_tokenizer_and_more_of_long_documents(
 def test_what_cannot_be_extended_is_refused(tmp_path, trained, book):
     for words, pattern in (
         ({"length": 25}, "--length 25 must be more than the 25 positions"),
-        ({"length": 60, "overrides": ["data.sequence_length=50"]}, "--length 60 says what data.sequence_length is"),
-        ({"length": 60, "data": [book]}, "--data has no use here: .*trained knows the words of the synthetic task"),
+        ({"length": 60, "overrides": ["data.sequence_length=50"]}, "--length 60 sets data.sequence_length"),
+        (
+            {"length": 60, "data": [book]},
+            "--data cannot be used: .*trained has only the vocabulary of the synthetic task",
+        ),
         ({"length": 60, "long_share": 1.5}, "data.long_share must lie between 0 and 1"),
         ({"length": 60, "rope_theta": -1.0}, "model.rope_theta must be above 0"),
     ):
         with pytest.raises(InputError, match=pattern):
             extension(trained, **words)
-    with pytest.raises(InputError, match="MODEL nowhere is no finished run"):
+    with pytest.raises(InputError, match="MODEL nowhere is not a finished run"):
         extension("nowhere", length=60)
 
 

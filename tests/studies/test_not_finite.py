@@ -142,4 +142,4 @@ def test_a_classifier_names_itself(tmp_path, antiphase):
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
     code, _, err = antiphase("predict run --text harbour")
-    assert (code, err) == (2, "antiphase: RUN run: its logits are NaN or infinite, so they measure nothing\n")
+    assert (code, err) == (2, "antiphase: RUN run: its logits are NaN or infinite, so nothing can be measured\n")

@@ -138,7 +138,7 @@ def test_claims_are_written_before_the_run_and_never_again(tmp_path, request_of)
     assert (output / CLAIMS_FILE).read_bytes() == before
     assert registered_claims(output).sha256 == hashlib.sha256(before).hexdigest()
     (output / CLAIMS_FILE).write_bytes(before.replace(b"loss", b"gain"))
-    with pytest.raises(InputError, match=r"claims.json is not what it was when the reproduction began; bring it back"):
+    with pytest.raises(InputError, match=r"claims.json is not what it was when the reproduction began; restore it"):
         registered_claims(output)
     (output / CLAIMS_FILE).unlink()
     with pytest.raises(InputError, match=r"claims.json is not what it was"):
@@ -237,7 +237,9 @@ def test_what_a_part_lacks_is_told_before_anything_is_trained(tmp_path, request_
 
 def test_models_that_read_too_little_are_not_judged(request_of):
     request = replace(request_of, judge="judge", judge_data=["news.jsonl"])
-    with pytest.raises(InputError, match="--judge: the models of --scale tiny read too little for a text and its sum"):
+    with pytest.raises(
+        InputError, match="--judge: the models of --scale tiny have too short a context for a text and its sum"
+    ):
         request.check()
 
 

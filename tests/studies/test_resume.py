@@ -66,7 +66,7 @@ def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unl
     assert again == Record.load(tmp_path / "out")
     assert (again.values, again.seconds) == (record.values, record.seconds)
     assert (tmp_path / "out" / "record.json").read_bytes() == before
-    with pytest.raises(InputError, match=r"--output .*out exists and is not empty; add --resume to go on"):
+    with pytest.raises(InputError, match=r"--output .*out exists and is not empty; add --resume to continue"):
         evaluate(ask, tmp_path / "out")
 
 
@@ -89,7 +89,7 @@ def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, mea
         journal = tmp_path / "out" / JOURNAL
         journal.write_bytes(journal.read_bytes()[:-9])
     else:
-        with pytest.raises(InputError, match=r"holds work with other settings or content .--samples."):
+        with pytest.raises(InputError, match=r"contains work with other settings or inputs .--samples."):
             evaluate(replace(ask, samples=3), tmp_path / "out", resume=True)
     with pytest.raises(InputError, match="is not empty; add --resume"):
         evaluate(ask, tmp_path / "out")
@@ -111,7 +111,7 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         ({"text_field": "text"}, "--text-field, what --data names"),
         ({"paths": [str(tmp_path / "other.txt")]}, "--data, what --data names"),
     ):
-        with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
+        with pytest.raises(InputError, match=rf"other settings or inputs \({words}\); choose another folder"):
             evaluate(replace(ask, **changed), tmp_path / "out", resume=True)
     for name, words in (
         ("model/model.safetensors", "the files of MODEL"),
@@ -120,7 +120,7 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         ("book.txt", "what --data names"),
     ):
         flip(tmp_path / name)
-        with pytest.raises(InputError, match=rf"other settings or content \({words}\); choose another folder"):
+        with pytest.raises(InputError, match=rf"other settings or inputs \({words}\); choose another folder"):
             evaluate(ask, tmp_path / "out", resume=True)
         flip(tmp_path / name)
     (tmp_path / "model" / "notes.md").write_text("nothing that a result depends on")
@@ -131,7 +131,7 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
 
 def test_another_measurement_is_refused(tmp_path, ask):
     evaluate(ask("perplexity"), tmp_path / "out")
-    with pytest.raises(InputError, match=r"other settings or content \(the measurement\); choose another folder"):
+    with pytest.raises(InputError, match=r"other settings or inputs \(the measurement\); choose another folder"):
         evaluate(ask("outliers"), tmp_path / "out", resume=True)
 
 
@@ -156,7 +156,7 @@ def test_the_text_of_a_models_own_run_is_part_of_the_work(tmp_path, tiny_preset,
     unloaded()
     evaluate(ask, tmp_path / "out", resume=True)
     flip(tmp_path / "book.txt")
-    with pytest.raises(InputError, match=r"other settings or content \(the text that MODEL was trained on\)"):
+    with pytest.raises(InputError, match=r"other settings or inputs \(the text that MODEL was trained on\)"):
         evaluate(ask, tmp_path / "out", resume=True)
 
 

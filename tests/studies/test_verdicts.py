@@ -16,7 +16,7 @@ from antiphase.studies.registration import Registration
 from antiphase.studies.verdicts import Metric, compare_metric, in_family, learned_verdict, verdict
 
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
-LOSS = Metric("held-out loss", "nats a token", lower_is_better=True, digits=4)
+LOSS = Metric("held-out loss", "nats per token", lower_is_better=True, digits=4)
 STEPS = Metric("steps to 50 % accuracy", "steps", lower_is_better=True, digits=0)
 
 
@@ -34,7 +34,7 @@ def test_higher_accuracy_is_ahead_and_the_interval_is_of_paired_differences():
 
 def test_lower_loss_is_ahead():
     assert sentence(LOSS, [2.0, 2.1], [2.5, 2.6]) == (
-        "Held-out loss: softmax is ahead of differential by 0.5000 nats a token in these 2 seeds (paired difference "
+        "Held-out loss: softmax is ahead of differential by 0.5000 nats per token in these 2 seeds (paired difference "
         "differential minus softmax: 95 % interval over seeds 0.5000 to 0.5000, which excludes 0)."
     )
     assert "differential is ahead of softmax by 0.5000" in sentence(LOSS, [2.5, 2.6], [2.0, 2.1])
@@ -42,7 +42,8 @@ def test_lower_loss_is_ahead():
 
 def test_one_seed_has_no_interval():
     assert sentence(LOSS, [2.0], [1.0]) == (
-        "Held-out loss: differential is ahead of softmax by 1.0000 nats a token in this seed; one seed has no interval."
+        "Held-out loss: differential is ahead of softmax by 1.0000 nats per token in this seed; one seed has no "
+        "interval."
     )
 
 

@@ -48,7 +48,7 @@ def test_stopped_run_goes_on_to_the_same_weights(tmp_path, tiny_preset, run, out
     else:
         assert process.returncode == 130
         assert err.startswith("antiphase: stopped after step ")
-        assert err.endswith("of 400; add --resume to the same command to go on\n")
+        assert err.endswith("of 400; add --resume to the same command to continue\n")
     run(tmp_path / "parts", *LONG, resume=True)
     run(tmp_path / "whole", *LONG)
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
@@ -88,5 +88,5 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
 def test_fewer_sequences_than_processes_is_refused(tmp_path, tiny_preset):
     done = in_two_processes(tiny_preset, tmp_path / "two", "training.batch_size=1", "data.needle_share=1")
     assert done.returncode != 0
-    assert "training.batch_size (1) leaves nothing to some of the 2 processes" in done.stderr
+    assert "training.batch_size (1) is too small for the 2 processes" in done.stderr
     assert not (tmp_path / "two").exists()

@@ -68,7 +68,7 @@ def test_file_in_the_place_of_the_folder_is_refused(tmp_path, settings):
 
 def test_run_that_is_there_needs_resume(tmp_path, settings):
     open_run(tmp_path / "run", settings(), resume=False)
-    with pytest.raises(InputError, match="add --resume to go on with it"):
+    with pytest.raises(InputError, match="add --resume to continue it"):
         open_run(tmp_path / "run", settings(), resume=False)
     open_run(tmp_path / "run", settings(), resume=True)
 

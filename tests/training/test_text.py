@@ -111,7 +111,7 @@ def test_what_a_run_held_out_is_measured_on_only_while_its_text_is_the_same(tmp_
     evaluate(request, tmp_path / "before")
     text = (tmp_path / "text.txt").read_text()
     (tmp_path / "text.txt").write_text(text[: len(text) * 3 // 4])  # the new last fifth was trained on
-    with pytest.raises(InputError, match="has changed since, so what it held out is not known any more; give held-out"):
+    with pytest.raises(InputError, match="has changed since, so its held-out part is unknown; give held-out"):
         evaluate(request, tmp_path / "after")
     assert not (tmp_path / "after").exists()
 

@@ -281,5 +281,7 @@ def test_what_a_pair_cannot_show_is_said(pair, saved, tmp_path):
             look(LookSettings(**{"name": folder, **fields}), tmp_path / "out")
         assert not (tmp_path / "out").exists()
     _, folder = saved("differential_v2")
-    with pytest.raises(InputError, match=r"--target has no use here: .*differential_v2 has no encoder and decoder"):
+    with pytest.raises(
+        InputError, match=r"--target is only for encoder–decoders .*differential_v2 has no encoder and decoder"
+    ):
         look(LookSettings(name=folder, text="a", target="b"), tmp_path / "out")

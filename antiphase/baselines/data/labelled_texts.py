@@ -98,8 +98,8 @@ def _columns(row: Row, text_field: str | None, label_field: str | None) -> tuple
     for what, column, flag in (("text", text, "--text-field"), ("label", label, "--label-field")):
         if column is None:
             raise InputError(
-                f"{row.place}: which column holds the {what} is not clear (columns: {', '.join(names)}); the first "
-                f"line must name the columns, and {flag} says which it is"
+                f"{row.place}: which column holds the {what} cannot be determined (columns: {', '.join(names)}); the "
+                f"first line must name the columns; give the right one with {flag}"
             )
     assert text is not None
     assert label is not None
@@ -121,13 +121,13 @@ def _text(row: Row, column: str) -> str:
         return ""
     if not isinstance(text, str):
         raise InputError(
-            f"{row.place}: the column '{column}' holds {type(text).__name__} in place of text; name the right one "
-            "with --text-field"
+            f"{row.place}: the column '{column}' holds {type(text).__name__} instead of text; name the right one with "
+            "--text-field"
         )
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{row.place}: the text holds half a surrogate pair; write whole characters") from None
+        raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return text
 
 
@@ -138,7 +138,7 @@ def _label(row: Row, column: str) -> str:
         raise InputError(f"{row.place}: there is no label; write one in the column '{column}' or remove the row")
     if isinstance(value, (float, list, dict)):
         raise InputError(
-            f"{row.place}: the column '{column}' holds {type(value).__name__} in place of a label; name the right one "
+            f"{row.place}: the column '{column}' holds {type(value).__name__} instead of a label; name the right one "
             "with --label-field"
         )
     return label
@@ -153,14 +153,14 @@ def check_labels(train: Sequence[Example], test: Sequence[Example], *, flag: str
     known = sorted({example.label for example in train}, key=_order)
     if len(known) < 2:
         raise InputError(
-            f"{flag}: every row has the label '{known[0]}'; a classifier needs two labels at least (of labels with a "
-            "colon, --labels fine reads the whole)"
+            f"{flag}: every row has the label '{known[0]}'; a classifier needs at least two labels (for COARSE:fine "
+            "labels, --labels fine uses the full label)"
         )
     for example in test:
         if example.label not in known:
             raise InputError(
-                f"{example.place}: the label '{example.label}' stands nowhere in training"
-                f"{nearest(example.label, known[:12])}"
+                f"{example.place}: the label '{example.label}' does not occur in "
+                f"training{nearest(example.label, known[:12])}"
             )
     return known
 
@@ -198,7 +198,7 @@ def held_out_tenth(examples: Sequence[Example], *key: object) -> tuple[list[Exam
     """
     chosen = set(stratified_parts([example.label for example in examples], 10, *key)[0])
     if not chosen:
-        raise InputError(f"{examples[0].place}: every label has one row only, so none can be held out; give more rows")
+        raise InputError(f"{examples[0].place}: every label has only one row, so none can be held out; add rows")
     rest = [example for row, example in enumerate(examples) if row not in chosen]
     return rest, [examples[row] for row in sorted(chosen)]
 
@@ -237,7 +237,7 @@ def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file
     column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
     if column is None or column not in names:
         raise InputError(
-            f"{rows[0].place}: which column holds the text is not clear (columns: {', '.join(names)}); name it with "
-            "--text-field"
+            f"{rows[0].place}: which column holds the text cannot be determined (columns: {', '.join(names)}); name it "
+            "with --text-field"
         )
     return [(row.place, _text(row, column)) for row in rows]

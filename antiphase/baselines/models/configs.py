@@ -134,7 +134,7 @@ class ConvolutionConfig(ClassicConfig):
         if self.max_norm is not None and not (_is_number(self.max_norm) and self.max_norm > 0):
             raise InputError(f"max_norm must be above 0, or null for none; got {self.max_norm!r}")
         if self.tie_word_embeddings:
-            raise InputError("tie_word_embeddings has no use here: a convolutional classifier predicts no tokens")
+            raise InputError("tie_word_embeddings cannot be used: a convolutional classifier predicts no tokens")
 
 
 class VanillaConfig(ClassicConfig):
@@ -227,7 +227,9 @@ class VanillaConfig(ClassicConfig):
             if not _is_number(value) or not 0 < value < float("inf"):
                 raise InputError(f"{name} must be a number above 0, got {value!r}")
         if self.intermediate_size < 1:
-            raise InputError(f"mlp_ratio {self.mlp_ratio} leaves no width of hidden_size {self.hidden_size}; raise it")
+            raise InputError(
+                f"mlp_ratio {self.mlp_ratio} gives an MLP of width 0 for hidden_size {self.hidden_size}; raise it"
+            )
         maps = self.num_attention_heads
         if self.hidden_size % maps:
             raise InputError(f"num_attention_heads ({maps}) does not divide hidden_size ({self.hidden_size})")

@@ -71,7 +71,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
         if past_key_values is not None and self.config.bidirectional:
-            raise ValueError("past_key_values has no use in a bidirectional network, which reads from the end too")
+            raise ValueError("past_key_values cannot be used in a bidirectional network, which reads from the end too")
         inputs_embeds = self.dropout(inputs_embeds)
         real = real_tokens(inputs_embeds, attention_mask)
         lengths = real.sum(1)

@@ -30,10 +30,6 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         self.decoder = VanillaModel(config, has_context=True)
         self.post_init()
 
-    def get_input_embeddings(self) -> nn.Module:
-        """The encoder's embedding, as in every pair of transformers; the decoder keeps its own."""
-        return self.encoder.get_input_embeddings()
-
     @can_return_tuple
     def forward(
         self,
@@ -112,7 +108,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         """
         if decoder_input_ids is None:
             if labels is None:
-                raise ValueError("labels or decoder_input_ids must be given: the target text, or what it begins with")
+                raise ValueError("labels or decoder_input_ids must be given: the target text or its beginning")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             if decoder_attention_mask is None:
                 decoder_attention_mask = nn.functional.pad((labels[:, :-1] != -100).long(), (1, 0), value=1)

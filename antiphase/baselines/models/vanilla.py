@@ -207,7 +207,7 @@ class VanillaModel(VanillaPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         if past_key_values is not None and not self.is_causal:
-            raise ValueError("past_key_values has no use in an encoder, whose tokens see those that come later")
+            raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
@@ -348,7 +348,7 @@ class VanillaForMaskedLM(VanillaPreTrainedModel):
 
     def __init__(self, config: VanillaConfig) -> None:
         if config.is_causal:
-            raise InputError("masked tokens are named from both sides: an encoder is needed; set is_causal to false")
+            raise InputError("masked language modelling needs an encoder; set is_causal to false")
         super().__init__(config)
         self.model = VanillaModel(config)
         self.vocab_size = config.vocab_size

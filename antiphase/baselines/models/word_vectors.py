@@ -37,7 +37,7 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
     found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim)
     if not found:
         raise InputError(
-            f"{path}: knows none of the {len(vocabulary)} words of the vocabulary; are its vectors "
+            f"{path}: contains none of the {len(vocabulary)} words of the vocabulary; check that its vectors are "
             f"{embedding.embedding_dim} wide, as the model's embeddings?"
         )
     rows = torch.tensor(sorted(found), device=embedding.weight.device)

@@ -21,7 +21,7 @@ TOKENS = 1 << 13
 def teacher_forced(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, *, unknown: int | None = None
 ) -> dict[str, float]:
-    """``loss`` in nats a token, and ``accuracy``: how often the right token, after right ones, is the likeliest.
+    """``loss`` in nats per token, and ``accuracy``: how often the right token, after right ones, is the likeliest.
 
     The end token counts. An ``unknown`` token is never right: nothing says that it means the same word. The model's
     mode stays as it was.

@@ -14,7 +14,7 @@ from antiphase.flags import flags_of
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationSettings(ContextSettings):
-    """See where attention goes at the end of the question: answer, other needles, filler, by depth of the answer.
+    """Measure where attention goes at the end of the question (answer, other needles, filler), by depth of the answer.
 
     Example: [bold]antiphase evaluate allocation runs/one --data essays --needles 8 --output runs/allocation[/]
     """

@@ -99,9 +99,9 @@ def share_by_depth(found: Allocation) -> Figure | None:
 
 
 PRESENTATION = Presentation(
-    introduction="Where the last prompt position looks, as share of Σ|A| and as signed sum; what that adds to the "
-    "layers' outputs; and what the answer's log-probability loses without it. The signed sum alone flatters maps that "
-    "subtract: read them together, and the untrained model beside them.",
+    introduction="Where the last prompt token attends (as a share of Σ|A| and as a signed sum), what this adds to the "
+    "layers' outputs, and how much the answer's log-probability loses without it. The signed sum alone flatters maps "
+    "that subtract: read them together, and the untrained model beside them.",
     tables=lambda record: [by_depth(record), tables.allocation(record), tables.knockouts(record)],
     figures={
         "allocation": ALLOCATION,

@@ -12,7 +12,7 @@ from antiphase.flags import flag
 
 @dataclass(frozen=True, kw_only=True)
 class CancellationSettings(RetrievalTextSettings):
-    """What the two maps of a head have in common, how much of it subtraction takes away, and how large heads are.
+    """Measure what the two maps of a head have in common, how much subtraction removes, and how large heads are.
 
     Example: [bold]antiphase evaluate cancellation runs/demo/differential-seed0 --output runs/cancellation[/]
     """

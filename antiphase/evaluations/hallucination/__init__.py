@@ -19,24 +19,31 @@ MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
 
 @dataclass(frozen=True, kw_only=True)
 class HallucinationSettings(ModelSettings):
-    """Whether summaries and answers are true of the text they are about, as a judge says; and how often the judge errs.
+    """Judge whether summaries and answers are supported by their text, and measure how often the judge errs.
 
     Example: [bold]antiphase evaluate hallucination MODEL --data xsum.jsonl --judge JUDGE --output runs/faithful[/]
     """
 
-    judge: str = flag("Model that judges: folder or Hub name, or its name at --judge-url.")
-    data: Sequence[str] = flag("File with documents and summaries, or contexts, questions, answers. Repeatable.")
-    samples: int = flag("Rows of each file, drawn at random.", default=100, least=1)
-    max_new_tokens: int = flag("Tokens that the model may write.", default=64, least=1)
-    judge_url: str | None = flag("OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.", default=None)
-    judge_key_file: str | None = flag("File that holds the endpoint's key.", default=None)
-    judge_key_variable: str | None = flag("Environment variable that holds it.", default=None)
-    judge_price: Sequence[float] = flag(
-        "Dollars for a million tokens read,written: 2.5,10.", default=(), separated=True, allows_duplicates=True
+    judge: str = flag("Judge model: a folder, a Hub name, or its name at --judge-url.")
+    data: Sequence[str] = flag(
+        "File with documents and summaries, or with contexts, questions and answers. Repeatable."
     )
-    judge_budget: float | None = flag("Dollars that it may cost at most.", default=None)
-    judge_answers: str | None = flag("File that keeps its answers; none: one in --output.", default=None)
-    judge_tokens: int = flag("Tokens of an answer of the judge.", default=16, least=1)
+    samples: int = flag("Number of rows drawn from each file.", default=100, least=1)
+    max_new_tokens: int = flag("Maximum number of tokens that the model generates.", default=64, least=1)
+    judge_url: str | None = flag("OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.", default=None)
+    judge_key_file: str | None = flag("File with the endpoint's key.", default=None)
+    judge_key_variable: str | None = flag("Environment variable with the endpoint's key.", default=None)
+    judge_price: Sequence[float] = flag(
+        "Price in dollars per million input and output tokens, e.g. 2.5,10.",
+        default=(),
+        separated=True,
+        allows_duplicates=True,
+    )
+    judge_budget: float | None = flag("Maximum cost in dollars.", default=None)
+    judge_answers: str | None = flag(
+        "File in which the judge's answers are kept; default: one in --output.", default=None
+    )
+    judge_tokens: int = flag("Maximum number of tokens in an answer of the judge.", default=16, least=1)
     judge_timeout: float = flag("Seconds to wait for the endpoint.", default=60.0)
 
     def check(self) -> None:
@@ -46,10 +53,10 @@ class HallucinationSettings(ModelSettings):
         if self.judge_timeout <= 0:
             raise InputError(f"--judge-timeout must be above 0, got {self.judge_timeout:g}")
         if self.judge_key_file and self.judge_key_variable:
-            raise InputError("--judge-key-file and --judge-key-variable are two keys; give one")
+            raise InputError("--judge-key-file and --judge-key-variable are both given; give one")
         paid = (self.judge_key_file, self.judge_key_variable, self.judge_price, self.judge_budget)
         if self.judge_url is None and any(paid):
-            raise InputError("--judge-key-file, -key-variable, -price and -budget have no use without --judge-url")
+            raise InputError("--judge-key-file, -key-variable, -price and -budget cannot be used without --judge-url")
         if self.judge_price and (len(self.judge_price) != 2 or min(self.judge_price) < 0):
             raise InputError("--judge-price must be two numbers, dollars for a million tokens read and written")
         if self.judge_budget is not None and not self.judge_price:

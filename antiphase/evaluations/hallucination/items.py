@@ -104,7 +104,7 @@ def _item(row: Row) -> Item:
         given = given.get("text")
     references = tuple(str(one).strip() for one in (given if isinstance(given, (list, tuple)) else [given]))
     if not isinstance(context, str) or not context.strip():
-        raise InputError(f"{row.place}: the text is empty or no text")
+        raise InputError(f"{row.place}: the text is empty or not text")
     if not references or not all(references) or None in (given, *(given if isinstance(given, list) else ())):
         raise InputError(f"{row.place}: there is no right {'answer' if kind == 'question answering' else 'summary'}")
     question = str(values.get("question") or "").strip()
@@ -166,8 +166,8 @@ def draw(
             return Prompted(chosen, prompts, left_out)
     fit = f"; {left_out} do not fit into the {room} tokens that the model reads beside its output" if left_out else ""
     raise InputError(
-        f"--samples {samples} is more than the {len(chosen)} rows of {name} that can be asked{fit}; give fewer "
-        "--samples or a model that reads more"
+        f"--samples {samples} is more than the {len(chosen)} rows of {name} that can be asked{fit}; lower --samples or "
+        "use a model with a longer context"
     )
 
 

@@ -93,9 +93,11 @@ class EndpointJudge:
         """
         scheme, host = _address(url)
         if key is not None and scheme == "http" and not _is_this_machine(host):
-            raise InputError(f"--judge-url {url}: the key would travel in clear text; give an address with https://")
+            raise InputError(f"--judge-url {url}: the key would be sent unencrypted; give an address with https://")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise InputError("the judge's key holds a line break or signs that no header may have; check its file")
+            raise InputError(
+                "the judge's key contains a line break or characters that are not allowed in a header; check its file"
+            )
         self.url, self.name, self.longest = f"{url.rstrip('/')}/chat/completions", model, longest
         self.identity = f"{self.url} {model} {longest}"
         self.timeout, self.attempts, self.pause, self.sleep = timeout, attempts, pause, sleep
@@ -153,7 +155,7 @@ class EndpointJudge:
                     "no connection" if not isinstance(cause, TimeoutError) else f"no reply within {self.timeout:g} s"
                 )
             except (ValueError, RecursionError):
-                reason = "a reply that is no chat completion"
+                reason = "a reply that is not a chat completion"
             if attempt + 1 < self.attempts:
                 self.sleep(wait)
         return Answer(None, f"{reason}, {self.attempts} times")
@@ -176,7 +178,7 @@ def _content(body: bytes) -> str:
     try:
         text = tree["choices"][0]["message"]["content"]
     except (KeyError, IndexError, TypeError):
-        raise ValueError("no chat completion") from None
+        raise ValueError("not a chat completion") from None
     if not isinstance(text, str):
         raise ValueError("a chat completion without text")
     return text
@@ -197,7 +199,7 @@ def _address(url: str) -> tuple[str, str]:
     if parts.scheme not in ("http", "https") or not host or any(letter.isspace() for letter in url):
         raise wrong
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise InputError("--judge-url holds more than an address; give the key with --judge-key-file")
+        raise InputError("--judge-url contains more than an address; give the key with --judge-key-file")
     return parts.scheme, host
 
 

@@ -151,9 +151,9 @@ def verdicts(found: Hallucination) -> Figure | None:
 
 
 PRESENTATION = Presentation(
-    introduction="A judge said of every output whether the text that it was made from bears it out. Read the verdicts "
-    "beside the judge's own error, and beside what an output covers and copies: who copies the first three sentences "
-    "says nothing wrong.",
+    introduction="A judge decided for every output whether its source text supports it. Read the verdicts beside the "
+    "judge's own error, and what an output covers and copies: a model that copies the first three sentences makes no "
+    "false statement.",
     tables=lambda record: [faithful(record), paper(record), beside(record), judge_errors(record)],
     figures={
         "hallucination": Drawing(

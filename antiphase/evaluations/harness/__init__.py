@@ -18,7 +18,7 @@ PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", 
 
 @dataclass(frozen=True, kw_only=True)
 class HarnessSettings(DrawnSettings):
-    """Downstream tasks through EleutherAI's lm-eval, zero- and five-shot; needs pip install 'antiphase\\[harness]'.
+    """Run downstream tasks with EleutherAI's lm-eval; needs pip install 'antiphase\\[harness]'.
 
     Example: [bold]antiphase evaluate harness MODEL OTHER --tasks piqa,arc_easy --limit 200 --output runs/tasks[/]
     """
@@ -30,16 +30,20 @@ class HarnessSettings(DrawnSettings):
     num_fewshot: Sequence[int] = flag(
         "Numbers of examples before each prompt.", default=(0, 5), separated=True, alias="--num_fewshot"
     )
-    limit: float | None = flag("Rows of each task, or below 1 a share.", default=None)
-    batch_size: str = flag("Requests at once, or auto.", default="8", alias="--batch_size")
-    include_path: str | None = flag("Folder with tasks of your own.", default=None, alias="--include_path")
-    trust_task_code: bool = flag("Run the Python that tasks bring: functions, metrics, open templates.", default=False)
+    limit: float | None = flag("Number of rows of each task, or a share below 1.", default=None)
+    batch_size: str = flag("Batch size, or auto.", default="8", alias="--batch_size")
+    include_path: str | None = flag("Folder with your own tasks.", default=None, alias="--include_path")
+    trust_task_code: bool = flag(
+        "Run Python code that comes with tasks: functions, metrics, unsandboxed templates.", default=False
+    )
     seed: int = seed_flag(1234)
 
     def check(self) -> None:
         for name, listed in (("MODEL", self.names), ("--tasks", self.tasks), ("--num-fewshot", self.num_fewshot)):
             if not listed or len(set(listed)) < len(listed):
-                raise InputError(f"{name} must name one or more, none of them twice, got {', '.join(map(str, listed))}")
+                raise InputError(
+                    f"{name} must name at least one, without repetition, got {', '.join(map(str, listed))}"
+                )
         super().check()
         if min(self.num_fewshot) < 0:
             raise InputError(f"--num-fewshot must be at least 0, got {min(self.num_fewshot)}")

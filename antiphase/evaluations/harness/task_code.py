@@ -49,7 +49,7 @@ def task_code(*, trusted: bool) -> Iterator[None]:
         try:
             yield
         except SecurityError as error:
-            raise InputError(f"a template reaches for Python ({error}); read it, then add {FLAG}") from None
+            raise InputError(f"a template executes Python ({error}); read it, then add {FLAG}") from None
 
 
 def _own_functions(load: Callable[[str, Path], Any]) -> Callable[[str, Path], Any]:
@@ -66,7 +66,7 @@ def _known_metrics(load: Callable[..., Any]) -> Callable[..., Any]:
         if not from_evaluate and name in metric_registry:
             return load(name)
         raise InputError(
-            f"the metric {name} is none of lm-eval's own but a script of the evaluate library; read it, then add {FLAG}"
+            f"the metric {name} is not lm-eval's own but a script of the evaluate library; read it, then add {FLAG}"
         )
 
     return refuse

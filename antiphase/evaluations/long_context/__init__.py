@@ -10,7 +10,7 @@ from antiphase.evaluations.settings import TextSettings
 
 @dataclass(frozen=True, kw_only=True)
 class LongContextSettings(TextSettings):
-    """Loss by length of context, and what a window's own beginning is worth at its end.
+    """Loss by context length, and how much a window's own beginning lowers the loss at its end.
 
     Example: [bold]antiphase evaluate long-context MODEL --data book.txt --length 4096 --output runs/long[/]
     """

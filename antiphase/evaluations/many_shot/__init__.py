@@ -13,7 +13,7 @@ from antiphase.flags import flag
 
 @dataclass(frozen=True, kw_only=True)
 class ManyShotSettings(ModelSettings):
-    """Learning in context: accuracy over numbers of labelled examples and over their orders.
+    """In-context learning: accuracy by number of labelled examples, and over orders of the examples.
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
     """
@@ -22,8 +22,8 @@ class ManyShotSettings(ModelSettings):
     shots: Sequence[int] = flag(
         "Numbers of examples.", default=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), separated=True
     )
-    orders: int = flag("Orders of the examples.", default=10)
-    samples: int = flag("Rows that are asked.", default=200, least=1)
+    orders: int = flag("Number of random orders of the examples.", default=10)
+    samples: int = flag("Number of rows asked.", default=200, least=1)
 
     def check(self) -> None:
         if not self.tasks:

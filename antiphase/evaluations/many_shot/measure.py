@@ -54,7 +54,9 @@ def prepare(
         task = load_labelled_task(path, loaded.tokenizer, seed=settings.seed, longest=longest)
         name = task.settings.name
         if task.settings.kind != "classification":
-            raise InputError(f"--task {path}: many-shot learning needs a classification, not {task.settings.kind}")
+            raise InputError(
+                f"--task {path}: many-shot learning needs a task of kind classification, not {task.settings.kind}"
+            )
         if name in found:
             raise InputError(
                 f"--task {path}: {found[name].path} has the name '{name}' too; give one of them another, for example "
@@ -132,7 +134,7 @@ def many_shot(
     largest = task.examples(max(shots))
     asked = task.asked(samples, largest)
     if len(asked) < samples:
-        raise InputError(f"--samples {samples} is more than the {len(asked)} rows that are left to be asked")
+        raise InputError(f"--samples {samples} is more than the {len(asked)} rows left to ask")
     fitting = _fitting(task, asked, largest, shots)
     done, whole = 0, len(fitting) + 2 * orders
     rows = []

@@ -11,7 +11,7 @@ from antiphase.evaluations.settings import ContextSettings
 
 @dataclass(frozen=True, kw_only=True)
 class NeedlesSettings(ContextSettings):
-    """Hide numbers of cities in essays or books, ask for some, and score the first whole numbers of the output.
+    """Hide numbers of cities in essays or books, ask for some of them, and score the first numbers of the output.
 
     Example: [bold]antiphase evaluate needles runs/one --data essays --needles 8 --length 512,1024 --output runs/n[/]
     """

@@ -12,7 +12,7 @@ from antiphase.evaluations.settings import TextSettings
 
 @dataclass(frozen=True, kw_only=True)
 class OutlierSettings(TextSettings):
-    """The largest attention logits and hidden states of every layer, beside their medians and kurtosis.
+    """The largest attention logits and hidden states of every layer, with medians and kurtosis.
 
     Example: [bold]antiphase evaluate outliers MODEL --data book.txt --output runs/outliers[/]
     """

@@ -13,17 +13,17 @@ from antiphase.flags import argument, flag
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(DeviceSettings):
-    """Look at what attention does in a model: sinks by layer, head, position and token.
+    """Measure attention sinks of a model by layer, head, position and token.
 
     Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
     """
 
     name: str = argument("MODEL", "Local folder or Hub name of a model.")
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data")
-    text_field: str | None = flag("Column that holds the text.", default=None)
+    text_field: str | None = flag("Column with the text.", default=None)
     length: int = flag("Tokens in a sequence.", default=512, least=2)
-    samples: int = flag("Sequences.", default=32, least=1)
-    alpha: float = flag("A sink receives more than alpha / N.", default=5.0)
+    samples: int = flag("Number of sequences.", default=32, least=1)
+    alpha: float = flag("A key is a sink if it receives more than alpha / N of the attention.", default=5.0)
 
     def check(self) -> None:
         super().check()

@@ -17,15 +17,17 @@ WEIGHT_BITS = (8, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizationSettings(RetrievalTextSettings):
-    """Loss and retrieval with attention logits, or weights, in few bits.
+    """Loss and retrieval with quantized attention logits or weights.
 
     Example: [bold]antiphase evaluate quantization MODEL --data book.txt --bits 8,4 --output runs/bits[/]
     """
 
-    bits: Sequence[int] = flag("Of attention logits.", default=(16, 8, 6, 4), least=2, separated=True)
-    granularity: str = flag("What shares a step: tensor, head or row.", default="head", choices=GRANULARITIES)
+    bits: Sequence[int] = flag("Bits of the attention logits.", default=(16, 8, 6, 4), least=2, separated=True)
+    granularity: str = flag(
+        "Granularity of the quantization step: tensor, head or row.", default="head", choices=GRANULARITIES
+    )
     weights: Sequence[int] = flag(
-        "Also bits of weights, 8,4; needs antiphase\\[quantization].", default=(), separated=True
+        "Also quantize weights to these bits (8,4); needs antiphase\\[quantization].", default=(), separated=True
     )
 
     def check(self) -> None:

@@ -184,7 +184,7 @@ def run(
         )
     )  # fmt: skip
     if status == 1:
-        raise MemoryError("the native attention kernels found no memory for their scratch space")
+        raise MemoryError("the native attention kernels could not allocate their scratch space")
     if status:
         raise RuntimeError(f"{LIBRARY} refused the problem (status {status})")
 
@@ -209,7 +209,7 @@ def run_norm(
     if weight.shape != (width,) or (grad is not None and grad.shape != tensor.shape):
         raise ValueError(f"a norm of {tuple(tensor.shape)} needs a weight of ({width},), got {tuple(weight.shape)}")
     if weight.dtype != tensor.dtype or (grad is not None and grad.dtype != tensor.dtype):
-        raise ValueError(f"a norm of {tensor.dtype} needs all its tensors so, got a weight of {weight.dtype}")
+        raise ValueError(f"a norm of {tensor.dtype} needs a weight of the same dtype, got {weight.dtype}")
     parallel, _ = threads_of_torch()
     status = found.antiphase_norm(
         NORM_PROBLEM.pack(
@@ -219,7 +219,7 @@ def run_norm(
         )
     )  # fmt: skip
     if status:
-        raise MemoryError("the native norm found no memory for its scratch space")
+        raise MemoryError("the native norm could not allocate its scratch space")
 
 
 def check_vectors(vectors: Sequence[Tensor], width: int) -> None:

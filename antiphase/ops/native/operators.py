@@ -203,7 +203,7 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.groups, ctx.is_causal, ctx.sliding_window, ctx.scale, save = inputs
     if not save:
-        raise RuntimeError("native_attention needs save=True where derivatives are asked for")
+        raise RuntimeError("native_attention needs save=True if derivatives are required")
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(*tensors, output[1])
 

@@ -183,8 +183,8 @@ def _along(length: int, block: int) -> int:
     count: int = triton.cdiv(length, block)
     if count > MOST_BLOCKS:
         raise ValueError(
-            f"the Triton kernels take at most {MOST_BLOCKS * block:,} tokens of such a dtype and width, got "
-            f"{length:,}; {REMEDY}"
+            f"the Triton kernels take at most {MOST_BLOCKS * block:,} tokens in this dtype and width, got {length:,}; "
+            f"{REMEDY}"
         )
     return count
 

@@ -13,7 +13,7 @@ LONGEST = 512
 
 @dataclass(frozen=True, kw_only=True)
 class LookSettings(Settings):
-    """Look at one text through every layer and head: a record, and an interactive page that opens offline.
+    """Show the attention of every layer and head on one text, as a record and an interactive page that opens offline.
 
     Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
     """
@@ -22,10 +22,10 @@ class LookSettings(Settings):
     parts = "texts"
 
     name: str = argument("MODEL", "Local folder or Hub name of a model.")
-    text: str = flag("What to look at.")
-    target: str | None = flag("What the decoder of an encoder–decoder writes.", default=None)
-    length: int = flag("Most tokens; the page grows with their square.", default=256)
-    device: str = flag("auto, cpu, cuda or cuda:0.", default="auto")
+    text: str = flag("Text to look at.")
+    target: str | None = flag("For encoder–decoders: the text that the decoder writes.", default=None)
+    length: int = flag("Maximum number of tokens; the page grows with its square.", default=256)
+    device: str = flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
     def check(self) -> None:
         super().check()
@@ -36,8 +36,8 @@ class LookSettings(Settings):
                 raise InputError(f"{name} is not valid Unicode; write it in UTF-8")
         if not 1 <= self.length <= LONGEST:
             raise InputError(
-                f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; "
-                "`antiphase probe` sums up longer texts"
+                f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; for longer "
+                "texts use `antiphase probe`"
             )
 
 

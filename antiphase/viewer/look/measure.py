@@ -58,7 +58,7 @@ def look(
                 f"--target is missing: {request.name} has an encoder and a decoder; give the text that it writes"
             )
         if not is_pair and request.target is not None:
-            raise InputError(f"--target has no use here: {request.name} has no encoder and decoder; leave it out")
+            raise InputError(f"--target is only for encoder–decoders, and {request.name} is none; remove it")
         ids = _encoded(loaded, request, "--text", getattr(config, "source_vocab_size", None))
         read, sequences = None, {TEXT: _sequence(loaded, request.text, ids)}
         if request.target is not None:
@@ -122,7 +122,7 @@ def _pair(
     start = getattr(config, "decoder_start_token_id", None)
     start = getattr(config, "bos_token_id", None) if start is None else start
     if start is None:
-        raise InputError(f"MODEL {request.name}: its configuration names no decoder_start_token_id to begin with")
+        raise InputError(f"MODEL {request.name}: its configuration has no decoder_start_token_id")
     read = torch.cat([torch.tensor([[start]]), target[:, :-1]], 1)
     written = _sequence(loaded, request.target, target)
     piece = loaded.tokenizer.convert_ids_to_tokens(start)

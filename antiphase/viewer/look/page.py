@@ -44,7 +44,7 @@ def write_look(records: Sequence[Record], output: Path) -> Path:
     """
     output = Path(output)
     if not records or not all(is_look(record) for record in records):
-        raise InputError("an interactive page needs records of antiphase look, and only such")
+        raise InputError("an interactive page needs records of antiphase look only")
     if output.is_dir() or output.suffix not in (".html", ".htm"):
         raise InputError(f"--output {output} must be a file that ends in .html")
     text = look_page(records)

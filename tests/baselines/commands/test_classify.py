@@ -200,7 +200,7 @@ def test_nothing_is_overwritten_and_no_other_work_resumed(antiphase, refused, tm
         ("pos a b\n\nneg b\n", r"given\.txt, line 2: the line is empty"),
         ("pos a b\n a b\nneg b\n", r"given\.txt, line 2: the line begins without a label"),
         ("pos a b\npos b\n", "every row has the label 'pos'"),
-        ("pos a\nneg b\n", "every label has one row only"),
+        ("pos a\nneg b\n", "every label has only one row"),
     ],
 )
 def test_bad_files_are_refused(refused, tmp_path, antiphase, content, pattern):
@@ -210,18 +210,21 @@ def test_bad_files_are_refused(refused, tmp_path, antiphase, content, pattern):
 
 def test_other_refusals(refused, tmp_path, antiphase):
     (tmp_path / "t.txt").write_text("pos a\nneg b\nmaybe c\n")
-    refused(r"t\.txt, line 3: the label 'maybe' stands nowhere", "classify --train train.txt --test t.txt --output r")
+    refused(
+        r"t\.txt, line 3: the label 'maybe' does not occur in training",
+        "classify --train train.txt --test t.txt --output r",
+    )
     (tmp_path / "few.txt").write_text("pos a\npos b\nneg c\nneg d\nnever e\n")
-    refused(r"few\.txt, line 5: the label 'never' has this row only", "classify --train few.txt --folds 2 --output r")
+    refused(r"few\.txt, line 5: the label 'never' has only this row", "classify --train few.txt --folds 2 --output r")
     (tmp_path / "few.txt").write_text("pos a\npos b\nneg c\nneg d\n")
     refused("--folds 9 is more than the 4 rows", "classify --train few.txt --folds 9 --output r")
     refused("exclude each other", "classify --train train.txt --test t.txt --folds 3 --output r")
     refused("did you mean 'bilstm'", "classify --train train.txt --model bilstmm --output r")
-    refused("--seeds must not name a value twice", "classify --train train.txt --seeds 0,0 --output r")
+    refused("--seeds must not repeat a value", "classify --train train.txt --seeds 0,0 --output r")
     refused("--labels must be one of", "classify --train train.txt --labels both --output r")
     refused("--vocabulary must be at least 258", "classify --train train.txt --tokenizer bpe --vocabulary 9 --output r")
     refused("--min-count", "classify --train train.txt --tokenizer bpe --min-count 2 --output r")
-    refused("none of the chosen models", "classify --train train.txt --set lstm.dropout=0 --output r")
+    refused("not one of the chosen models", "classify --train train.txt --set lstm.dropout=0 --output r")
     refused("vocab_size: .* the data says it", "classify --train train.txt --set vocab_size=9 --output r")
     refused("--set epochs must be a whole number", "classify --train train.txt --set epochs=0 --output r")
     refused("--word-vectors|no.txt", "classify --train train.txt --word-vectors no.txt --output r")

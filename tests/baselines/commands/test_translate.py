@@ -192,7 +192,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(refused, tmp_path):
         f"{given} --set epochs=0": "--set epochs must be a whole number of at least 1",
         f"{given} --set num_attention_heads=3": r"--set num_attention_heads",
         f"{given} --set eos_token_id=3": "the data says it",
-        f"{given} --seeds 1,1": "--seeds must not name a value twice",
+        f"{given} --seeds 1,1": "--seeds must not repeat a value",
         f"{given} --seeds 18446744073709551616": "--seeds must lie between 0 and",
         f"{given} --samples 5": "--samples is for generated pairs",
         f"{given} --frobnicate": "no such option",

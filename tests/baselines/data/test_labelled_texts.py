@@ -92,7 +92,7 @@ def test_an_empty_text_is_kept_with_one_warning(tmp_path, caplog):
         ("t.txt", "x a\n\ny b\n", r"t\.txt, line 2: the line is empty"),
         ("t.txt", "x a\n b\n", r"t\.txt, line 2: the line begins without a label"),
         ("t.csv", "text,label\na,x\nb,\n", r"t\.csv, line 3: there is no label"),
-        ("t.csv", "one,two\na,x\n", r"which column holds the text is not clear \(columns: one, two\)"),
+        ("t.csv", "one,two\na,x\n", r"which column holds the text cannot be determined \(columns: one, two\)"),
         ("t.csv", "text,a,b\nx,y,z\n", r"which column holds the label .* --label-field"),
         ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": 5, "label": "y"}\n', r"line 2: the column 'text' holds int"),
         ("t.jsonl", '{"text": "a", "label": 0.5}\n', r"line 1: the column 'label' holds float"),
@@ -120,7 +120,7 @@ def examples(*labels):
 def test_one_label_only_and_unseen_labels_are_refused():
     with pytest.raises(InputError, match="every row has the label 'a'"):
         check_labels(examples("a", "a"), [])
-    with pytest.raises(InputError, match="f, line 2: the label 'c' stands nowhere in training"):
+    with pytest.raises(InputError, match="f, line 2: the label 'c' does not occur in training"):
         check_labels(examples("a", "b"), examples("a", "c"))
 
 
@@ -145,7 +145,7 @@ def test_a_tenth_is_held_out_and_leaves_every_label_to_training():
         assert len(tenth) in (4, 5)
         assert {e.label for e in rest} == {"a", "b", "c"}
         assert sorted([*rest, *tenth], key=whole.index) == whole
-    with pytest.raises(InputError, match="every label has one row only"):
+    with pytest.raises(InputError, match="every label has only one row"):
         held_out_tenth(examples("a", "b"), 0)
 
 
@@ -163,7 +163,7 @@ def test_texts_to_classify(tmp_path):
     assert [text for _, text in read_texts(table, text_field="id")] == ["1", "2"]
     with pytest.raises(InputError, match=r"line 2: the line is empty"):
         read_texts(write(tmp_path, "e.txt", "one\n\n"))
-    with pytest.raises(InputError, match="not clear"):
+    with pytest.raises(InputError, match="cannot be determined"):
         read_texts(write(tmp_path, "u.csv", "a,b\n1,2\n"))
 
 

@@ -38,10 +38,10 @@ def test_lines_and_named_columns_give_the_same_pairs(tmp_path):
         ("a.tsv", "a\tb\n\nc\td\n", r"a\.tsv, line 2: the line is empty; remove it"),
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a", "tagret": "b"}\n',
          r"a\.jsonl, line 2: there is no column 'target' of --target-field; did you mean 'tagret'"),
-        ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: the column 'target' holds int in place of text"),
-        ("a.jsonl", '{"source": null, "target": "b"}\n', r"the column 'source' holds nothing in place of text"),
+        ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: the column 'target' holds int instead of text"),
+        ("a.jsonl", '{"source": null, "target": "b"}\n', r"the column 'source' holds nothing instead of text"),
         ("a.jsonl", '{"source": "a", "target": ""}\n', r"a\.jsonl, line 1: the target is empty"),
-        ("a.jsonl", '{"source": "a", "target": "\\ud800"}\n', "half a surrogate pair"),
+        ("a.jsonl", '{"source": "a", "target": "\\ud800"}\n', "an unpaired surrogate"),
     ],
 )  # fmt: skip
 def test_what_is_no_pair_is_refused_by_its_line(tmp_path, name, content, message):

@@ -358,11 +358,11 @@ def test_a_causal_request_on_a_bidirectional_model_is_an_error():
         language_model("bilstm")
     with pytest.raises(InputError, match=r"an encoder .* cannot predict the next token; set is_causal to true"):
         language_model("encoder")
-    with pytest.raises(InputError, match="an encoder is needed; set is_causal to false"):
+    with pytest.raises(InputError, match="needs an encoder; set is_causal to false"):
         hf.AutoModelForMaskedLM.from_config(TEXT_MODELS["decoder"]())
     ids = torch.randint(3, 31, (1, 4))
     cache = language_model("decoder")(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="past_key_values has no use in an encoder"):
+    with pytest.raises(ValueError, match="past_key_values cannot be used in an encoder"):
         classifier("encoder")(ids, past_key_values=cache)
 
 
@@ -395,7 +395,7 @@ def test_models_without_attention_say_so_when_they_are_probed(name):
         (vanilla, {"attention_type": "differential", "num_attention_heads": 3}, "num_attention_heads must be even"),
         (vanilla, {"positions": "rotary", "num_attention_heads": 8}, "must be even for positions=rotary, got 3"),
         (vanilla, {"mlp_ratio": 0.0}, "mlp_ratio must be a number above 0"),
-        (vanilla, {"mlp_ratio": 0.01}, "leaves no width"),
+        (vanilla, {"mlp_ratio": 0.01}, "gives an MLP of width 0"),
         (vanilla, {"embeddings": "one_hot"}, r"hidden_size \(24\) must be at least vocab_size \(31\)"),
         (pair, {"is_causal": False}, "is_causal must be true"),
         (pair, {"bos_token_id": None}, "bos_token_id must be set"),

@@ -167,7 +167,7 @@ def test_generation_with_a_state_reads_each_token_once_and_says_the_same(cell, o
 def test_a_state_is_refused_where_the_text_is_read_from_the_end():
     model = network(bidirectional=True)
     assert model(torch.ones(1, 3, dtype=torch.int64), use_cache=True).past_key_values is None
-    with pytest.raises(ValueError, match="past_key_values has no use in a bidirectional network"):
+    with pytest.raises(ValueError, match="past_key_values cannot be used in a bidirectional network"):
         model(torch.ones(1, 3, dtype=torch.int64), past_key_values=(torch.zeros(4, 1, 7),) * 2)
 
 

@@ -61,9 +61,9 @@ def test_vectors_go_into_every_kind_of_model(tmp_path):
         ("the 1 2 3\ncat 1 two 3\n", r"vectors.txt, line 2: not a word and 3 numbers"),
         ("the 1 2 nan\n", r"vectors.txt, line 1: a number that is not finite"),
         ("the 1 2 3\n\n", r"vectors.txt, line 2: 0 numbers"),
-        ("dog 1 2 3\n", r"vectors.txt: knows none of the 7 words"),
-        ("the 1 2 3 4\n", r"vectors.txt: knows none .* are its vectors 3 wide"),
-        ("", r"vectors.txt: knows none of the 7 words"),
+        ("dog 1 2 3\n", r"vectors.txt: contains none of the 7 words"),
+        ("the 1 2 3 4\n", r"vectors.txt: contains none .* check that its vectors are 3 wide"),
+        ("", r"vectors.txt: contains none of the 7 words"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_by_line_and_changes_nothing(tmp_path, text, message):

@@ -385,7 +385,7 @@ def test_devices_that_the_kernels_do_not_cover(monkeypatch):
 def test_sequences_longer_than_a_grid(monkeypatch):
     monkeypatch.setattr(launch, "MOST_BLOCKS", 2)
     query, key, value = inputs(1, 1, 1, 65, 65, 16, 16, 2)  # blocks of 32
-    with pytest.raises(ValueError, match='at most 64 tokens of such a dtype and width, got 65; use impl="blockwise"'):
+    with pytest.raises(ValueError, match='at most 64 tokens in this dtype and width, got 65; use impl="blockwise"'):
         differential_attention(query, key, value, 0.5, impl="triton")
 
 
@@ -400,7 +400,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="values up to 256, got 8 and 257"):
         differential_attention(query, key, value, 0.5, impl="triton")
     query, key, value = inputs(1, 1, 1, 4, 4, 8, 8, 2)
-    with pytest.raises(ValueError, match="triton implementation never holds the map"):
+    with pytest.raises(ValueError, match="triton implementation never forms the complete map"):
         differential_attention(query, key, value, 0.5, impl="triton", return_weights=True)
     out = differential_attention(query, key, value, 0.5, impl="triton")
     (slope,) = torch.autograd.grad(out.sum(), query, create_graph=True)

@@ -14,7 +14,7 @@ KINDS_OF_LABELS = ("coarse", "fine")
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifySettings(Settings):
-    """Train and test text classifiers: the models that led to differential attention, side by side.
+    """Train and test text classifiers side by side, from recurrent networks to differential attention.
 
     Example: [bold]antiphase classify --model cnn,bilstm --train train.txt --test test.txt --output runs/trec[/]
     """
@@ -22,20 +22,25 @@ class ClassifySettings(Settings):
     parts = "runs"
 
     train: Sequence[str] = flag("File, folder or Hub dataset of labelled text.")
-    test: Sequence[str] = flag("The official test part; none: a tenth is held out.", default=())
+    test: Sequence[str] = flag("Test set; default: a tenth of --train is held out.", default=())
     models: Sequence[str] = flag(
         "cnn, rnn, birnn, lstm, bilstm, transformer, differential, differential_v2; several by commas.",
         name="--model", default=("cnn",), separated=True, repeated=True,
     )  # fmt: skip
     seeds: Sequence[int] = seeds_flag(0)
-    folds: int | None = flag("Cross-validation, e.g. 10.", default=None, least=2)
-    labels: str = flag("Of COARSE:fine labels: coarse or fine.", default="coarse", choices=KINDS_OF_LABELS)
-    text_field: str | None = flag("Column that holds the text.", default=None)
-    label_field: str | None = flag("Column that holds the label.", default=None)
-    tokenizer: str = flag("words, characters, bpe, unigram, or a folder or Hub name.", default="words")
-    vocabulary: int = flag("Entries of a trained tokenizer, at most.", default=30_000)
+    folds: int | None = flag("Number of cross-validation folds, e.g. 10.", default=None, least=2)
+    labels: str = flag(
+        "Which part of COARSE:fine labels to use: coarse or fine.", default="coarse", choices=KINDS_OF_LABELS
+    )
+    text_field: str | None = flag("Column with the text.", default=None)
+    label_field: str | None = flag("Column with the label.", default=None)
+    tokenizer: str = flag("Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default="words")
+    vocabulary: int = flag("Maximum vocabulary size of a trained tokenizer.", default=30_000)
     least_count: int | None = flag(
-        "How often a word must occur to be known; none: 2, with vectors 1.", name="--min-count", default=None, least=1
+        "Minimum count of a word in the vocabulary; default: 2, or 1 with --word-vectors.",
+        name="--min-count",
+        default=None,
+        least=1,
     )
     word_vectors: str | None = flag("Text file of pretrained word vectors.", default=None)
     settings: Sequence[str] = settings_flag("cnn.dropout=0.4")
@@ -44,7 +49,7 @@ class ClassifySettings(Settings):
     def check(self) -> None:
         super().check()
         if self.least_count is not None and self.tokenizer != "words":
-            raise InputError("--min-count counts words; leave it out, or give --tokenizer words")
+            raise InputError("--min-count counts words; remove it, or give --tokenizer words")
         if self.folds is not None and self.test:
             raise InputError("--folds and --test exclude each other: folds are parts of --train")
 

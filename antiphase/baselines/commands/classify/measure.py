@@ -131,11 +131,11 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
     for row, example in enumerate(examples):
         if row not in dealt:
             raise InputError(
-                f"{example.place}: the label '{example.label}' has this row only, so the fold that tests it could not "
-                "train it; remove it, or give more rows"
+                f"{example.place}: the label '{example.label}' has only this row, so it could be tested but not "
+                "trained; remove it, or give more rows"
             )
     if not all(parts):
-        raise InputError(f"--folds {count} is more than the {len(examples)} rows can be dealt out into")
+        raise InputError(f"--folds {count} is more than the {len(examples)} rows can be split into")
     for fold, part in enumerate(parts):
         chosen = set(part)
         rest = [example for row, example in enumerate(examples) if row not in chosen]

@@ -13,7 +13,7 @@ def _accuracies(record: Record) -> str:
 
 PRESENTATION = Presentation(
     introduction="Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
-    "intervals overlap, luck may have chosen the order.",
+    "intervals overlap, the order may be chance.",
     tables=lambda record: [tables.data(record), tables.models(record), *tables.confusions(record)],
     figures={
         "classifier-epochs": Drawing(

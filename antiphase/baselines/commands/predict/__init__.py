@@ -12,26 +12,26 @@ from antiphase.flags import Settings, argument, flag
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(Settings):
-    """Classify new texts: the label and the probability of each.
+    """Classify new texts and show the label and its probability for each.
 
     Example: [bold]antiphase predict runs/trec --text "Who was Galileo ?"[/]
     """
 
     folder = "optional"
 
-    name: str = argument("RUN", "Folder of antiphase classify, or any text classifier.")
+    name: str = argument("RUN", "Output folder of antiphase classify, or any text classifier.")
     texts: Sequence[str] = flag("Text to classify. Repeatable.", name="--text", default=())
     files: Sequence[str] = flag(
-        "One text a line, or a table with a text column. Repeatable.", name="--file", default=()
+        "File with one text per line, or a table with a text column. Repeatable.", name="--file", default=()
     )
-    text_field: str | None = flag("Column that holds the text.", default=None)
-    as_json: bool = flag("One JSON object a text in place of the table.", name="--json", default=False)
+    text_field: str | None = flag("Column with the text.", default=None)
+    as_json: bool = flag("Print one JSON object per text instead of a table.", name="--json", default=False)
     device: str = device_flag()
 
     def check(self) -> None:
         super().check()
         if not self.texts and not self.files:
-            raise InputError("--text or --file is missing: what is to be classified?")
+            raise InputError("--text or --file is missing: give texts to classify")
 
 
 SETTINGS = PredictSettings

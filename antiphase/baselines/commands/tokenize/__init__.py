@@ -11,25 +11,27 @@ from antiphase.flags import Settings, argument, flag
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeSettings(Settings):
-    """Show the words, pieces and ids of a text, and pieces per word, for several tokenizers.
+    """Show the words, tokens and ids of a text, and the tokens per word, for several tokenizers.
 
     Example: [bold]antiphase tokenize "The harbour lay quiet." --data book.txt[/]
     """
 
     folder = "optional"
 
-    text: str = argument("TEXT", "What to cut.")
-    data: Sequence[str] = flag("Text that tokenizers learn from; none: TEXT itself. Repeatable.", default=())
-    text_field: str | None = flag("Column that holds the text.", default=None)
+    text: str = argument("TEXT", "Text to tokenize.")
+    data: Sequence[str] = flag("Text on which tokenizers are trained; default: TEXT itself. Repeatable.", default=())
+    text_field: str | None = flag("Column with the text.", default=None)
     tokenizers: Sequence[str] = flag(
-        "words, characters, bpe, unigram, a folder or Hub name; none: the four.", name="--tokenizer", default=()
+        "words, characters, bpe, unigram, a folder or Hub name; default: the first four.",
+        name="--tokenizer",
+        default=(),
     )
-    vocabulary: int | None = flag("Entries of a trained tokenizer, at most.", default=None, least=3)
+    vocabulary: int | None = flag("Maximum vocabulary size of a trained tokenizer.", default=None, least=3)
 
     def check(self) -> None:
         super().check()
         if not self.text.strip():
-            raise InputError("TEXT is empty; give a sentence to cut")
+            raise InputError("TEXT is empty; give a sentence to tokenize")
         if any("\ud800" <= letter <= "\udfff" for letter in self.text):  # bytes of a shell that are not UTF-8
             raise InputError("TEXT is not valid Unicode; write it in UTF-8")
         if len(set(self.tokenizers)) < len(self.tokenizers):

@@ -14,7 +14,7 @@ SAMPLES, TEST_SAMPLES, MOST_SAMPLES = 8000, 400, 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TranslateSettings(Settings):
-    """Train and test encoders and decoders on parallel text, softmax and differential side by side.
+    """Train and test encoder–decoders on parallel text, softmax and differential side by side.
 
     Example: [bold]antiphase translate --output runs/translate[/]
     """
@@ -22,9 +22,10 @@ class TranslateSettings(Settings):
     parts = "runs"
 
     train: Sequence[str] = flag(
-        "Pairs: source<TAB>target lines or named columns; none: generated. Repeatable.", default=()
+        "Training pairs: lines of source<TAB>target, or named columns; default: generated pairs. Repeatable.",
+        default=(),
     )
-    test: Sequence[str] = flag("Pairs to test on; none: a tenth is held out. Repeatable.", default=())
+    test: Sequence[str] = flag("Test pairs; default: a tenth of --train is held out. Repeatable.", default=())
     models: Sequence[str] = flag(", ".join(TRANSLATORS) + ".", default=("transformer", "differential"), separated=True)
     seeds: Sequence[int] = seeds_flag(0)
     samples: int | None = flag(
@@ -33,12 +34,12 @@ class TranslateSettings(Settings):
     test_samples: int | None = flag(
         "Generated held-out pairs.", default=None, least=1, most=MOST_SAMPLES, shown=str(TEST_SAMPLES)
     )
-    source_field: str = flag("Column that holds the source.", default="source")
-    target_field: str = flag("Column that holds the target.", default="target")
+    source_field: str = flag("Column with the source.", default="source")
+    target_field: str = flag("Column with the target.", default="target")
     tokenizer: str | None = flag(
-        "words, characters, bpe, unigram, or a folder or Hub name.", default=None, shown="words"
+        "Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default=None, shown="words"
     )
-    vocabulary: int = flag("Entries of a trained tokenizer, at most.", default=30_000)
+    vocabulary: int = flag("Maximum vocabulary size of a trained tokenizer.", default=30_000)
     settings: Sequence[str] = settings_flag("epochs=12")
     device: str = device_flag()
 
@@ -47,11 +48,13 @@ class TranslateSettings(Settings):
         check_seeds(self.seeds)
         for name, value in (("--samples", self.samples), ("--test-samples", self.test_samples)):
             if value is not None and self.train:
-                raise InputError(f"{name} is for generated pairs; leave it out beside --train")
+                raise InputError(f"{name} is for generated pairs; remove it, or omit --train")
         if self.test and not self.train:
-            raise InputError("--test needs --train: what is generated is tested on generated pairs")
+            raise InputError("--test needs --train: models trained on generated pairs are tested on generated pairs")
         if self.tokenizer is not None and not self.train:
-            raise InputError("--tokenizer needs --train: generated text is cut into words, whose alignment is known")
+            raise InputError(
+                "--tokenizer needs --train: generated text is split into words, because their alignment is known"
+            )
 
 
 SETTINGS = TranslateSettings

@@ -22,7 +22,7 @@ def _models(record: Record) -> list[str]:
 def epochs(record: Record) -> Figure | None:
     """Held-out token accuracy and losses after each epoch, a line for each run."""
     titles = ("Held-out tokens that are right", "Loss: held-out, and training (fainter)")
-    return epoch_curves(record.values["runs"], _models(record), titles=titles, unit="nats a token")
+    return epoch_curves(record.values["runs"], _models(record), titles=titles, unit="nats per token")
 
 
 @matplotlib.rc_context(STYLE)

@@ -33,8 +33,8 @@ def models(record: Record) -> Table | None:
     ]  # fmt: skip
     shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     note = (
-        "On held-out pairs. Loss in nats a token and share of tokens right, after right ones; of systems that need "
-        f"no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
+        "On held-out pairs. Loss in nats per token and share of tokens right, after right ones; of systems that need "
+        "no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
         f"({found[0]['interval_is']})."
     )
     if 4 in shown:

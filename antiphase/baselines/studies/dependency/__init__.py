@@ -18,7 +18,7 @@ DEVELOPMENT = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DependencySettings(Settings):
-    """Accuracy against dependency length: a verb must agree with its subject across a clause.
+    """Accuracy by dependency length: predict the number of a verb whose subject is some clauses away.
 
     Example: [bold]antiphase study dependency --models rnn,lstm,transformer,differential --output runs/dependency[/]
     """
@@ -41,10 +41,10 @@ class DependencySettings(Settings):
     tested: Sequence[int] = flag(
         "Trained distances that are tested too.", default=(4, 8, 16, 24), separated=True, ranges=True
     )
-    depth: int = flag("Subjects of a sentence, clauses in clauses.", default=2, least=2, most=8)
+    depth: int = flag("Number of subjects in a sentence (nested clauses).", default=2, least=2, most=8)
     samples: int = flag("Training sentences, of all distances together.", default=6000)
     test_samples: int = flag("Test sentences of each distance.", default=400)
-    epochs: int = flag("Passes over the training sentences.", default=8, least=1)
+    epochs: int = flag("Number of epochs.", default=8, least=1)
     seeds: Sequence[int] = seeds_flag(0, 1, 2)
     settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
     device: str = device_flag()
@@ -53,7 +53,9 @@ class DependencySettings(Settings):
         super().check()
         check_seeds(self.seeds)
         if not self.trained:
-            raise InputError("--lengths must name a length that is not of --held-out, or nothing is trained")
+            raise InputError(
+                "--lengths must contain a length that is not in --held-out, because otherwise nothing is trained"
+            )
         unknown = [length for length in self.tested if length not in self.trained]
         if unknown:
             named = ", ".join(map(str, unknown))
@@ -64,7 +66,9 @@ class DependencySettings(Settings):
         if self.samples < least:
             raise InputError(f"--samples must be at least {least} for {len(self.trained)} lengths, got {self.samples}")
         if self.test_samples < 2 or self.test_samples % 2:
-            raise InputError(f"--test-samples must be even and at least 2: twins; got {self.test_samples}")
+            raise InputError(
+                f"--test-samples must be even and at least 2, because sentences come in pairs; got {self.test_samples}"
+            )
 
     @property
     def trained(self) -> list[int]:

@@ -21,7 +21,7 @@ from antiphase.flags import Settings, flag
 
 @dataclass(frozen=True, kw_only=True)
 class GradientsSettings(Settings):
-    """Gradient norms by depth: norms before the sublayers against norms behind them.
+    """Gradient norms by layer in deep models: pre-norm compared with post-norm.
 
     Example: [bold]antiphase study gradients --models transformer --norms layer_norm,rms_norm --output runs/gradients[/]
     """

@@ -96,7 +96,7 @@ def _models(request: GradientsSettings) -> dict[str, Classifier]:
     chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
     for name, one in chosen.items():
         if one.config is ConvolutionConfig:
-            raise InputError(f"--models {name}: a convolutional classifier has one layer, so no depth; leave it out")
+            raise InputError(f"--models {name}: a convolutional classifier has one layer, so no depth; remove it")
     deep = {"num_hidden_layers": request.layers}
     return {name: replace(one, sizes={**one.sizes, **deep}) for name, one in chosen.items()}
 

@@ -13,7 +13,7 @@ from antiphase.flags import Settings, flag
 
 @dataclass(frozen=True, kw_only=True)
 class ThroughputSettings(Settings):
-    """Training tokens a second against sequence length, in paired rounds.
+    """Training tokens per second by sequence length, in paired rounds.
 
     Example: [bold]antiphase study throughput --models lstm,transformer,differential --output runs/throughput[/]
     """
@@ -26,10 +26,12 @@ class ThroughputSettings(Settings):
     lengths: Sequence[int] = flag(
         "Tokens of a sequence.", default=(32, 64, 128, 256, 512, 1024, 2048), least=1, separated=True
     )
-    tokens: int = flag("Tokens of a step; the sequences are as many as they fill.", default=4096)
-    rounds: int = flag("At each length, at the most.", default=15, least=1)
-    seconds: float = flag("At each length, after which no further round begins, but for the first three.", default=45.0)
-    seed: int = flag("Seed of what is drawn at random.", default=0, least=0, most=2**63 - 1)
+    tokens: int = flag("Tokens in one training step; the number of sequences follows from it.", default=4096)
+    rounds: int = flag("Maximum number of rounds at each length.", default=15, least=1)
+    seconds: float = flag(
+        "Seconds at each length after which no further round begins; three rounds are always run.", default=45.0
+    )
+    seed: int = flag("Random seed.", default=0, least=0, most=2**63 - 1)
     settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
     device: str = device_flag()
 
