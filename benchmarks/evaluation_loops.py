@@ -27,11 +27,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.benchmarks.memory import peak_of
 from antiphase.benchmarks.timing import paired_times, ratios
-from antiphase.evals.constrained import choose_options
-from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.evaluations.long_context.measure import losses_by_position
 from antiphase.folders.held import check_empty
 from antiphase.records import Record
+from antiphase.scoring.constrained import choose_options
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]

@@ -25,9 +25,9 @@ from rich.console import Console
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import Interrupted
-from antiphase.evals.loading import load_model
-from antiphase.evals.scoring import negative_log_likelihoods
 from antiphase.records import Record, finite, write_atomically
+from antiphase.scoring.likelihood import negative_log_likelihoods
+from antiphase.scoring.loading import load_model
 from antiphase.studies.compare import first_passing
 from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.tune import gradient_spikes

@@ -29,12 +29,12 @@ from antiphase.calibration.search import METHODS, search_calibration
 from antiphase.config import RunSettings
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import RetrievalTask
-from antiphase.evals.loading import load_model
-from antiphase.evals.samples import Sample
-from antiphase.evals.task_scores import log_probabilities, score_samples
-from antiphase.evals.text_tasks import needle_task
 from antiphase.folders.held import check_empty
 from antiphase.records import Record, finite
+from antiphase.scoring.loading import load_model
+from antiphase.tasks.samples import Sample
+from antiphase.tasks.task_scores import log_probabilities, score_samples
+from antiphase.tasks.text_tasks import needle_task
 
 CONSOLE = Console(highlight=False)
 SINK_WORDS = 10

@@ -20,10 +20,6 @@ from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.data.streams import Batch
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.allocation import allocation
-from antiphase.evals.constrained import choose_options
-from antiphase.evals.perplexity import perplexity
-from antiphase.evals.scoring import generated_tokens
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
 from antiphase.evaluations.probe.measure import sinks_on_text
@@ -34,6 +30,10 @@ from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import allocation
+from antiphase.scoring.constrained import choose_options
+from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.perplexity import perplexity
 
 LAYERS, MAPS, N = 3, 8, 37
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=N)

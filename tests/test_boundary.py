@@ -21,8 +21,6 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import kept_run, load_preset, to_yaml
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.loading import load_model
-from antiphase.evals.task_files import read_task
 from antiphase.evaluations.hallucination import HallucinationSettings
 from antiphase.folders.work import work_in
 from antiphase.models.checkpoints import Checkpoint
@@ -31,6 +29,8 @@ from antiphase.reading import files
 from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_text
 from antiphase.reading.models import read_model
 from antiphase.records import Record
+from antiphase.scoring.loading import load_model
+from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
 # ------------------------------------------------------------------------------------------ files

@@ -12,10 +12,10 @@ from antiphase.data.packing import pack
 from antiphase.data.prepare import PreparedData
 from antiphase.data.prepare import prepare as prepare_data
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel
 from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, TextSettings
 from antiphase.folders.contents import is_same_content
+from antiphase.scoring.loading import LoadedModel
 
 FOREIGN_LENGTH = 512
 """Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""

@@ -12,11 +12,11 @@ from transformers.utils import cached_file
 from antiphase.config import kept_run
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
-from antiphase.evals.task_files import read_task
 from antiphase.flags import Settings
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.reading.models import asking_hub
 from antiphase.records import finite
+from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import SETTINGS
 
 MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".yaml"}

@@ -20,8 +20,6 @@ from antiphase.data.haystacks import Cell, Context, Haystack, output_tokens, pro
 from antiphase.data.prepare import check_task
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
-from antiphase.evals.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
-from antiphase.evals.needles import tasks_of
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
 from antiphase.evaluations.inputs import inputs_of, model_content, text_content
 from antiphase.evaluations.result import Result
@@ -30,6 +28,8 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.records import Record
+from antiphase.scoring.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
+from antiphase.scoring.needles import tasks_of
 from antiphase.training.device import choose_device
 
 NEEDLES = 8

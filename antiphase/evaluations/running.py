@@ -13,7 +13,6 @@ from typing import Any
 
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import naming
-from antiphase.evals.loading import load_model, refused_by_model
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.inputs import inputs_of, model_content
 from antiphase.evaluations.settings import ModelSettings
@@ -22,6 +21,7 @@ from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import journal_in
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
+from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.training.device import choose_device
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}

@@ -10,8 +10,6 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from antiphase.evals.seeds import seeds_interval
-from antiphase.evals.statistics import wilson_interval
 from antiphase.studies.readings import (
     ARM,
     BASELINE,
@@ -33,6 +31,8 @@ from antiphase.studies.readings import (
     telling_cells,
 )
 from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
+from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.seeds import seeds_interval
 
 ACCURACY_WITHIN = 0.1
 """Share of right answers by which the two models of a pair may differ."""

@@ -17,12 +17,12 @@ import torch
 
 from antiphase.config import ModelSettings, Preset, RunSettings, arm_run
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import load_model, refused_by_model
-from antiphase.evals.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
 from antiphase.layers.registry import ACROSS
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
+from antiphase.scoring.loading import load_model, refused_by_model
+from antiphase.scoring.recall import FREQUENT, RecallSlices, recall_losses, recall_slices
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.verdicts import Metric, compare_metric, verdict

@@ -27,18 +27,18 @@ from antiphase.calibration.search import (
     split_samples,
 )
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
-from antiphase.evals.samples import Sample, Task
-from antiphase.evals.scoring import generated_tokens
-from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.task_scores import log_probabilities, probabilities, score_samples
-from antiphase.evals.tasks import load_task
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import new_folder, undone_if_refused
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Work, work_in
 from antiphase.records import Record, finite
+from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
+from antiphase.tasks.samples import Sample, Task
+from antiphase.tasks.task_scores import log_probabilities, probabilities, score_samples
+from antiphase.tasks.tasks import load_task
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may raise: the task's own metric, or the probability of the right answer."""

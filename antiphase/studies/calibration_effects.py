@@ -24,14 +24,12 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import NO_SINKS, SLOPE_COST, screened_heads, slopes_of, split_samples
 from antiphase.calibration.variants import Rule, varied
 from antiphase.errors import InputError, nearest
-from antiphase.evals.loading import load_model, refused_by_model
-from antiphase.evals.samples import Task
-from antiphase.evals.task_scores import both_scores, log_probabilities
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import work_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
+from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.studies.calibration import (
     SCORES,
     TaskRequest,
@@ -43,6 +41,8 @@ from antiphase.studies.calibration import (
     load_tasks,
     standing,
 )
+from antiphase.tasks.samples import Task
+from antiphase.tasks.task_scores import both_scores, log_probabilities
 from antiphase.training.device import choose_device
 
 CELLS = "cells.jsonl"

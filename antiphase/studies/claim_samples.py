@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from antiphase.evals.seeds import Sample
 from antiphase.records import Record
 from antiphase.studies.readings import (
     ARM,
@@ -24,6 +23,7 @@ from antiphase.studies.readings import (
     telling_cells,
     untrue,
 )
+from antiphase.uncertainty.seeds import Sample
 
 Samples = dict[str, Sample]
 """Arm to what is known of the test sample behind its series."""

@@ -13,13 +13,13 @@ import torch
 from antiphase.config import Preset, RunSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import InputError
-from antiphase.evals.allocation import allocation, attention_map, batches_of
-from antiphase.evals.effects import with_effects
-from antiphase.evals.loading import load_model, refused_by_model
-from antiphase.evals.needles import needle_grid, predictor, summarize
-from antiphase.evals.perplexity import losses_by_sequence, perplexity
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
+from antiphase.scoring.allocation import allocation, attention_map, batches_of
+from antiphase.scoring.effects import with_effects
+from antiphase.scoring.loading import load_model, refused_by_model
+from antiphase.scoring.needles import needle_grid, predictor, summarize
+from antiphase.scoring.perplexity import losses_by_sequence, perplexity
 from antiphase.studies.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report, is_diverged

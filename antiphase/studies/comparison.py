@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from antiphase.config import CompareSettings, Preset
-from antiphase.evals.seeds import Sample
-from antiphase.evals.survival import log_rank, survival
 from antiphase.outcomes import LearnedThreshold
 from antiphase.studies.registration import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
@@ -19,6 +17,8 @@ from antiphase.studies.verdicts import (
     learned_verdict,
     verdict,
 )
+from antiphase.uncertainty.seeds import Sample
+from antiphase.uncertainty.survival import log_rank, survival
 
 Run = Mapping[str, Any]
 Series = dict[str, list[float | None]]

@@ -17,12 +17,12 @@ from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
-from antiphase.evals.needles import tasks_of
 from antiphase.folders.contents import check_content
 from antiphase.folders.held import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_yaml
 from antiphase.records import Record, finite, write_atomically
+from antiphase.scoring.needles import tasks_of
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.training.run_folder import WITHOUT_EFFECT
 from antiphase.training.run_model import check_settings

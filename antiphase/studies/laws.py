@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy
 from scipy.optimize import least_squares
 
-from antiphase.evals.statistics import mean_interval
+from antiphase.uncertainty.intervals import mean_interval
 
 FEWEST_POINTS = 4
 """A law has three numbers; fewer points would be met exactly and say nothing of their spread."""

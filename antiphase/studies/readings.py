@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.many_shot.measure import flips_against_chance
 from antiphase.records import Record
 from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
+from antiphase.uncertainty.intervals import wilson_interval
 
 BASELINE, ARM = "softmax", "differential"
 Found = Mapping[str, Sequence[Record]]

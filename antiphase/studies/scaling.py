@@ -15,11 +15,11 @@ from typing import Any
 
 from antiphase.config import Preset, RunSettings, TrainingSettings
 from antiphase.errors import InputError
-from antiphase.evals.statistics import mean_interval
 from antiphase.records import Record
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
+from antiphase.uncertainty.intervals import mean_interval
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
 """What the loss is drawn over, and the value of a run that it is."""

@@ -10,11 +10,11 @@ from torch.distributed import is_torchelastic_launched
 
 from antiphase.config import RunSettings
 from antiphase.data.prepare import PreparedData, prepare
-from antiphase.evals.needles import first_query_accuracy
-from antiphase.evals.perplexity import perplexity
 from antiphase.folders.held import only_one, undone_if_refused
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
+from antiphase.scoring.needles import first_query_accuracy
+from antiphase.scoring.perplexity import perplexity
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process
 from antiphase.training.loop import Evaluation, Reporter, train_held

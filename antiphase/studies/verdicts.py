@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy import stats
 
-from antiphase.evals.seeds import Sample, SeedInterval, holm, seeds_interval
 from antiphase.outcomes import NOT_SEEN, Counts, LearnedThreshold, following_sentence, follows, split_sentence
+from antiphase.uncertainty.seeds import Sample, SeedInterval, holm, seeds_interval
 
 SEEDS_FOR_A_VERDICT = 5
 ALPHA = 0.05

@@ -12,8 +12,8 @@ from antiphase.data.packing import PackedTokens
 from antiphase.data.retrieval import RetrievalTask, TextLanguage
 from antiphase.data.streams import TextStream
 from antiphase.data.tokenization import train_tokenizer
-from antiphase.evals.tasks import load_task
 from antiphase.randomness import keyed_generator
+from antiphase.tasks.tasks import load_task
 
 LENGTH = 160
 

@@ -7,10 +7,10 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
-from antiphase.evals.allocation import allocation
 from antiphase.evaluations.cancellation import measure as module
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import allocation
 
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=37)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from antiphase.errors import InputError
-from antiphase.evals.loading import load_model
 from antiphase.evaluations.hallucination import Hallucination, HallucinationSettings
 from antiphase.evaluations.hallucination import measure as module
 from antiphase.evaluations.hallucination.judges import Answer
@@ -16,6 +15,7 @@ from antiphase.evaluations.hallucination.measure import evaluate, hallucination
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
+from antiphase.scoring.loading import load_model
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick"]
 

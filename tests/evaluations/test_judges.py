@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel
 from antiphase.evaluations.hallucination.judges import FAILURES_IN_A_ROW, Answer, EndpointJudge, LocalJudge, verdict
+from antiphase.scoring.loading import LoadedModel
 
 KEY = "sk-not-a-real-key"
 

@@ -9,8 +9,8 @@ import yaml
 import antiphase
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.task_scores import score_samples
-from antiphase.evals.tasks import load_task
+from antiphase.tasks.task_scores import score_samples
+from antiphase.tasks.tasks import load_task
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
 from antiphase.evaluations.harness import lm_eval_adapter as harness

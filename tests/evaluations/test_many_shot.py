@@ -12,9 +12,9 @@ import yaml
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.tasks import load_labelled_task
 from antiphase.evaluations.many_shot import measure as module
 from antiphase.evaluations.many_shot.measure import flips_against_chance, many_shot, pair_flips
+from antiphase.tasks.tasks import load_labelled_task
 
 WORDS = ["cat", "dog", "hen", "fox", "cow", "pig"]
 LABELS = ["red", "blue", "green"]

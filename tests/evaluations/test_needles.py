@@ -8,10 +8,10 @@ import torch
 import antiphase
 from antiphase.data.haystacks import Cell, Context, Haystack, encode, output_tokens, prompt_ids
 from antiphase.errors import InputError
-from antiphase.evals import scoring
-from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.needles.measure import paired, trends
 from antiphase.evaluations.needles.text import Generating, is_right, numbers_of, text_needles
+from antiphase.scoring import likelihood
+from antiphase.uncertainty.intervals import wilson_interval
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +200,7 @@ def test_a_long_prompt_goes_through_in_chunks_and_gives_the_same(haystack, text_
     model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    monkeypatch.setattr(scoring, "CHUNK", 37)
+    monkeypatch.setattr(likelihood, "CHUNK", 37)
     assert Generating(model, text_tokenizer)(contexts) == whole
     assert max(seen) == 37
 

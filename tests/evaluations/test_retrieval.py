@@ -15,8 +15,6 @@ from antiphase.config import load_preset
 from antiphase.data.retrieval import SPANS
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals import scoring
-from antiphase.evals.loading import load_model
 from antiphase.evaluations import retrieval
 from antiphase.evaluations.allocation import Allocation
 from antiphase.evaluations.allocation.measure import allocation_in_text
@@ -29,6 +27,8 @@ from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
 from antiphase.records import Record
 from antiphase.report import figures, plots, summary
+from antiphase.scoring import likelihood
+from antiphase.scoring.loading import load_model
 from antiphase.studies.training_run import train_run
 
 LENGTH = 260
@@ -223,7 +223,7 @@ def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, b
 
 
 def test_models_that_carry_a_state_are_asked_and_not_looked_into(tmp_path, book, text_tokenizer, monkeypatch):
-    monkeypatch.setattr(scoring, "CHUNK", 50)  # they read even a long prompt whole
+    monkeypatch.setattr(likelihood, "CHUNK", 50)  # they read even a long prompt whole
     words = {"vocab_size": len(text_tokenizer), "hidden_size": 16, "num_hidden_layers": 1}
     MambaForCausalLM(MambaConfig(**words, bos_token_id=0, eos_token_id=0, pad_token_id=0)).save_pretrained(
         tmp_path / "mamba"

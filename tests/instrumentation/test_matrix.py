@@ -24,7 +24,6 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
-from antiphase.evals.allocation import allocation
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.outliers.measure import outliers
 from antiphase.evaluations.quantization.logits import quantized_logits
@@ -34,6 +33,7 @@ from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import allocation
 
 LAYERS, MAPS, N, WINDOW = 2, 8, 23, 7
 SIZES = {

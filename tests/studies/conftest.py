@@ -6,8 +6,8 @@ import yaml
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.tokenization import train_tokenizer
-from antiphase.evals.task_scores import log_probabilities
-from antiphase.evals.tasks import load_task
+from antiphase.tasks.task_scores import log_probabilities
+from antiphase.tasks.tasks import load_task
 
 TEXTS = [f"{a} {b} {c}" for a in ("the", "a", "one") for b in ("glad", "sour") for c in ("day", "man", "log", "hen")]
 ROWS = [f"{int('glad' in text)} {text}" for text in TEXTS]

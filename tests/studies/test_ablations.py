@@ -8,11 +8,11 @@ import pytest
 from antiphase.config import arm_run, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
-from antiphase.evals.loading import load_model
-from antiphase.evals.perplexity import perplexity
-from antiphase.evals.recall import recall_losses, recall_slices
 from antiphase.records import Record
 from antiphase.report import figures, summary
+from antiphase.scoring.loading import load_model
+from antiphase.scoring.perplexity import perplexity
+from antiphase.scoring.recall import recall_losses, recall_slices
 from antiphase.studies.ablations import ABLATIONS, TABLE_6, ablation_preset, parameter_count
 
 EIGHT_MAPS = ["model.num_attention_heads=8", "model.hidden_size=32"]

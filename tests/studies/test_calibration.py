@@ -10,10 +10,10 @@ from transformers import LlamaForCausalLM
 
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
-from antiphase.evals.tasks import load_task
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.tasks.tasks import load_task
 from support.records import values
 
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphase.config import CompareSettings, load_preset
-from antiphase.evals.seeds import Sample
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold
 from antiphase.studies.compare import first_passing
 from antiphase.studies.comparison import claims_of, compared, verdict_words
 from antiphase.studies.registration import Registration
 from antiphase.studies.verdicts import Metric, compare_metric, in_family, learned_verdict, verdict
+from antiphase.uncertainty.seeds import Sample
 
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
 LOSS = Metric("held-out loss", "nats per token", lower_is_better=True, digits=4)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from antiphase.baselines.data.agreement import AgreementSentence
-from antiphase.evals.statistics import wilson_interval
+from antiphase.uncertainty.intervals import wilson_interval
 
 GUESS_RATE = 0.5
 """Sentences come in pairs with both answers."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import EncodedTexts, sorted_batches
-from antiphase.evals.scoring import check_logits
+from antiphase.scoring.likelihood import check_logits
 
 TOKENS = 1 << 14
 """Tokens of a batch."""

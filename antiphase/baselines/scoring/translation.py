@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts, sorted_batches
-from antiphase.evals.scoring import finite_losses
+from antiphase.scoring.likelihood import finite_losses
 
 TOKENS = 1 << 13
 """Of the targets in a batch, with their padding."""

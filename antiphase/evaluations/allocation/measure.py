@@ -10,14 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.data.haystacks import Cell, Context, prompt_batch
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
-from antiphase.evals.allocation import allocation_over, batches_of
-from antiphase.evals.effects import with_effects
-from antiphase.evals.loading import LoadedModel
 from antiphase.evaluations.allocation import Allocation, AllocationSettings
 from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
+from antiphase.scoring.allocation import allocation_over, batches_of
+from antiphase.scoring.effects import with_effects
+from antiphase.scoring.loading import LoadedModel
 from antiphase.typed import build
 
 

@@ -16,8 +16,6 @@ from transformers import PreTrainedModel
 from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.retrieval import RetrievalBatch
 from antiphase.errors import NonFiniteError
-from antiphase.evals.allocation import ALL_LAYERS, NOISE, allocation
-from antiphase.evals.loading import LoadedModel, untrained
 from antiphase.evaluations.cancellation import Cancellation, CancellationSettings, HeadFigures, LayerFigures, MapFigures
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
@@ -26,6 +24,8 @@ from antiphase.instrumentation.hooks import observed
 from antiphase.layers.registry import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import ALL_LAYERS, NOISE, allocation
+from antiphase.scoring.loading import LoadedModel, untrained
 
 QUERIES = 16
 """Queries of a sequence whose maps are compared: spread over the second half of its prompt."""

@@ -16,10 +16,6 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.labelled import Row, labelled_rows
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import generated_tokens
-from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.task_scores import f1, normalized
 from antiphase.evaluations.hallucination.grounding import (
     copied_share,
     coverage,
@@ -31,6 +27,10 @@ from antiphase.evaluations.hallucination.grounding import (
     words,
 )
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.loading import LoadedModel
+from antiphase.tasks.task_scores import f1, normalized
+from antiphase.uncertainty.intervals import wilson_interval
 
 Kind = Literal["summarization", "question answering"]
 CONTEXTS = ("document", "article", "context", "passage", "text")

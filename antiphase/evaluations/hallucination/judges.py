@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import generated_tokens
+from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.loading import LoadedModel
 
 LARGEST_REPLY = 1 << 20
 """Bytes of a reply that are read."""

@@ -16,8 +16,6 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.errors import InputError, naming
-from antiphase.evals.loading import LoadedModel, at_hand, digest, load_model, refused_by_model
-from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.hallucination import (
     GOLD,
     LEAD,
@@ -44,7 +42,9 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
+from antiphase.scoring.loading import LoadedModel, at_hand, digest, load_model, refused_by_model
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
 AT_ONCE = 16

@@ -24,9 +24,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.errors import InputError, NonFiniteError, nearest
-from antiphase.evals.scoring import check_logits
-from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.harness.task_code import identity, task_code
+from antiphase.scoring.likelihood import check_logits
+from antiphase.uncertainty.intervals import wilson_interval
 
 VERSION: str = lm_eval.__version__
 MAIN_METRICS = ("acc", "exact_match", "f1")

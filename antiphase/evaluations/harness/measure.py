@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from antiphase.errors import InputError, NonFiniteError
-from antiphase.evals.loading import digest, load_model
-from antiphase.evals.statistics import mean_interval
 from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
+from antiphase.scoring.loading import digest, load_model
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import mean_interval
 
 if TYPE_CHECKING:
     from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary

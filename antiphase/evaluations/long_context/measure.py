@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from antiphase.data.prepare import PreparedData
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import finite_losses
-from antiphase.evals.statistics import mean_interval
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.long_context import LongContext, LongContextSettings, Point, Tail
+from antiphase.scoring.likelihood import finite_losses
+from antiphase.scoring.loading import LoadedModel
+from antiphase.uncertainty.intervals import mean_interval
 
 CHUNK = 1024
 """Tokens of one forward pass behind the cache: logits of more would not fit."""

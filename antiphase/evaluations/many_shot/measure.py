@@ -17,14 +17,14 @@ from transformers import PreTrainedModel
 
 from antiphase.data.labelled import Row
 from antiphase.errors import InputError, NonFiniteError
-from antiphase.evals.constrained import choose_options
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.samples import Sample
-from antiphase.evals.statistics import wilson_interval
-from antiphase.evals.tasks import LabelledTask, LongPromptError, load_labelled_task
 from antiphase.evaluations.inputs import task_content
 from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.constrained import choose_options
+from antiphase.scoring.loading import LoadedModel
+from antiphase.tasks.samples import Sample
+from antiphase.tasks.tasks import LabelledTask, LongPromptError, load_labelled_task
+from antiphase.uncertainty.intervals import wilson_interval
 
 
 @dataclass(frozen=True)

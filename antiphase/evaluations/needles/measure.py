@@ -16,15 +16,15 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.data.haystacks import Cell, Context
 from antiphase.data.retrieval import RetrievalTask
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.needles import needle_cell, predictor, summarize
-from antiphase.evals.statistics import paired_interval, slope_interval
 from antiphase.evaluations.needles import Needles, NeedlesSettings
 from antiphase.evaluations.needles.text import Generating, text_needles
 from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.records import Record, finite
+from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.needles import needle_cell, predictor, summarize
 from antiphase.typed import build
+from antiphase.uncertainty.intervals import paired_interval, slope_interval
 
 SIZES = ("needles", "queries", "length")
 

@@ -15,8 +15,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.data.haystacks import Cell, Context
-from antiphase.evals.scoring import generated_tokens
 from antiphase.evaluations.retrieval import prompts_of, room_for
+from antiphase.scoring.likelihood import generated_tokens
 
 System = Callable[[Sequence[Context]], list[str]]
 """Contexts to what a system writes after each."""

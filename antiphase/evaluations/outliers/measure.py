@@ -18,13 +18,13 @@ from transformers import PreTrainedModel
 from antiphase.calibration.lower_layers import decoder_layers
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import NonFiniteError
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.outliers import Outliers, OutlierSettings, Sizes
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE
+from antiphase.scoring.loading import LoadedModel
 
 PLACES = (1, 2, 3, 10, 100)
 """Which of the largest values are told."""

@@ -8,11 +8,11 @@ from transformers import PreTrainedModel
 
 from antiphase.data.prepare import PreparedData
 from antiphase.data.streams import Batch
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.perplexity import perplexity
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.perplexity import HeldOutLoss, Perplexity, PerplexitySettings
+from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.perplexity import perplexity
 
 
 def measure(

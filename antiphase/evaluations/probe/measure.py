@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from antiphase.data.corpora import fingerprint
 from antiphase.data.packing import pack
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import null_lines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE
+from antiphase.scoring.loading import LoadedModel
 
 BINS = 256
 """Most columns of the map of positions; longer sequences share them."""

@@ -11,16 +11,16 @@ from transformers import PreTrainedModel
 from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.retrieval import RetrievalBatch
 from antiphase.data.streams import Batch
-from antiphase.evals.loading import LoadedModel
-from antiphase.evals.needles import first_query_accuracy
-from antiphase.evals.scoring import negative_log_likelihoods
-from antiphase.evals.statistics import wilson_interval
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.quantization import Bits, Quantization, QuantizationSettings, WeightBits
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.evaluations.quantization.weights import quantized_weights
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.likelihood import negative_log_likelihoods
+from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.needles import first_query_accuracy
+from antiphase.uncertainty.intervals import wilson_interval
 
 
 def measure(

@@ -12,13 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.errors import InputError
-from antiphase.evals.loading import LoadedModel, load_model, refused_by_model
 from antiphase.folders.held import new_folder
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
 from antiphase.training.device import choose_device
 from antiphase.viewer.look import LONGEST, LookSettings
 

@@ -31,14 +31,14 @@ from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.errors import InputError, Interrupted, naming
-from antiphase.evals.seeds import Sample, seeds_interval
-from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.seeds import Sample, seeds_interval
 
 KIND = "classify"
 
@@ -302,7 +302,8 @@ def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list
     """One row for each model: means over its runs, with an interval.
 
     The folds of a seed count as one test of all rows. With several seeds the interval covers seeds and test rows
-    (``evals/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is paired by seed with the first model.
+    (``uncertainty/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is paired by seed with the first
+    model.
 
     Args:
         one_test_part: whether all seeds are tested on the same rows; otherwise each holds out its own.

@@ -30,14 +30,14 @@ from antiphase.baselines.scoring.translation import (
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
 from antiphase.errors import InputError, Interrupted, naming
-from antiphase.evals.seeds import Sample, seeds_interval
-from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.seeds import Sample, seeds_interval
 
 KIND = "translate"
 START, END = "<|start|>", "<|end|>"
@@ -379,7 +379,7 @@ def _sentence(run: Mapping[str, Any]) -> str:
 def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
     """One row for each model, before and after training: means over its seeds.
 
-    The interval of ``exact_match`` covers seeds and sentences (``evals/seeds.py``); with one seed it is Wilson's.
+    The interval of ``exact_match`` covers seeds and sentences (``uncertainty/seeds.py``); with one seed it is Wilson's.
 
     Args:
         one_test_part: whether all seeds are tested on the same pairs; otherwise each holds out its own.

@@ -29,13 +29,13 @@ from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettings
 from antiphase.baselines.training.classifier import train_classifier
-from antiphase.evals.seeds import Sample, seeds_interval
-from antiphase.evals.statistics import wilson_interval
 from antiphase.folders.held import new_folder
 from antiphase.outcomes import LearnedThreshold
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.seeds import Sample, seeds_interval
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import torch
 
 import antiphase
 from antiphase.data.retrieval import SPANS, RetrievalBatch, RetrievalTask, SymbolLanguage
-from antiphase.evals.allocation import allocation, batches_of
-from antiphase.evals.effects import random_filler, with_effects
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import allocation, batches_of
+from antiphase.scoring.effects import random_filler, with_effects
 
 LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
@@ -138,7 +138,7 @@ def test_shares_add_up_and_batches_change_no_figure(tiny_model, monkeypatch, kin
     for figure in ("contribution", "contribution_norm"):
         by_layer = [found[layer, LAST_MAP[kind]]["spans"]["answer"][figure] for layer in range(3)]
         assert found["all", LAST_MAP[kind]]["spans"]["answer"][figure] == pytest.approx(sum(by_layer) / 3)
-    monkeypatch.setattr("antiphase.evals.allocation.TOKENS_AT_ONCE", 80)
+    monkeypatch.setattr("antiphase.scoring.allocation.TOKENS_AT_ONCE", 80)
     for key, row in measured(model, batch).items():
         for span in SPANS:
             assert row["spans"][span] == pytest.approx(found[key]["spans"][span], abs=1e-9)

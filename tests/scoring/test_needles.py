@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage, TextLanguage
-from antiphase.evals.needles import (
+from antiphase.randomness import keyed_generator
+from antiphase.scoring.needles import (
     correct_answers,
     first_query_accuracy,
     needle_cell,
@@ -16,8 +17,7 @@ from antiphase.evals.needles import (
     summarize,
     tasks_of,
 )
-from antiphase.evals.statistics import wilson_interval
-from antiphase.randomness import keyed_generator
+from antiphase.uncertainty.intervals import wilson_interval
 
 KEYS, NUMBERS, FILLERS = 16, 20, 12
 LANGUAGE = SymbolLanguage(KEYS, NUMBERS, FILLERS)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.streams import Batch
-from antiphase.evals.scoring import negative_log_likelihoods
+from antiphase.scoring.likelihood import negative_log_likelihoods
 
 FREQUENT = 5
 """Times that a pair may stand in the training text and still count; Zoology allows 1,250 in 10B tokens."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import SPANS, RetrievalBatch
-from antiphase.evals.scoring import TOKENS_AT_ONCE
 from antiphase.probing.rows import LayerRows, attention_rows
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 
 NOISE = ("other_needles", "filler")
 ALL_LAYERS = "all"

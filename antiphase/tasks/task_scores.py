@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.evals.samples import Sample
-from antiphase.evals.scoring import OptionScores, generated_tokens, score_options
+from antiphase.scoring.likelihood import OptionScores, generated_tokens, score_options
+from antiphase.tasks.samples import Sample
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 

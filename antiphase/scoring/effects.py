@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import SPANS, RetrievalBatch
-from antiphase.evals.allocation import ALL_LAYERS
-from antiphase.evals.statistics import mean_interval
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.allocation import ALL_LAYERS
+from antiphase.uncertainty.intervals import mean_interval
 
 LAST_MAPS = ("softmax", "difference")
 """What multiplies the values."""

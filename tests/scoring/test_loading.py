@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals.loading import digest, load_model
+from antiphase.scoring.loading import digest, load_model
 
 
 @pytest.fixture

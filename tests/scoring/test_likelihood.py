@@ -8,9 +8,9 @@ from torch.nn.functional import cross_entropy
 from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.streams import Batch
-from antiphase.evals import scoring
-from antiphase.evals.perplexity import losses_by_sequence, perplexity
-from antiphase.evals.scoring import greedy_predictions, negative_log_likelihoods
+from antiphase.scoring import likelihood
+from antiphase.scoring.likelihood import greedy_predictions, negative_log_likelihoods
+from antiphase.scoring.perplexity import losses_by_sequence, perplexity
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -64,7 +64,7 @@ def test_batching_changes_no_figure(tiny_model, monkeypatch, tokens):
     positions = torch.tensor([[1, 16, -1], [3, 4, 5], [-1, -1, -1], [16, 2, 9], [7, 7, 8]])
     likelihoods = negative_log_likelihoods(model, ids, labels)
     predictions = greedy_predictions(model, ids, positions)
-    monkeypatch.setattr(scoring, "TOKENS_AT_ONCE", tokens)
+    monkeypatch.setattr(likelihood, "TOKENS_AT_ONCE", tokens)
     torch.testing.assert_close(negative_log_likelihoods(model, ids, labels), likelihoods, rtol=1e-5, atol=1e-5)
     assert torch.equal(greedy_predictions(model, ids, positions), predictions)
 

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.data.streams import Batch
-from antiphase.evals.scoring import negative_log_likelihoods
+from antiphase.scoring.likelihood import negative_log_likelihoods
 
 
 def perplexity(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from antiphase.evals.scoring import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logits_at, padded
+from antiphase.scoring.likelihood import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logits_at, padded
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from antiphase.evals import constrained
-from antiphase.evals.constrained import choose_options, shared_beginning
+from antiphase.scoring import constrained
+from antiphase.scoring.constrained import choose_options, shared_beginning
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}

@@ -4,7 +4,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.evals.survival import log_rank, survival
+from antiphase.uncertainty.survival import log_rank, survival
 
 
 def test_a_seed_that_never_passed_is_later_than_all():

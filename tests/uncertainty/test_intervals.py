@@ -6,7 +6,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.evals.statistics import mean_interval, paired_interval, slope_interval, wilson_interval
+from antiphase.uncertainty.intervals import mean_interval, paired_interval, slope_interval, wilson_interval
 
 
 @pytest.mark.parametrize(

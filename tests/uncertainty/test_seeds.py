@@ -6,8 +6,8 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.evals.seeds import BOOTSTRAP_FROM, Sample, holm, seeds_interval
-from antiphase.evals.statistics import mean_interval
+from antiphase.uncertainty.intervals import mean_interval
+from antiphase.uncertainty.seeds import BOOTSTRAP_FROM, Sample, holm, seeds_interval
 
 SIZE = 80
 

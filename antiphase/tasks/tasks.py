@@ -15,11 +15,11 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
 from antiphase.errors import InputError, nearest
-from antiphase.evals.samples import Sample, Task
-from antiphase.evals.task_files import TaskSettings, read_task
-from antiphase.evals.task_scores import exact_match, f1, normalized
-from antiphase.evals.text_tasks import continuations, needles
 from antiphase.randomness import keyed_generator
+from antiphase.tasks.samples import Sample, Task
+from antiphase.tasks.task_files import TaskSettings, read_task
+from antiphase.tasks.task_scores import exact_match, f1, normalized
+from antiphase.tasks.text_tasks import continuations, needles
 
 ANCHOR = 48
 """Characters at a prompt's end that a label is tokenized with."""

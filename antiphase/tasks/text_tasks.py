@@ -13,9 +13,9 @@ from antiphase.data.corpora import documents
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
 from antiphase.errors import InputError, naming
-from antiphase.evals.samples import Sample, Task
-from antiphase.evals.task_files import NO_DATA, TaskSettings
 from antiphase.randomness import keyed_generator
+from antiphase.tasks.samples import Sample, Task
+from antiphase.tasks.task_files import NO_DATA, TaskSettings
 
 NEEDLES, LENGTH, PASSAGE = 4, 512, 96
 

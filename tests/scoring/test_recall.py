@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from antiphase.data.streams import Batch
-from antiphase.evals import recall
-from antiphase.evals.recall import count_pairs, recall_losses, recall_slices, repeated_pairs
+from antiphase.scoring import recall
+from antiphase.scoring.recall import count_pairs, recall_losses, recall_slices, repeated_pairs
 
 WORDS = 50
 

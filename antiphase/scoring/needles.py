@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
-from antiphase.evals.scoring import Predict, greedy_predictions
-from antiphase.evals.statistics import wilson_interval
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.likelihood import Predict, greedy_predictions
+from antiphase.uncertainty.intervals import wilson_interval
 
 TaskFactory = Callable[..., RetrievalTask]
 """(needles=, queries=, sequence_length=) to a task with held-out filler."""

@@ -10,11 +10,11 @@ import yaml
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evals import scoring
-from antiphase.evals.scoring import generated_tokens, score_options
-from antiphase.evals.task_files import template_names
-from antiphase.evals.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
-from antiphase.evals.tasks import load_task
+from antiphase.scoring import likelihood
+from antiphase.scoring.likelihood import generated_tokens, score_options
+from antiphase.tasks.task_files import template_names
+from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
+from antiphase.tasks.tasks import load_task
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def alone(model, prompt, option):
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
 @pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
 def test_options_are_scored_as_by_plain_forward_passes(kind, cached_tokens, tiny_model, monkeypatch):
-    monkeypatch.setattr(scoring, "CACHED_TOKENS", cached_tokens)
+    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
     model = tiny_model(kind)
     with torch.no_grad():
         found = score_options(model, PROMPTS, OPTIONS)
@@ -214,7 +214,7 @@ def test_options_have_gradients(options, tiny_model):
 @pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
 def test_options_choose_no_sinks(mode, cached_tokens, tiny_model, monkeypatch):
     """Calibrated, a prompt's options get what each gets alone, though they share copies of one cache."""
-    monkeypatch.setattr(scoring, "CACHED_TOKENS", cached_tokens)
+    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
     model = tiny_model("softmax").double()
     plan = CalibrationPlan({0: range(8), 1: [2], 2: range(8)}, alpha=1.2, mode=mode)
     with torch.no_grad(), calibrated(model, plan):

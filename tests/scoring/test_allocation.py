@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from antiphase.data.retrieval import SPANS, RetrievalBatch, RetrievalTask, SymbolLanguage
-from antiphase.evals import allocation as module
-from antiphase.evals.allocation import allocation, attention_map
 from antiphase.probing.rows import LayerRows
 from antiphase.randomness import keyed_generator
+from antiphase.scoring import allocation as module
+from antiphase.scoring.allocation import allocation, attention_map
 
 LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
