@@ -1,1 +1,3 @@
-"""Differential attention operators: the contract in ``api``, the specification in ``reference``, speed elsewhere."""
+"""Differential attention operators: the public function in ``api``, the specification in ``reference``, and fast
+implementations.
+"""

@@ -1,8 +1,8 @@
-"""Forward kernel: both softmaxes online, one sweep over keys and values, the difference formed at the end.
+"""Forward kernel: two online softmaxes in one sweep over keys and values; the difference is computed at the end.
 
-The normalisers of both maps are known only after the last key, so there are two sums over values, the difference as far
-as it is known and the second map: 2d + 4d multiply-adds a pair. What backward needs besides the output: both
-log-sum-exps, and the second map's output.
+The normalisers of both maps are known only after the last key, so there are two sums over values, one of the current
+estimate of the difference and one of the second map: 2d + 4d multiply-adds per pair. Besides the output, backward needs
+both log-sum-exps and the second map's output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _sweep(
     BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
     CHECKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Keys ``start`` to ``stop`` into the state of both softmaxes; unless CHECKED every query sees all of them."""
+    """Add keys ``start`` to ``stop`` to the state of both softmaxes; unless CHECKED, every query sees all of them."""
     for first in tl.range(start, stop, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         values = load_rows(value, value_stride, columns, keys, BLOCK_DV, VALUE_WIDTH)
@@ -65,7 +65,7 @@ def forward_kernel(
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
-    # the last queries of a causal map have the most keys: they go first
+    # the last queries of a causal map have the most keys, so they start first
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     if first_row >= queries:
         return
