@@ -1,3 +1,3 @@
-"""Attention layers for any PyTorch model: plain modules that need torch alone and get their attention function as an
-argument.
+"""Attention layers for any PyTorch model: plain modules that depend only on torch and take their attention function as
+an argument.
 """
