@@ -1,1 +1,3 @@
-"""Models for Hugging Face: one decoder, whose attention is softmax or differential, and the models that led here."""
+"""Models for Hugging Face: a decoder with softmax or differential attention, and differential forms of other
+architectures.
+"""

@@ -15,7 +15,7 @@ from antiphase.models.start import check_start, default_multiplier
 from antiphase.models.variants import check_layers, option
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
-"""The published kinds."""
+"""The published kinds of attention."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -48,7 +48,7 @@ class AntiphaseConfig(PreTrainedConfig):
         sink_logits: a learned logit of each map in its softmax's denominator, as in gpt-oss ("softmax" only).
         num_noise_heads: second maps that the heads of a layer share (2510.06949, "differential" only); it divides the
             number of heads, and the value heads divide it. None: one for each head.
-        dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None: none.
+        dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None means none.
         dex_steps: training steps over which DEX anneals its λ.
         initializer: how matrices begin: "normal", N(0, initializer_range²), or "fan_in", as in the authors' stack
             (microsoft/unilm, YOCO): linear layers U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size.
@@ -118,7 +118,7 @@ class AntiphaseConfig(PreTrainedConfig):
         self.output_gate, self.sink_logits = output_gate, sink_logits
         self.num_noise_heads = num_noise_heads
         self.dex_heads, self.dex_steps = dex_heads, dex_steps
-        for name, value in variant.items():  # of kinds of attention that were registered from outside
+        for name, value in variant.items():  # for kinds of attention registered by other packages
             setattr(self, name, value)
         if num_key_value_heads is None and attention_type in [*LAYERS]:
             num_key_value_heads = LAYERS[attention_type].default_key_value_heads(vars(self))
@@ -128,7 +128,8 @@ class AntiphaseConfig(PreTrainedConfig):
         self._check_sizes(head_dim)
         self.layer_types = self._layer_types(layer_types)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        # A copy: transformers completes the dict in place. A bare `rope_theta` is the older spelling of the same.
+        # A copy, because transformers completes the dict in place. A bare `rope_theta` is the older spelling of the
+        # same.
         self.rope_parameters = dict(
             rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
         )
@@ -179,10 +180,11 @@ class AntiphaseConfig(PreTrainedConfig):
 
 
 def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:
-    """Transformers keeps unknown keys in silence; a typo should be an error.
+    """Refuse unknown keys, which transformers would silently store: a typo should be an error.
 
     Raises:
-        InputError: a key that neither the configuration ``kind`` nor transformers has; it names the nearest.
+        InputError: neither the configuration ``kind`` nor transformers has such a key; the message gives the nearest
+            one.
     """
     own = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
