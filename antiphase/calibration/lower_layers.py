@@ -1,4 +1,6 @@
-"""Layers below the one at hand, run once and skipped afterwards: calibrating a head changes nothing below it."""
+"""Caches the layers below a calibrated one, which calibration does not change: they run once and are skipped
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,20 @@ from transformers import Cache, PreTrainedModel
 
 
 class LowerLayerCache:
-    """Remembers what enters a layer in each forward pass of a piece of work, to repeat the work from there on."""
+    """Stores the input of a layer in each forward pass of a computation, in order to repeat it from there on."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.layers = decoder_layers(model)
         self.start = 0
-        self._entering: list[Tensor] = []  # the hidden states that enter layer ``start``, by forward pass
-        self._marks: list[tuple[torch.Size, float]] = []  # of what enters layer 0
+        self._entering: list[Tensor] = []  # inputs of layer ``start``, by forward pass
+        self._marks: list[tuple[torch.Size, float]] = []  # of the inputs of layer 0
         self._gives_tuple = False
 
     @contextmanager
     def record(self, start: int) -> Iterator[None]:
-        """Do the whole work once, from where it is known, and remember what enters layer ``start``."""
+        """Run the whole computation once and store the inputs of layer ``start``; layers below the last recorded one
+        are skipped.
+        """
         if start < self.start:
             raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")
         entering: list[Tensor] = []
@@ -52,10 +56,10 @@ class LowerLayerCache:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """The layers below ``start`` hand on what they get; layer ``start`` gets what is remembered.
+        """Skip the layers below ``start``, which return their input, and give layer ``start`` its stored input.
 
         Raises:
-            ValueError: the work feeds the model with something else than it did when it was recorded.
+            ValueError: the computation's inputs differ from those that were recorded.
         """
         if self.start == 0:
             yield
@@ -94,7 +98,7 @@ class LowerLayerCache:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's list of layers, the i-th holding the attention module of ``layer_idx`` i.
+    """The model's list of layers, in which layer i contains the attention module with ``layer_idx`` i.
 
     Raises:
         ValueError: there is no such list.
@@ -109,7 +113,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def _hand_on(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
-    """A forward that returns what it gets, and keeps the lengths of a cache right."""
+    """A forward function that returns its input and keeps the lengths of a cache correct."""
     signature = inspect.signature(layer.forward)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
