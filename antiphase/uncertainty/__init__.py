@@ -1,1 +1,3 @@
-"""How sure a number is: intervals over samples and seeds, corrections for many comparisons, times to an event."""
+"""Statistical uncertainty: intervals over samples and seeds, corrections for multiple comparisons, survival
+analysis.
+"""
