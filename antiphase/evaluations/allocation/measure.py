@@ -1,4 +1,4 @@
-"""Attention by span of the context, its part in the layers' outputs, and the answer's likelihood without it."""
+"""Attention to spans of the context, their contributions to the layers' outputs, and knockouts of the answer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from antiphase.typed import build
 
 
 def evaluate(settings: AllocationSettings, output: Path, **options: Any) -> Record:
-    """From settings to record: ``retrieval.evaluate_on_contexts``."""
+    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
     return evaluate_on_contexts(MEASURING, settings, output, **options)
 
 
@@ -38,16 +38,17 @@ def allocation_in_text(
     samples: int = 50,
     seed: int = 0,
 ) -> Allocation:
-    """Where the last token of the question looks, by depth of the answer, in the model and untrained.
+    """Attention allocation of the last token of the question, by depth of the answer, for the model and an untrained
+    one.
 
     Args:
-        texts: documents that contexts are cut from.
-        length: tokens of a context and its output.
-        samples: contexts at each depth.
+        texts: documents from which contexts are cut.
+        length: number of tokens in a context and its output.
+        samples: number of contexts at each depth.
 
     Raises:
-        InputError: sizes that do not fit together, the model, or the texts.
-        ValueError: a model whose attention cannot be read.
+        InputError: the sizes do not fit together, the model, or the texts.
+        ValueError: the model's attention cannot be observed.
     """
     cells = cells_of([needles], [queries], [length], depths)
     found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
