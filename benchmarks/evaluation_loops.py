@@ -3,7 +3,7 @@
     python benchmarks/evaluation_loops.py --output runs/loops
 
 Sweeps choose among labels after shared examples in several orders (``choose_options``), compared with ``generate`` on
-one prompt after the other; the candidates take turns. The memory of the loss by position over long texts is measured in
+one prompt after the other; the candidates alternate. The memory of the loss by position over long texts is measured in
 separate processes. Takes about six minutes on two cores; ``--quick`` takes seconds, at sizes too small for conclusions.
 Writes a record.
 """
@@ -41,14 +41,16 @@ OURS, LLAMA = "differential", "Llama"
 GENERATE, CHOOSE, PREFILL = "generate, one at a time", "choose_options", "plain prefill"
 OWN, SHARED = f"{CHOOSE}, own prompts", f"{CHOOSE}, shared examples"
 LABELS: tuple[tuple[int, ...], ...] = ((10,), (11,), (12, 13), (16, 17), (18, 19, 20), (12, 14, 15))
-"""Six labels of one to three tokens, as TREC's are; two begin alike, and the last one is never right."""
+"""Six labels of one to three tokens, like TREC's; two begin with the same token, and the last is never correct."""
 ASKED = len(LABELS) - 1
 FIRST, LINE_END, FIRST_CUE, FIRST_WORD = 1, 2, 30, 40
-"""Token that begins a text; that follows a label; that ends a question of the first label; the first of the words."""
+"""Ids of the first token of a text, of the token after a label, of the token at the end of a question with the first
+label, and of the first word.
+"""
 QUESTION = (8, 16)
-"""Tokens of a question, fewest and most, its cue included."""
+"""Smallest and largest number of tokens in a question, including its cue."""
 PLANTED = 4.0
-"""Logit of the token planted after another one; random logits are about 0.3."""
+"""Logit of a token planted after another one; random logits are about 0.3."""
 
 
 SIZES: dict[str, Any] = {
@@ -57,27 +59,27 @@ SIZES: dict[str, Any] = {
 DOCUMENT_SIZES: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-"""Of the model that reads complete documents."""
+"""Sizes of the model that reads complete documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sizes of everything that is measured."""
+    """Sizes of all measurements."""
 
     sizes: dict[str, Any]
     document_sizes: dict[str, Any]
     lengths: tuple[int, ...]
-    """Tokens of the longest prompt of a sweep."""
+    """Numbers of tokens in the longest prompt of a sweep."""
     orders: int
     samples: int
-    """Asked after each order."""
+    """Number of samples asked after each order."""
     long_lengths: tuple[int, ...]
     long_tokens: int
-    """Of long prompts together."""
+    """Total number of tokens in long prompts."""
     document_lengths: tuple[int, ...]
     rounds: int
     seconds: float
-    """No round of a comparison begins after this time, but for the first three."""
+    """Time after which no round of a comparison begins, except for the first three."""
 
 
 FULL = Plan(
@@ -93,7 +95,7 @@ QUICK = Plan(
 
 
 def main() -> None:
-    """Time, weigh, print the tables, write the record."""
+    """Measure time and memory, print the tables, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the record")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
@@ -129,7 +131,7 @@ def main() -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each comparison and each document."""
+    """One line per comparison and per document."""
     lines = []
     for row in rows:
         low, high = row["speed_quartiles"]
@@ -165,15 +167,16 @@ def build_models(plan: Plan, seed: int) -> dict[str, PreTrainedModel]:
 
 @torch.no_grad()
 def plant(model: PreTrainedModel) -> None:
-    """Each cue is followed by its label, token by token, and a line end, whatever precedes the cue.
+    """Change weights so that each cue is followed by its label, token by token, and a line end, whatever precedes the
+    cue.
 
-    So the answers are known, and greedy decoding writes them freely. All weights keep their part in every step.
+    Then the answers are known, and unconstrained greedy decoding writes them. All weights are still used in every step.
     """
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     chains = [(FIRST_CUE + index, *label, LINE_END) for index, label in enumerate(LABELS[:ASKED])]
     calling = [token for chain in chains for token in chain[:-1]]
     table.normal_()
-    directions = torch.nn.init.orthogonal_(table.new_empty(len(calling), table.shape[1]))  # none hears another's call
+    directions = torch.nn.init.orthogonal_(table.new_empty(len(calling), table.shape[1]))  # cues do not interfere
     table[calling] = directions * table.shape[1] ** 0.5
     direction = dict(zip(calling, directions, strict=True))
     for before, after in (pair for chain in chains for pair in pairwise(chain)):
@@ -185,7 +188,7 @@ def sweep_prompts(
 ) -> tuple[list[list[Prompt]], list[int]]:
     """Prompts of each order of the same examples, at most ``length`` tokens each, and the labels asked for.
 
-    The labels are the same in every order, asked for in turn.
+    The labels are the same in every order and are asked for in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = [index % ASKED for index in range(samples)]
@@ -210,7 +213,9 @@ def _question(label: int, vocabulary: int, generator: torch.Generator) -> Prompt
 
 
 def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """One prompt at a time: greedy tokens up to the line's end, compared with the labels; -1: none of them."""
+    """Answers to one prompt at a time: greedy tokens up to the end of the line, compared with the labels; -1 if none
+    matches.
+    """
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
@@ -224,7 +229,7 @@ def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> lis
 
 
 def chosen_by_loop(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """All prompts at once, over the labels only."""
+    """Answers to all prompts at once, decoded over the labels only."""
     return choose_options(model, prompts, [LABELS] * len(prompts))
 
 
@@ -235,10 +240,10 @@ def _in_each_order(choose: Choose, model: PreTrainedModel, by_order: Sequence[Se
 def sweeps(
     name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Samples a second of many-shot sweeps, order after order.
+    """Samples per second of many-shot sweeps, order by order.
 
     Raises:
-        RuntimeError: a way gives other answers than were planted; nothing wrong is timed.
+        RuntimeError: a method gives other answers than were planted; incorrect code is not timed.
     """
     rows = []
     for length in plan.lengths:
@@ -259,10 +264,10 @@ def sweeps(
 def long_prompts(
     name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Prompt tokens a second where no sample shares its prompt, and where all but the question is shared.
+    """Prompt tokens per second if prompts share nothing, and if they share everything except the question.
 
     Raises:
-        RuntimeError: other answers than were planted.
+        RuntimeError: the answers differ from the planted ones.
     """
     rows = []
     for length in plan.long_lengths:
@@ -299,9 +304,9 @@ def _check(found: object, expected: object, what: str) -> None:
 def _compared(
     what: dict[str, Any], work: Mapping[str, Callable[[], object]], plan: Plan, counts: Mapping[str, int], unit: str
 ) -> list[dict[str, Any]]:
-    """Each candidate beside the baseline, in time and in rates; ``speed`` is rate / the baseline's, within rounds."""
+    """Each candidate and the baseline, in seconds and rates; ``speed`` is rate / the baseline's, within rounds."""
     baseline = GENERATE if GENERATE in work else PREFILL
-    times = paired_times(work, rounds=plan.rounds, seconds=plan.seconds, warm_up=0)  # checked, so warm
+    times = paired_times(work, rounds=plan.rounds, seconds=plan.seconds, warm_up=0)  # already warm from the check
     rows = []
     for name in work:
         if name == baseline:
@@ -321,7 +326,7 @@ def _compared(
 
 
 def documents(plan: Plan, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Peak memory of loss by position over one document, by its length."""
+    """Peak memory of the loss by position over one document, by document length."""
     rows = []
     for length in plan.document_lengths:
         say(f"weighing loss by position, {length:,} tokens")
@@ -337,7 +342,7 @@ def documents(plan: Plan, seed: int, say: Callable[[str], None]) -> list[dict[st
 
 
 def document_call(limit: int, sizes: dict[str, Any], length: int, seed: int) -> Callable[[], object]:
-    """Loss by position of one document of random tokens."""
+    """A call that computes the loss by position of one document of random tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = AntiphaseConfig(attention_type="differential", max_position_embeddings=length, **sizes)
@@ -348,7 +353,7 @@ def document_call(limit: int, sizes: dict[str, Any], length: int, seed: int) -> 
 
 
 def width_of(sizes: Mapping[str, Any]) -> int:
-    """Channels of one map."""
+    """Width of one map."""
     return int(sizes["hidden_size"] // sizes["num_attention_heads"])
 
 

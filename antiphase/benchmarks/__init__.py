@@ -1,1 +1,3 @@
-"""Speed beside what a user would pick instead: correctness first, then paired runs, medians and ratios."""
+"""Speed compared with the alternatives that users have: correctness checks first, then paired runs, medians and
+ratios.
+"""
