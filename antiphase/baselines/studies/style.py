@@ -1,4 +1,4 @@
-"""How the figures of studies tell models apart."""
+"""Colours, markers and lines of models in the figures of studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 NAMES = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
-"""Models that have a look of their own, the same in every figure."""
+"""Models with their own style, which is the same in every figure."""
 
 
 HUES = (*COLOURS, "#8B5A2B")
@@ -36,7 +36,7 @@ def handles(models: Sequence[str]) -> list[Line2D]:
 
 
 def plain_logarithm(axes: Axes) -> None:
-    """Numbers such as 20,000 in the place of powers, at 1, 2 and 5."""
+    """Tick labels such as 20,000 instead of powers, at 1, 2 and 5."""
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""How records of ``antiphase study gradients`` are shown."""
+"""Presentation of records of ``antiphase study gradients``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from antiphase.baselines.studies.style import look_of, plain_logarithm
 from antiphase.report.presentation import Drawing, Presentation
 
 Form = tuple[str, str | None, str | None, int]
-"""Model, place of its norms, kind of norm, step."""
+"""Model, position of its norms, kind of norm, step."""
 
 
 def gradient_ratios(record: Record) -> Table | None:
-    """How much larger the last layer's gradient is than the first one's, for each model, norm, place and step."""
+    """Ratio of the last layer's gradient to the first layer's, for each model, norm, position and step."""
     found = gradients_of(record)
     if not found:
         return None
@@ -69,7 +69,7 @@ def gradient_details(record: Record) -> Table | None:
 
 
 def gradients_of(record: Record) -> dict[Form, list[tuple[list[float], float]]]:
-    """Gradient norms by layer and the loss, of every seed; empty for other records."""
+    """Gradient norms by layer and the loss, for every seed; empty for other records."""
     found: dict[Form, list[tuple[list[float], float]]] = {}
     for row in record.values["rows"]:
         key = (row["model"], row["place"], row["norm"], row["step"])
@@ -78,13 +78,13 @@ def gradients_of(record: Record) -> dict[Form, list[tuple[list[float], float]]]:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """None where a value is not above 0."""
+    """Geometric mean; None if a value is not positive."""
     return statistics.geometric_mean(values) if min(values) > 0 else None
 
 
 @matplotlib.rc_context(STYLE)
 def gradients_by_depth(record: Record) -> Figure | None:
-    """Gradient norm of each layer: a column for each step, a row for each kind of norm and for models without."""
+    """Gradient norm of each layer: one column per step, one row per kind of norm and for models without norms."""
     found = gradients_of(record)
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""How records of ``antiphase study throughput`` are shown."""
+"""Presentation of records of ``antiphase study throughput``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from antiphase.report.presentation import Drawing, Presentation
 
 
 def speeds(record: Record) -> Table | None:
-    """Training tokens a second of each model by sequence length."""
+    """Training tokens per second of each model by sequence length."""
     lengths = sorted({row["length"] for row in record.values["speeds"]})
     known = {(row["model"], row["length"]): row["tokens_per_second"] for row in record.values["speeds"]}
     rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in lengths)] for name in record.values["models"]]
@@ -35,7 +35,7 @@ def speeds(record: Record) -> Table | None:
 
 
 def speed_ratios(record: Record) -> Table | None:
-    """Time of each model over the baseline's."""
+    """Time of each model relative to the baseline's."""
     if not record.values["rows"]:
         return None
     lengths = sorted({row["length"] for row in record.values["rows"]})
@@ -51,7 +51,7 @@ def speed_ratios(record: Record) -> Table | None:
 
 
 def speed_details(record: Record) -> Table | None:
-    """What was timed, in full."""
+    """All timing results."""
     ratios = {(row["subject"], row["length"]): ratio_text(row) for row in record.values["rows"]}
     rows = [
         [
@@ -72,7 +72,7 @@ def speed_details(record: Record) -> Table | None:
 
 @matplotlib.rc_context(STYLE)
 def speed_by_length(record: Record) -> Figure | None:
-    """Training tokens a second over sequence length, and each model's time over the baseline's."""
+    """Training tokens per second by sequence length, and each model's time relative to the baseline's."""
     models, baseline = record.values["models"], record.values["baseline"]
     drawn = {"Training speed": record.values["speeds"]}
     if record.values["rows"]:
