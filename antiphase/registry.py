@@ -1,4 +1,4 @@
-"""Measurements and studies in folders of their own, found by the kind of their records.
+"""Measurements and studies, each in its own folder, found by the kind of their records.
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
@@ -22,29 +22,29 @@ PACKAGES = {
     "antiphase.baselines.studies": "study",
     "antiphase.viewer": "",
 }
-"""Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
+"""Packages of such folders, and the command that each belongs to; empty if its folders are top-level commands."""
 ALONE = ("probe",)
-"""Evaluations that are commands of their own."""
+"""Evaluations that are top-level commands."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A folder."""
+    """The folder of one measurement."""
 
     parent: str
-    """Package that the folder stands in."""
+    """Package that contains the folder."""
     name: str
-    """Of the command: ``long-context``."""
+    """Name of the command: ``long-context``."""
 
     @property
     def command(self) -> str:
-        """With the one that it belongs to: ``evaluate long-context``, ``classify``."""
+        """Name with its parent command: ``evaluate long-context``, ``classify``."""
         group = "" if self.name in ALONE else PACKAGES[self.parent]
         return f"{group} {self.name}".strip()
 
     @property
     def kind(self) -> str:
-        """Of its records: ``evaluate-long-context``, ``classify``."""
+        """Kind of its records: ``evaluate-long-context``, ``classify``."""
         return self.command.replace(" ", "-")
 
     @property
@@ -58,13 +58,13 @@ class Measurement:
 
     @property
     def result(self) -> type[Any]:
-        """What its records hold: a dataclass under ``evaluations.result.Result``."""
+        """The type of its results: a dataclass under ``evaluations.result.Result``."""
         found: type[Any] = importlib.import_module(self.package).RESULT
         return found
 
     @property
     def presentation(self) -> Any:
-        """Tables, figures and words for its records: a ``report.presentation.Presentation``."""
+        """Tables, figures and text for its records: a ``report.presentation.Presentation``."""
         return importlib.import_module(f"{self.package}.presentation").PRESENTATION
 
     @property
@@ -73,14 +73,16 @@ class Measurement:
 
     @property
     def run(self) -> Callable[..., Any]:
-        """From settings and an output folder to a record: the function in ``measure`` that is called as the folder."""
+        """The function that turns settings and an output folder into a record; it has the folder's name, in
+        ``measure``.
+        """
         found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))
         return found
 
 
 @cache
 def measurements(parent: str) -> dict[str, Measurement]:
-    """All folders of a package, by the name of the command."""
+    """All folders of a package, by name of the command."""
     package = importlib.import_module(parent)
     names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
     return {name: Measurement(parent, name) for name in names}
@@ -93,5 +95,5 @@ def every() -> list[Measurement]:
 
 
 def measurement_of(kind: str) -> Measurement | None:
-    """The measurement that writes records of this kind; None: it has no folder."""
+    """The measurement that writes records of this kind; None if it has no folder."""
     return next((found for found in every() if found.kind == kind), None)
