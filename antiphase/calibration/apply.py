@@ -56,6 +56,10 @@ def calibrated(model: PreTrainedModel, plan: CalibrationPlan) -> Iterator[None]:
     calibrated before the subtraction. The sinks of a prompt are stored with its cache, which must have been filled
     within the same block.
 
+    Example:
+        >>> with antiphase.calibrated(model, plan):
+        ...     model.generate(input_ids, max_new_tokens=8)
+
     Raises:
         InputError: the plan does not fit the model, or the model is an encoder–decoder.
         ValueError: the model's attention does not use transformers' interface, or has arguments (such as ``softcap``)

@@ -30,6 +30,10 @@ DIGESTED = 16
 class CalibrationPlan:
     """Which heads to calibrate, and how (2406.15765, section 4).
 
+    Example:
+        >>> plan = antiphase.CalibrationPlan({3: [0, 5], 4: [2]}, beta=0.4)  # two heads of layer 3, one of layer 4
+        >>> plan.save("plan.json")
+
     Args:
         heads: 0-based softmax maps by 0-based layer.
         alpha: a key is a sink if it receives more than α / N on average.

@@ -162,6 +162,11 @@ def search_calibration(
 ) -> CalibrationPlan:
     """Find the heads whose calibration alone raises the score, and evaluate them together on held-out samples.
 
+    Example:
+        >>> def score(model, samples):  # log-likelihood of each text
+        ...     return torch.stack([-model(ids, labels=ids).loss for ids in samples])
+        >>> plan = antiphase.search_calibration(model, score, texts, method="screen")
+
     Args:
         score: takes (model, samples) and returns (len(samples),), higher is better.
         samples: samples for ``score``; several data sets, given by name, have equal weight.

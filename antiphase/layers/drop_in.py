@@ -28,6 +28,11 @@ class DifferentialAttention(nn.Module):
     Supports self-attention, cross-attention (``context``), causal masks and a key-value cache; projections have no
     biases.
 
+    Example:
+        >>> attention = antiphase.DifferentialAttention(256, num_attention_heads=8, is_causal=True, layer_idx=0)
+        >>> attention(torch.randn(2, 16, 256)).shape
+        torch.Size([2, 16, 256])
+
     Args:
         hidden_size: width of the input and the output.
         num_attention_heads: number of softmax maps, twice the number of heads.

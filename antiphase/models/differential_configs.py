@@ -24,9 +24,12 @@ DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5) -> PreTrainedConfig:
     """The same architecture with differential attention (Ye et al., 2410.05258), for use with the Auto classes.
 
-    ``AutoModelForCausalLM.from_config(differential_config(config))`` has random initial weights; saved models load with
-    the Auto classes once antiphase is imported. Dropout of attention weights, which differential attention does not
-    have, is set to 0 with a warning.
+    Models built from it have random initial weights; saved models load with the Auto classes once antiphase is
+    imported. Dropout of attention weights, which differential attention does not have, is set to 0 with a warning.
+
+    Example:
+        >>> config = AutoConfig.from_pretrained("Qwen/Qwen3-0.6B")
+        >>> model = AutoModelForCausalLM.from_config(antiphase.differential_config(config))
 
     Args:
         config: configuration of Llama, Mistral, Qwen2, Qwen3, GPT-2 or BERT. Heads 2i and 2i+1 become the maps of head

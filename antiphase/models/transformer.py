@@ -161,7 +161,12 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
 
 class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
-    """The decoder with a language-model head."""
+    """The decoder with a language-model head.
+
+    Example:
+        >>> output = model(input_ids, labels=input_ids)  # logits (B, N, vocabulary), mean loss in nats
+        >>> model.generate(input_ids, max_new_tokens=8)
+    """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 

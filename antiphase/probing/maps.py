@@ -53,6 +53,10 @@ def attention_maps(
     caps, sink logits, scale). Differential heads give both maps, in layers of this package and in DiffLlama, which
     subtracts map i + H from map i. The model is unchanged afterwards, even after an error.
 
+    Example:
+        >>> layers = attention_maps(model, input_ids)
+        >>> layers[0].weights().shape  # (heads, queries, keys)
+
     Args:
         input_ids: (1, N), without padding.
         decoder_input_ids: (1, N'), the decoder's input for an encoder–decoder, beginning with the start token. Query n

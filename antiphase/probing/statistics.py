@@ -102,6 +102,10 @@ def attention_statistics(
 
     The model is unchanged afterwards, even after an error. The two calls of a DiffLlama layer count as one.
 
+    Example:
+        >>> found = antiphase.attention_statistics(model, input_ids=input_ids)
+        >>> found.sink_share.mean(1)  # weight on attention sinks, (layers, maps)
+
     Args:
         spans: {name: bool (B, N)} keys whose share of attention to measure.
         alpha: a key is a sink if it receives more than α / N, where N is the number of keys that the last query sees.

@@ -21,6 +21,9 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
     The other words keep their random directions and are scaled to the same standard deviation (Kim 2014, 1408.5882,
     section 4). All embeddings stay trainable; ``model.get_input_embeddings().requires_grad_(False)`` freezes them.
 
+    Example:
+        >>> antiphase.set_word_vectors(model, "glove.6B.300d.txt", tokenizer.get_vocab())
+
     Args:
         model: a model whose learned embeddings have the width of the vectors.
         path: a text file in the format of GloVe (a word and its numbers on each line) or word2vec (the same after a
