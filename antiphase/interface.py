@@ -27,7 +27,7 @@ TRITON = f"{NAME}_triton"
 """Like ``NAME``, with fused kernels for CUDA devices in differential layers."""
 INSIDE = f"{NAME}_inside"
 """The attention function of models of ``differential_config``; no other function knows their λ."""
-SWAPPED = f"{NAME}_swapped_"
+REPLACEMENT_PREFIX = f"{NAME}_replacement_"
 """Prefix of the names under which temporary replacements are registered."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which do not support a second map."""
@@ -57,7 +57,7 @@ def subtracting_function(implementation: str) -> AttentionFunction:
     Any backend can compute the outputs of its maps. The project's own functions, ``eager`` and replaced functions
     subtract by themselves.
     """
-    if implementation in (NAME, TRITON, "eager") or implementation.startswith(SWAPPED):
+    if implementation in (NAME, TRITON, "eager") or implementation.startswith(REPLACEMENT_PREFIX):
         return differential_function(implementation)
     return subtracting(ALL_ATTENTION_FUNCTIONS[implementation])
 
@@ -81,12 +81,12 @@ def heads_inside(
     refuse_unknown(kwargs)
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     return differential_output(
-        query, key, value, inside(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
+        query, key, value, differential_part(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
         sliding_window=None if carries_positions(mask, query.shape[2]) else sliding_window,
     ), None  # fmt: skip
 
 
-def inside(module: nn.Module) -> Any:
+def differential_part(module: nn.Module) -> Any:
     """The module that ``differential_config`` adds to an attention layer: λ and the head norm."""
     return module.differential
 

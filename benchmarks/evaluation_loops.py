@@ -63,7 +63,7 @@ DOCUMENT_SIZES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Workload:
     """Sizes of all measurements."""
 
     sizes: dict[str, Any]
@@ -82,12 +82,12 @@ class Plan:
     """Time after which no round of a comparison begins, except for the first three."""
 
 
-FULL = Plan(
+FULL = Workload(
     sizes=SIZES, document_sizes=DOCUMENT_SIZES, lengths=(128, 256, 512), orders=3, samples=16,
     long_lengths=(4096, 8192), long_tokens=TOKENS_AT_ONCE, document_lengths=(8192, 16384, 32768, 65536), rounds=7,
     seconds=20.0,
 )  # fmt: skip
-QUICK = Plan(
+QUICK = Workload(
     sizes={**SIZES, "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     document_sizes={**DOCUMENT_SIZES, "hidden_size": 16, "intermediate_size": 24}, lengths=(48, 96), orders=2,
     samples=6, long_lengths=(256,), long_tokens=768, document_lengths=(2048, 4096), rounds=3, seconds=1.0,
@@ -103,15 +103,15 @@ def main() -> None:
     chosen = parser.parse_args()
     check_empty(chosen.output)
     console, started = Console(highlight=False), time.perf_counter()
-    plan = QUICK if chosen.quick else FULL
+    workload = QUICK if chosen.quick else FULL
 
     def say(message: str) -> None:
         console.print(f"[{time.perf_counter() - started:5.0f} s] {message}", markup=False)
 
-    models = build_models(plan, chosen.seed)
-    rows = [row for name, model in models.items() for row in sweeps(name, model, plan, chosen.seed, say)]
-    rows += [row for name, model in models.items() for row in long_prompts(name, model, plan, chosen.seed, say)]
-    memory = documents(plan, chosen.seed, say)
+    models = build_models(workload, chosen.seed)
+    rows = [row for name, model in models.items() for row in sweeps(name, model, workload, chosen.seed, say)]
+    rows += [row for name, model in models.items() for row in long_prompts(name, model, workload, chosen.seed, say)]
+    memory = documents(workload, chosen.seed, say)
     growth = memory[-1]["bytes_per_token"] / memory[0]["bytes_per_token"]
     Record(
         kind="benchmark-evaluation",
@@ -121,7 +121,7 @@ def main() -> None:
             "memory_growth": growth,
             "parameters": {name: model.num_parameters() for name, model in models.items()},
         },
-        config={**asdict(plan), "width": width_of(plan.sizes), "labels": LABELS, "quick": chosen.quick},
+        config={**asdict(workload), "width": width_of(workload.sizes), "labels": LABELS, "quick": chosen.quick},
         seeds=[chosen.seed],
         seconds=time.perf_counter() - started,
     ).save(chosen.output)
@@ -148,10 +148,10 @@ def table(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]
     return lines
 
 
-def build_models(plan: Plan, seed: int) -> dict[str, PreTrainedModel]:
+def build_models(workload: Workload, seed: int) -> dict[str, PreTrainedModel]:
     """A differential model and a Llama of equal size, with random weights and planted answers."""
     sizes = {
-        **plan.sizes, "max_position_embeddings": 2 * max(*plan.lengths, *plan.long_lengths),
+        **workload.sizes, "max_position_embeddings": 2 * max(*workload.lengths, *workload.long_lengths),
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
@@ -238,7 +238,7 @@ def _in_each_order(choose: Choose, model: PreTrainedModel, by_order: Sequence[Se
 
 
 def sweeps(
-    name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
+    name: str, model: PreTrainedModel, workload: Workload, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Samples per second of many-shot sweeps, order by order.
 
@@ -246,23 +246,23 @@ def sweeps(
         RuntimeError: a method gives other answers than were planted; incorrect code is not timed.
     """
     rows = []
-    for length in plan.lengths:
-        by_order, labels = sweep_prompts(length, plan.orders, plan.samples, plan.sizes["vocab_size"], seed)
+    for length in workload.lengths:
+        by_order, labels = sweep_prompts(length, workload.orders, workload.samples, workload.sizes["vocab_size"], seed)
         work = {
             CHOOSE: partial(_in_each_order, chosen_by_loop, model, by_order),
             GENERATE: partial(_in_each_order, chosen_by_generate, model, by_order),
         }
         for way, run in work.items():
-            _check(run(), [labels] * plan.orders, f"{way}, {name}, {length} tokens")
+            _check(run(), [labels] * workload.orders, f"{way}, {name}, {length} tokens")
         say(f"timing many-shot sweeps, {name}, {length:,} tokens")
-        count = plan.orders * plan.samples
-        what = {"task": f"many-shot sweep, {name}", "length": length, "batch": plan.samples}
-        rows += _compared(what, work, plan, dict.fromkeys(work, count), "samples")
+        count = workload.orders * workload.samples
+        what = {"task": f"many-shot sweep, {name}", "length": length, "batch": workload.samples}
+        rows += _compared(what, work, workload, dict.fromkeys(work, count), "samples")
     return rows
 
 
 def long_prompts(
-    name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
+    name: str, model: PreTrainedModel, workload: Workload, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
     """Prompt tokens per second if prompts share nothing, and if they share everything except the question.
 
@@ -270,9 +270,9 @@ def long_prompts(
         RuntimeError: the answers differ from the planted ones.
     """
     rows = []
-    for length in plan.long_lengths:
-        count = plan.long_tokens // length
-        vocabulary = plan.sizes["vocab_size"]
+    for length in workload.long_lengths:
+        count = workload.long_tokens // length
+        vocabulary = workload.sizes["vocab_size"]
         (shared,), labels = sweep_prompts(length, 1, count, vocabulary, seed)
         own = [sweep_prompts(length, 1, count, vocabulary, seed + 1 + row)[0][0][row] for row in range(count)]
         ids = torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(seed))
@@ -286,7 +286,7 @@ def long_prompts(
         counts = {PREFILL: ids.numel(), OWN: sum(map(len, own)), SHARED: sum(map(len, shared))}
         say(f"timing long prompts, {name}, {length:,} tokens")
         what = {"task": f"long prompts, {name}", "length": length, "batch": count}
-        rows += _compared(what, work, plan, counts, "tokens")
+        rows += _compared(what, work, workload, counts, "tokens")
     return rows
 
 
@@ -302,11 +302,17 @@ def _check(found: object, expected: object, what: str) -> None:
 
 
 def _compared(
-    what: dict[str, Any], work: Mapping[str, Callable[[], object]], plan: Plan, counts: Mapping[str, int], unit: str
+    what: dict[str, Any],
+    work: Mapping[str, Callable[[], object]],
+    workload: Workload,
+    counts: Mapping[str, int],
+    unit: str,
 ) -> list[dict[str, Any]]:
     """Each candidate and the baseline, in seconds and rates; ``speed`` is rate / the baseline's, within rounds."""
     baseline = GENERATE if GENERATE in work else PREFILL
-    times = paired_times(work, rounds=plan.rounds, seconds=plan.seconds, warm_up=0)  # already warm from the check
+    times = paired_times(
+        work, rounds=workload.rounds, seconds=workload.seconds, warm_up=0
+    )  # already warm from the check
     rows = []
     for name in work:
         if name == baseline:
@@ -315,7 +321,7 @@ def _compared(
         share = counts[name] / counts[baseline]
         rows.append(
             {
-                **what, "dtype": "float32", "width": width_of(plan.sizes), **row, "unit": unit,
+                **what, "dtype": "float32", "width": width_of(workload.sizes), **row, "unit": unit,
                 "subject_rate": statistics.median(counts[name] / seconds for seconds in times[name]),
                 "baseline_rate": statistics.median(counts[baseline] / seconds for seconds in times[baseline]),
                 "speed": share / row["ratio"],
@@ -325,16 +331,16 @@ def _compared(
     return rows
 
 
-def documents(plan: Plan, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def documents(workload: Workload, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Peak memory of the loss by position over one document, by document length."""
     rows = []
-    for length in plan.document_lengths:
+    for length in workload.document_lengths:
         say(f"weighing loss by position, {length:,} tokens")
-        found = peak_of(document_call, plan.document_sizes, length, seed, what=f"loss by position, {length} tokens")
+        found = peak_of(document_call, workload.document_sizes, length, seed, what=f"loss by position, {length} tokens")
         rows.append(
             {
                 "task": "loss by position", "dtype": "float32", "length": length, "batch": 1,
-                "width": width_of(plan.document_sizes), "scheme": "losses_by_position", "bytes": found,
+                "width": width_of(workload.document_sizes), "scheme": "losses_by_position", "bytes": found,
                 "bytes_per_token": found / length,
             }
         )  # fmt: skip

@@ -21,7 +21,7 @@ from antiphase.benchmarks import attention, blocks, model
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
 from antiphase.benchmarks.schemes import Case
 from antiphase.errors import InputError
-from antiphase.ops.triton.launch import INTERPRETED, Blocks, tried
+from antiphase.ops.triton.launch import INTERPRETED, Blocks, override_blocks
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -136,8 +136,8 @@ def time_attention(stage: Stage) -> int:
     _compiled(stage, kept, trials, suite)
     rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = blocks.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
-    chosen, refused = _right(stage, kept, suite, found["chosen"])
-    with tried(chosen), _few_rounds(stage):
+    chosen, refused = _verified(stage, kept, suite, found["chosen"])
+    with override_blocks(chosen), _few_rounds(stage):
         record = attention.benchmark_attention(quick=True, device=stage.device, suite=suite, piece=kept, say=stage.say)
     _keep(
         kept, record,
@@ -213,7 +213,7 @@ def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: in
         sys.stderr.write(f"{form}: {error}\n")
 
 
-def _right(
+def _verified(
     stage: Stage, kept: Kept, suite: attention.Suite, chosen: dict[str, Blocks]
 ) -> tuple[dict[str, Blocks], str | None]:
     """The chosen blocks if results are correct with them, else none and the reason; the current blocks are then timed.
@@ -222,7 +222,7 @@ def _right(
     """
 
     def checked() -> dict[str, Any]:
-        with tried(chosen):
+        with override_blocks(chosen):
             try:
                 return {"rows": attention.check_suite(suite, 0, stage.device), "why": None}
             except RuntimeError as error:
@@ -248,7 +248,7 @@ def time_models(stage: Stage) -> int:
         sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                  "num_attention_heads": 4}  # fmt: skip
         setting = model.Setting(sizes, (16, 32), 32, is_half=True)
-    with tried({} if stage.is_rehearsal else chosen):
+    with override_blocks({} if stage.is_rehearsal else chosen):
         record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
     _keep(kept, record, {"blocks": {kernel: list(own) for kernel, own in chosen.items()}})
     for row in record.values["rows"]:

@@ -28,7 +28,7 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     """The training in one call."""
 
     steps: int
@@ -49,9 +49,9 @@ def pair_seconds(pace: Pace, tokens: int, arms: tuple[str, str]) -> tuple[float,
     return RESERVE * (min(one_by_one, at_once) + pace.measuring), processes
 
 
-def plan(
+def plan_training(
     pace: Pace, *, minutes: float, calls: int, steps: int, step_tokens: int, fewest: int, arms: tuple[str, str]
-) -> Plan:
+) -> TrainingPlan:
     """As many complete pairs per call as fit; shorter runs only if not even ``fewest`` fit into all calls.
 
     Args:
@@ -64,9 +64,9 @@ def plan(
         InputError: not one pair fits.
     """
 
-    def planned(count: int) -> Plan:
+    def planned(count: int) -> TrainingPlan:
         seconds, processes = pair_seconds(pace, count * step_tokens, arms)
-        return Plan(steps=count, processes=processes, pair_seconds=seconds, pairs=int(60 * minutes // seconds))
+        return TrainingPlan(steps=count, processes=processes, pair_seconds=seconds, pairs=int(60 * minutes // seconds))
 
     least = max(1, round(LEAST_SHARE * steps))
     for wanted in (fewest, 1):

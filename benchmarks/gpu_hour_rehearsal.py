@@ -75,7 +75,7 @@ def rehearsed(output: Path, stage: str) -> dict[str, Any]:
         "seconds_to_the_end": time.monotonic() - began,
         "pieces": list(after) if stage != "kernels" else len(after) - 1,
         "bytes": (output / "records" / f"{stage}.json").stat().st_size,
-        **_told(output, stage),
+        **_summary(output, stage),
     }
 
 
@@ -105,7 +105,7 @@ def _pieces(output: Path, stage: str) -> dict[str, Any]:
     return Record.load(path).values["pieces"] if path.is_file() else {}
 
 
-def _told(output: Path, stage: str) -> dict[str, Any]:
+def _summary(output: Path, stage: str) -> dict[str, Any]:
     """A summary of the stage's record."""
     values = Record.load(output / "records" / f"{stage}.json").values
     if stage == "kernels":

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_hour_measure import NO_TIME, measured
-from gpu_hour_plan import Pace, Plan, plan
+from gpu_hour_plan import Pace, TrainingPlan, plan_training
 from gpu_hour_stage import SPARE, Kept, NoTime, Stage, alarm
 
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, load_preset
@@ -99,7 +99,7 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
         alone=alone, together=together["tokens_per_second"], start=together["start"], measuring=measuring["seconds"]
     )
     run = preset.run
-    found = plan(
+    found = plan_training(
         pace, minutes=stage_minutes(stage), calls=calls, steps=run.training.steps,
         step_tokens=run.training.batch_size * run.data.sequence_length, fewest=stage.sizes.fewest_pairs, arms=PAIR,
     )  # fmt: skip
@@ -204,11 +204,11 @@ def _can_be_measured(stage: Stage, found: dict[str, Any] | None, runs: dict[str,
     return lacks and all((stage.work / "models" / name / "record.json").is_file() for name in runs)
 
 
-def _planned(stage: Stage) -> Plan:
-    return Plan(**stage.earlier("pilot").values["plan"])
+def _planned(stage: Stage) -> TrainingPlan:
+    return TrainingPlan(**stage.earlier("pilot").values["plan"])
 
 
-def _expected(kept: Kept, planned: Plan, arms: Sequence[str]) -> float:
+def _expected(kept: Kept, planned: TrainingPlan, arms: Sequence[str]) -> float:
     """Expected seconds of a round: the slowest so far of its kind, else as planned. A single run takes most of a pair's
     time.
     """

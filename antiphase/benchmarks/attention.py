@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.benchmarks.beside import Condition, conditions
+from antiphase.benchmarks.conditions import Condition, conditions
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import (
     BLOCKWISE,
     COMPARED,
@@ -148,7 +148,7 @@ def benchmark_attention(
     started = time.perf_counter()
     suite = suite or suite_of(device, quick=quick)
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
-    done = Done(piece)
+    done = Pieces(piece)
     say("checking correctness")
     checked = done.rows("gate", partial(check_suite, suite, seed, device))
     cells = suite.cells if checked else []

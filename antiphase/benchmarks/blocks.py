@@ -15,10 +15,10 @@ from torch import Tensor
 
 from antiphase.benchmarks.attention import CALLS_ON_GPU, STEPS_OF_DECODING, repeated, why_not
 from antiphase.benchmarks.gpu_schemes import FUSED, FUSED_V2
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import Case, Scheme, work
 from antiphase.benchmarks.timing import paired_times
-from antiphase.ops.triton.launch import Blocks, blocks_of, major_of, padded, tried
+from antiphase.ops.triton.launch import Blocks, blocks_of, major_capability, override_blocks, padded
 
 TASKS = {"forward": "forward", "keys": "forward + backward", "span": "decode"}
 """The call by which a kernel is timed; its other kernels are the same for all candidates."""
@@ -61,7 +61,7 @@ class Trial:
     def usual(self) -> Blocks:
         """The kernel's current blocks."""
         value_width = self.case.width * (1 if self.scheme.shares_keys else 2)
-        major = major_of(torch.device(self.case.device))
+        major = major_capability(torch.device(self.case.device))
         return blocks_of(self.kernel, padded(self.case.width), padded(value_width), self.case.dtype, major)
 
 
@@ -76,7 +76,7 @@ def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) 
 
 def run_once(trial: Trial, blocks: Blocks, seed: int = 0) -> str | None:
     """Compile and run a candidate once; the reason if it does not work, else None."""
-    with tried({trial.kernel: blocks}):
+    with override_blocks({trial.kernel: blocks}):
         return why_not(trial.scheme, trial.case, seed)
 
 
@@ -90,7 +90,7 @@ def timed_blocks(
         ``rows``: for each candidate the ``seconds`` of a call and its ratio to the current blocks, or ``why`` it does
         not work; ``chosen``: blocks by kernel; ``left_out``: skipped pieces.
     """
-    done = Done(piece)
+    done = Pieces(piece)
     rows: list[dict[str, Any]] = []
     for trial in trials:
         say(f"timing {trial.name}")
@@ -140,7 +140,7 @@ def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict
 
 def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable[[], object]:
     def call() -> object:
-        with tried({trial.kernel: blocks}):
+        with override_blocks({trial.kernel: blocks}):
             return run()
 
     return call
@@ -148,7 +148,7 @@ def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable
 
 def results_of(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
     """Results of a trial's call with these blocks."""
-    with tried({trial.kernel: blocks}):
+    with override_blocks({trial.kernel: blocks}):
         found = work(trial.scheme, trial.case, seed)()
     return [tensor for tensor in (found if isinstance(found, tuple) else (found,)) if tensor is not None]
 

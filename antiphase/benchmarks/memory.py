@@ -61,12 +61,12 @@ def _measure(sender: Any, threads: int, make: Callable[..., Callable[[], object]
     torch.set_num_threads(threads)
     make(WARM_UP_LENGTH, *arguments)()
     run = make(NO_LIMIT, *arguments)
-    before = _held(reset=True)
+    before = _peak_bytes(reset=True)
     run()
-    sender.send(_held() - before)
+    sender.send(_peak_bytes() - before)
 
 
-def _held(*, reset: bool = False) -> int:
+def _peak_bytes(*, reset: bool = False) -> int:
     """Peak bytes of this process, since the last reset if the system supports it (Linux).
 
     On Linux ``ru_maxrss`` includes the peak of the parent process, so it is not used there.

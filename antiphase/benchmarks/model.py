@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from antiphase.benchmarks.attention import check_suite, suite_of
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.interface import NAME, TRITON
 from antiphase.models.configuration import AntiphaseConfig
@@ -102,7 +102,7 @@ def benchmark_model(
     if quick and len(setting.lengths) > 2:
         setting = replace(setting, lengths=setting.lengths[::2])
     compiled_lengths = setting.lengths[-1:] if quick else setting.lengths
-    done = Done(piece)
+    done = Pieces(piece)
     checked: list[dict[str, Any]] = []
     if setting.attention == TRITON:
         say("checking correctness")
@@ -125,7 +125,7 @@ def benchmark_model(
         task: str, length: int, pairs: Sequence[tuple[str, str]], make: Callable[[], Mapping[str, Callable[[], object]]]
     ) -> list[dict[str, Any]]:
         say(f"timing {task}, {length:,} tokens")
-        with afresh() if pairs is COMPILED_PAIRS else nullcontext():
+        with fresh_compiler() if pairs is COMPILED_PAIRS else nullcontext():
             warm_up = 3 if setting.is_compiled else 1
             times = paired_times(make(), rounds=rounds, seconds=seconds, warm_up=warm_up, device=device)
         return [{"task": task, "length": length, **what, **ratios(times, one, other)} for one, other in pairs]
@@ -151,10 +151,10 @@ def benchmark_model(
     for length in setting.lengths:
         prompt = torch.randint(0, sizes["vocab_size"], (1, length), generator=generator).to(device)
         for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
-            compare(task, length, partial(_ways, way, models, prompt))
+            compare(task, length, partial(_calls, way, models, prompt))
         if ours and length in compiled_lengths:
             compare(
-                "tokens generated", length, partial(_ways, compiled_decoding, ours, prompt, COMPILED), COMPILED_PAIRS
+                "tokens generated", length, partial(_calls, compiled_decoding, ours, prompt, COMPILED), COMPILED_PAIRS
             )
     return Record(
         kind="benchmark-model",
@@ -184,7 +184,7 @@ def _steps(
     }  # fmt: skip
 
 
-def _ways(
+def _calls(
     way: Callable[[PreTrainedModel, torch.Tensor], Callable[[], object]],
     models: Mapping[str, PreTrainedModel],
     prompt: torch.Tensor,
@@ -222,7 +222,7 @@ def compiled(model: PreTrainedModel) -> Any:
 
 
 @contextmanager
-def afresh() -> Iterator[None]:
+def fresh_compiler() -> Iterator[None]:
     """Reset the compiler's count of variants within the block; beyond its limit, it would silently run uncompiled
     code.
     """

@@ -19,7 +19,7 @@ def at_once(name: str, work: Callable[[], Any]) -> Any:
     return work()
 
 
-class Done:
+class Pieces:
     """Runs the pieces of one benchmark and keeps track of those that were skipped."""
 
     def __init__(self, piece: Piece) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.chosen import ChosenMaps
-from antiphase.ops.blocks import BlockLayout, shaped
+from antiphase.ops.blocks import BlockLayout, view_as
 from antiphase.ops.shapes import statistics_dtype
 
 DIRECT_SHARE = 0.5
@@ -62,7 +62,7 @@ def attend(maps: ChosenMaps) -> Attended:
         here = item.batches, item.groups
         for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             scores = item.scores(0, block)
@@ -75,7 +75,7 @@ def attend(maps: ChosenMaps) -> Attended:
             by_head = weights.view(len(weight), -1, weights.shape[-1])
             part = mass[here][..., block.keys]
             part += torch.bmm(weight, by_head).view(part.shape)
-            product = shaped(buffer, *weights.shape[:2], width)
+            product = view_as(buffer, *weights.shape[:2], width)
             rows.copy_(torch.bmm(weights, item.values[:, block.keys], out=product).view(rows.shape))
     return Attended(out, log_sum_exp.nan_to_num_(nan=float("-inf")), mass)
 
@@ -223,7 +223,7 @@ def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta:
         here = item.batches, item.groups
         for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             weights = item.maps(block)[0].view(*rows.shape[:-1], -1).to(layout.dtype)

@@ -14,11 +14,11 @@ Scores = Mapping[str, Tensor]
 """By data set, one float64 score per sample."""
 RESAMPLES = 4000
 """Number of bootstrap resamples."""
-FLIPS = 4000
+FEWEST_DRAWS = 4000
 """Smallest number of random sign assignments."""
-EXACT_SUMS = 2**16
+MOST_EXACT_SUMS = 2**16
 """Largest number of signed sums that are enumerated; beyond it, signs are drawn at random."""
-NOTHING = 1e-12
+TOLERANCE = 1e-12
 """Sums of scores that differ by less count as equal."""
 
 
@@ -80,22 +80,22 @@ def sign_flips(changes: Scores, generator: torch.Generator, *, tests: int = 1) -
     """
     flat = torch.cat([change / len(change) / len(changes) for change in changes.values()])
     moved = flat[flat != 0]
-    observed = _settled(moved.sum()).item()
+    observed = _without_rounding(moved.sum()).item()
     sizes, counts = moved.abs().unique(return_counts=True)
-    if math.prod(count + 1 for count in counts.tolist()) <= EXACT_SUMS:
+    if math.prod(count + 1 for count in counts.tolist()) <= MOST_EXACT_SUMS:
         sums, shares = _all_sums(sizes, counts)
         floor = 0.0
     else:
-        draws = max(FLIPS, math.ceil(2 * tests / 0.05))
+        draws = max(FEWEST_DRAWS, math.ceil(2 * tests / 0.05))
         signs = torch.randint(0, 2, (draws, len(moved)), generator=generator).double() * 2 - 1
         sums, shares = signs @ moved, torch.full((draws,), 1 / (draws + 1), dtype=torch.float64)
         floor = 1 / (draws + 1)  # the observed signs count as one more draw
-    sums = _settled(sums)
+    sums = _without_rounding(sums)
     total = float(shares.sum())
     return SignFlips(
         change=observed,
-        improves=min(1.0, floor + float(shares[sums >= observed - NOTHING].sum())),
-        worsens=min(1.0, floor + float(shares[sums <= observed + NOTHING].sum())),
+        improves=min(1.0, floor + float(shares[sums >= observed - TOLERANCE].sum())),
+        worsens=min(1.0, floor + float(shares[sums <= observed + TOLERANCE].sum())),
         null_improved=float(shares[sums > 0].sum()) / total,
         null_tied=float(shares[sums == 0].sum()) / total,
         null_worsened=float(shares[sums < 0].sum()) / total,
@@ -113,6 +113,6 @@ def _all_sums(sizes: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     return sums, shares
 
 
-def _settled(sums: Tensor) -> Tensor:
+def _without_rounding(sums: Tensor) -> Tensor:
     """Sums with those that are 0 up to rounding set to 0."""
-    return sums.where(sums.abs() > NOTHING, 0.0)
+    return sums.where(sums.abs() > TOLERANCE, 0.0)

@@ -88,7 +88,7 @@ class LowerLayerCache:
         below = list(self.layers[: self.start])
         try:
             for index, layer in enumerate(below):
-                layer.forward = _hand_on(layer, index, gives_tuple=self._gives_tuple)
+                layer.forward = _pass_through(layer, index, gives_tuple=self._gives_tuple)
             yield
         finally:
             for layer in below:
@@ -112,7 +112,7 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise ValueError(f"{type(model).__name__} has no list of numbered layers")
 
 
-def _hand_on(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
+def _pass_through(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
     """A forward function that returns its input and keeps the lengths of a cache correct."""
     signature = inspect.signature(layer.forward)
 

@@ -20,9 +20,9 @@ from antiphase.records import write_atomically
 
 FORMAT = 1
 MODES = ("paper", "prompt", "running")
-DESCRIBING = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+IDENTIFYING_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Fields of a configuration by which a plan recognizes its model."""
-DIGESTED = 16
+DIGESTED_VALUES = 16
 """Number of values of each weight in a fingerprint."""
 
 
@@ -143,9 +143,9 @@ def fingerprint(model: PreTrainedModel) -> dict[str, Any]:
     text = model.config.get_text_config()
     digests = [hashlib.sha256(), hashlib.sha256()]
     for name, weight in model.named_parameters():
-        some = weight.detach().reshape(-1)[:DIGESTED].cpu()
+        some = weight.detach().reshape(-1)[:DIGESTED_VALUES].cpu()
         for digest, numbers in zip(digests, (some, some.to(torch.float16)), strict=True):
             bits = numbers.to(torch.bfloat16).view(torch.int16).tolist()
             digest.update(f"{name}{tuple(weight.shape)}{bits}".encode())
-    sizes = {name: getattr(text, name) for name in DESCRIBING if hasattr(text, name)}
+    sizes = {name: getattr(text, name) for name in IDENTIFYING_FIELDS if hasattr(text, name)}
     return {**sizes, "weights": [digest.hexdigest() for digest in digests]}

@@ -253,7 +253,7 @@ def _is_string(kind: Any) -> bool:
 
 
 @contextmanager
-def _asking_hub(source: HubDataset, flag: str) -> Iterator[None]:
+def _hub_errors(source: HubDataset, flag: str) -> Iterator[None]:
     """Convert errors of ``datasets`` to input errors that name the dataset."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
@@ -282,7 +282,7 @@ def hub_revision(source: HubDataset, flag: str) -> str:
     """The hash that ``datasets`` gives the current revision, with the configuration."""
     import datasets
 
-    with _asking_hub(source, flag):
+    with _hub_errors(source, flag):
         builder = datasets.load_dataset_builder(source.name, source.config)
         return f"{builder.hash} {builder.config.name}"
 
@@ -291,7 +291,7 @@ def hub_rows(source: HubDataset, flag: str) -> Iterator[tuple[str, dict[str, Any
     """Place and content of each row."""
     import datasets
 
-    with _asking_hub(source, flag):
+    with _hub_errors(source, flag):
         rows = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
         for row in rows:
             yield f"{flag} {source.given}", row

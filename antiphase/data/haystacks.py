@@ -36,11 +36,11 @@ SENTENCE_END = re.compile(r"[.!?。！？]['\"”’)\]]*(?=\s)|(?<=\S)(?=\n\s*\
 """Where a needle may be inserted: after a sentence or a paragraph."""
 DENSITY_SAMPLE = 1 << 16
 """Number of characters from which the average length of a token is estimated."""
-LOOSE = 8
+LENGTH_TOLERANCE = 8
 """Number of tokens by which a context may fall short of its length."""
 MARGIN = 64
 """Largest difference in tokens between a context and its parts tokenized separately."""
-TRIES = 6
+MOST_ATTEMPTS = 6
 """Number of attempts at cutting the filler until a context has its length."""
 OUTPUT_SLACK = 16
 """Number of tokens that an output may have in addition to the answers as the needles write them."""
@@ -150,13 +150,13 @@ class Haystack:
             )
         first, ends = self._stretch(room + MARGIN, room, start, cell)
         found: tuple[int, Context] | None = None  # tokens by which it falls short, and the context
-        for _ in range(TRIES):
+        for _ in range(MOST_ATTEMPTS):
             last = ends[room - 1] if room else first
             context = self._assembled(first, last, needles, numbers, depths, asked, cell.queries)
             spare = budget - len(encode(self.tokenizer, context.text))
             if spare >= 0 and (found is None or spare < found[0]):
                 found = spare, context
-            if 0 <= spare <= LOOSE or not 0 <= room + spare <= len(ends):
+            if 0 <= spare <= LENGTH_TOLERANCE or not 0 <= room + spare <= len(ends):
                 break
             room += spare
         if found is None:  # the context has more tokens than its parts separately

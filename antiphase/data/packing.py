@@ -27,7 +27,7 @@ PIECE = 1 << 15
 """Number of characters per piece of a document, the unit of work of the tokenizer's threads."""
 BATCH = 1 << 20
 """Number of characters tokenized in one call; bounds memory."""
-SCANNED = 1 << 12
+BLOCKS_AT_ONCE = 1 << 12
 """Number of blocks searched at a time."""
 WINDOW = 64
 """Number of characters on either side of a cut that must tokenize equally with and without it."""
@@ -61,8 +61,8 @@ class PackedTokens:
         size = self.sequence_length
         found = [
             start // size + np.flatnonzero((part.reshape(-1, size) != token).all(1))
-            for start in range(0, len(self) * size, SCANNED * size)
-            for part in [self.tokens[start : min(start + SCANNED * size, len(self) * size)]]
+            for start in range(0, len(self) * size, BLOCKS_AT_ONCE * size)
+            for part in [self.tokens[start : min(start + BLOCKS_AT_ONCE * size, len(self) * size)]]
         ]
         return np.concatenate([*found, np.empty(0, dtype=np.int64)])
 

@@ -216,15 +216,15 @@ def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTr
     digits = NEEDLE_DIGITS if settings.needle_share else 1
     what = json.dumps([content, settings.vocabulary_size, digits, *_task_shares(settings).items()])
     folder = cache / f"tokenizer-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    if not _is_as_saved(folder):
+    if not _is_unchanged(folder):
         shutil.rmtree(folder, ignore_errors=True)
         progress(f"training a tokenizer of {settings.vocabulary_size} entries")
-        tokenizer = train_tokenizer(_read_by_tokenizer(settings), settings.vocabulary_size, digits=digits)
+        tokenizer = train_tokenizer(_tokenizer_texts(settings), settings.vocabulary_size, digits=digits)
         _save_beside(tokenizer, folder)
     return load_tokenizer(str(folder))
 
 
-def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
+def _tokenizer_texts(settings: DataSettings) -> Iterator[str]:
     """The training text mixed with the tasks' wording, with at least the shares that they have in a batch.
 
     Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
@@ -262,7 +262,7 @@ def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
         shutil.rmtree(temporary)  # another process was faster
 
 
-def _is_as_saved(folder: Path) -> bool:
+def _is_unchanged(folder: Path) -> bool:
     """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
     kept = folder / DIGEST
     return folder.is_dir() and (not kept.is_file() or kept.read_text("utf-8").strip() == _digest(folder))

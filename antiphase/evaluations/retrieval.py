@@ -28,7 +28,7 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model, untrained, wrap_model
 from antiphase.scoring.needles import tasks_of
 from antiphase.training.device import choose_device
 
@@ -44,7 +44,7 @@ Report = Callable[[float, int], None]
 
 
 @dataclass(frozen=True)
-class Found:
+class CellRows:
     """Rows of all cells, in order."""
 
     models: Sequence[str]
@@ -69,12 +69,12 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
+class CellMeasurement:
     """The measurement of a cell, and the result of all cells."""
 
     of_texts: Callable[[LoadedModel, Cell, Sequence[Context]], list[Row]]
     of_symbols: Callable[[LoadedModel, Cell, RetrievalTask, ContextSettings], list[Row]]
-    result: Callable[[Found], Result]
+    result: Callable[[CellRows], Result]
     untrained_at_depths: bool
     """Whether untrained models are also measured at fixed depths, not only at random ones."""
 
@@ -105,7 +105,7 @@ def cells_of(
 
 
 def measure_in_text(
-    measuring: Measuring,
+    measuring: CellMeasurement,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Iterable[str],
@@ -122,18 +122,18 @@ def measure_in_text(
     """
     haystack = Haystack(texts, tokenizer)
     contexts = {cell: haystack.contexts(cell, samples, seed=seed) for cell in cells}
-    loaded = at_hand(model, tokenizer)
+    loaded = wrap_model(model, tokenizer)
     (arm,) = arm_names([loaded.name])
     rows = {}
     for trained in (True, False):
         read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
         own = loaded if trained else replace(loaded, model=untrained(model, seed))
         rows[arm, trained] = [row for cell in read for row in measuring.of_texts(own, cell, contexts[cell])]
-    return measuring.result(Found([loaded.name], "text", cells[0].guess_rate, rows))
+    return measuring.result(CellRows([loaded.name], "text", cells[0].guess_rate, rows))
 
 
 def evaluate_on_contexts(
-    measuring: Measuring,
+    measuring: CellMeasurement,
     settings: ContextSettings,
     output: Path,
     *,
@@ -162,7 +162,7 @@ def evaluate_on_contexts(
                 experiment.check(_loaded(settings, index))
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
-        found = Found(settings.names, experiment.task, experiment.guess_rate, rows)
+        found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
         data = first.settings.data if first.settings else None
         return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, data=data)
 
@@ -223,7 +223,7 @@ class Texts:
     task = "text"
 
     def __init__(
-        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+        self, settings: ContextSettings, measuring: CellMeasurement, first: LoadedModel, output: Path, say: Say
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         own = first.settings.data if first.settings else None
@@ -272,7 +272,7 @@ class Symbols:
     task = "symbols"
 
     def __init__(
-        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+        self, settings: ContextSettings, measuring: CellMeasurement, first: LoadedModel, output: Path, say: Say
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         data = data_for(first, settings, output, say)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.instrumentation.forward import ForwardPass
-from antiphase.interface import inside
+from antiphase.interface import differential_part
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
 from antiphase.layers.masks import carries_positions, visible_keys
 
@@ -54,7 +54,7 @@ V1 = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True)
 V2 = AttentionKind(Pairing.NEIGHBOURS, key_maps=1, subtracts=True)
 INSIDE = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True, finishes=True)
 """V1 in the layers of ``differential_config``, whose attention function subtracts and normalizes."""
-AFTERWARDS = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
+DIFFLLAMA = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
 """DiffLlama: the layer subtracts what the function returned, after two calls with the same queries and keys and one
 half of the values each.
 """
@@ -70,7 +70,7 @@ def kind_of(module: nn.Module) -> AttentionKind:
         return V1 if has_two_keys(module) else V2
     if hasattr(module, "differential"):
         return INSIDE
-    return AFTERWARDS if hasattr(module, "lambda_init") else SOFTMAX
+    return DIFFLLAMA if hasattr(module, "lambda_init") else SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ class AttentionCall:
         module = self.module
         lam: Tensor
         if self.kind is INSIDE:
-            lam = inside(module).lam()
-        elif self.kind is AFTERWARDS:
+            lam = differential_part(module).lam()
+        elif self.kind is DIFFLLAMA:
             lam = _diffllama_lambda(module)
         elif self.kind.subtracts:
             lam = self.arguments["lam"]
@@ -222,7 +222,7 @@ class AttentionCall:
         """The attention function's return value for heads' outputs (B, N, heads, dv)."""
         if not self.kind.finishes:
             return heads
-        finished: Tensor = inside(self.module).finish(heads)
+        finished: Tensor = differential_part(self.module).finish(heads)
         return split_halves(finished.to(self.query.dtype))
 
 

@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall, AttentionKind, kind_of
 from antiphase.instrumentation.forward import ForwardPass, SequenceState, begin_pass, follow
-from antiphase.interface import INSIDE, SWAPPED, differential_function, heads_inside
+from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
 from antiphase.layers.functions import AttentionFunction, is_differential
 
 _NUMBERS = count()
@@ -129,7 +129,7 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
     if not model._can_set_attn_implementation():
         raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
     wrapped = wrap(_function_of(model, original))
-    name = f"{SWAPPED}{next(_NUMBERS)}"
+    name = f"{REPLACEMENT_PREFIX}{next(_NUMBERS)}"
     masks = AttentionMaskInterface._global_mapping
     mask = masks.get(original)
     AttentionInterface.register(name, wrapped)
@@ -297,10 +297,10 @@ class _Reader:
         before = outer.passes.calls if outer is not None else 0
         heads, weights = self.handle(call)
         if outer is not None and outer.passes.calls == before:
-            outer.passed_over(call, heads)
+            outer.bypassed(call, heads)
         return call, heads, weights
 
-    def passed_over(self, inner: AttentionCall, heads: Tensor) -> None:
+    def bypassed(self, inner: AttentionCall, heads: Tensor) -> None:
         """A nested block computed a call without ``call.own()``.
 
         Raises:
@@ -315,7 +315,7 @@ class _Reader:
                 "computes; change it in one of them"
             )
         if isinstance(self.function, _Reader):
-            self.function.passed_over(inner, heads)
+            self.function.bypassed(inner, heads)
 
     def _own(self, kind: AttentionKind) -> AttentionFunction:
         """The function that the model would have called, for the heads' outputs."""

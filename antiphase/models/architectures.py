@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import INSIDE, SWAPPED, antiphase_mask, heads_inside
+from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, antiphase_mask, heads_inside
 from antiphase.layers.differential import DifferentialHeads
 from antiphase.layers.functions import refuse_unknown, split_halves
 from antiphase.layers.masks import carries_positions, visible_keys
@@ -113,7 +113,7 @@ def _require_own_function(module: nn.Module, args: Any) -> None:
 
 
 def _refuse_other_functions(name: str) -> None:
-    if name != INSIDE and not name.startswith(SWAPPED):
+    if name != INSIDE and not name.startswith(REPLACEMENT_PREFIX):
         raise ValueError(
             f"differential attention in other architectures has only one implementation, {INSIDE}; remove "
             f"attn_implementation={name!r}"

@@ -40,7 +40,7 @@ from antiphase.reading.models import (
     weight_files,
 )
 
-TRAVELLING = (
+COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
     "generation_config.json", "*.model",
 )  # fmt: skip
@@ -61,7 +61,7 @@ class Checkpoint:
         Raises:
             InputError: the folder does not exist, or its configuration or weights cannot be used.
         """
-        self.name, self.folder = name, local_folder(name, FLAG) or _fetched(name)
+        self.name, self.folder = name, local_folder(name, FLAG) or _hub_folder(name)
         self.config = read_config(name, flag=FLAG)
         self.weights = weight_files(self.folder, name, FLAG)
         for tensor, kind in self.weights.dtypes.items():
@@ -136,14 +136,14 @@ def convert(
     checkpoint = Checkpoint(source)
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
-    with _beside(target) as folder:
+    with _written_folder(target) as folder:
         _write_shards(conversion, checkpoint, folder, say)
         config = conversion.config
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
-        for pattern in TRAVELLING:
+        for pattern in COPIED_FILES:
             for path in filter(Path.is_file, checkpoint.folder.glob(pattern)):
                 shutil.copy2(path, folder / path.name)
         if to == "antiphase":
@@ -187,7 +187,7 @@ def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, 
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
+def _written_folder(target: Path) -> Iterator[Path]:
     """A new folder next to ``target`` that is renamed to it at the end, or deleted after an error."""
     temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
@@ -203,7 +203,7 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fetched(name: str) -> Path:
+def _hub_folder(name: str) -> Path:
     """The local folder of a model from the Hub."""
     with asking_hub(name, FLAG):
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", *TRAVELLING]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", *COPIED_FILES]))

@@ -11,7 +11,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
 from antiphase.layers.registry import LAYERS, variant_fields
 from antiphase.models.first_use import register_models
-from antiphase.models.start import check_start, default_multiplier
+from antiphase.models.start import check_initialization, default_multiplier
 from antiphase.models.variants import check_layers, option
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
@@ -157,7 +157,7 @@ class AntiphaseConfig(PreTrainedConfig):
             embedding_multiplier = default_multiplier(initializer, hidden_size)
         self.embedding_multiplier = embedding_multiplier
         self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
-        check_start(self, has_head_norm=option(self, "head_norm"))
+        check_initialization(self, has_head_norm=option(self, "head_norm"))
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, Pre
 
 from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
-from antiphase.models.start import START
+from antiphase.models.start import INITIALIZATION
 from antiphase.models.variants import own_fields
 from antiphase.reading.models import check_shapes, check_tensors
 
@@ -38,7 +38,7 @@ SIZES = (
     "tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "dtype",
 )  # fmt: skip
 """Fields with the same meaning in all three configurations."""
-WITHOUT_COUNTERPART = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+UNSUPPORTED_FIELDS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
 """Fields of Llama and DiffLlama that no configuration here can express, with the only value that can be converted."""
 
 
@@ -223,7 +223,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     width = config.head_dim
     for name in recipes:
         if name.endswith("q_proj.weight"):
-            recipes[name] = partial(_permuted, name, partial(_twice, width=width))
+            recipes[name] = partial(_permuted, name, partial(_repeated, width=width))
         elif name.endswith("o_proj.weight"):
             recipes[name] = partial(_permuted, name, partial(_two_and_minus_one, width=width) if control else _doubled)
         elif name.endswith("lambda_proj.weight"):
@@ -292,7 +292,7 @@ def _shared(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _start(config: AntiphaseConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in START}
+    return {name: getattr(config, name) for name in INITIALIZATION}
 
 
 def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
@@ -312,7 +312,7 @@ def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
 
 
 def _refuse_fields(config: PreTrainedConfig) -> None:
-    for name, value in WITHOUT_COUNTERPART.items():
+    for name, value in UNSUPPORTED_FIELDS.items():
         if getattr(config, name, value) != value:
             raise InputError(
                 f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
@@ -370,7 +370,7 @@ def _by_halves(rows: Tensor, width: int) -> Tensor:
     return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def _twice(rows: Tensor, *, width: int) -> Tensor:
+def _repeated(rows: Tensor, *, width: int) -> Tensor:
     """Every head's rows twice in a row."""
     return rows.unflatten(0, (-1, width)).repeat_interleave(2, dim=0).flatten(0, 1)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.lambdas import LAMBDA_STD
 from antiphase.layers.marks import first_weight
-from antiphase.models.start import embedding_std, linear_spread
+from antiphase.models.start import embedding_std, linear_distribution
 from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
 
@@ -37,18 +37,18 @@ def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
         elif isinstance(owner, AttentionLayer) and last in owner.zero_at_start:
             parameter.zero_()
         else:
-            shape, size = _spread(model, owner)
-            parameter.copy_(drawn(parameter.shape, shape, size, seed=seed, name=name))
+            shape, size = _distribution(model, owner)
+            parameter.copy_(random_values(parameter.shape, shape, size, seed=seed, name=name))
 
 
-def _spread(model: AntiphasePreTrainedModel, owner: nn.Module) -> tuple[str, float]:
+def _distribution(model: AntiphasePreTrainedModel, owner: nn.Module) -> tuple[str, float]:
     """Distribution and scale of the initial values of a module's parameters."""
     if isinstance(owner, nn.Linear):
-        return linear_spread(model.config, owner)
+        return linear_distribution(model.config, owner)
     return "normal", embedding_std(model.config) if isinstance(owner, nn.Embedding) else LAMBDA_STD
 
 
-def drawn(shape: torch.Size, kind: str, size: float, *, seed: int, name: str) -> Tensor:
+def random_values(shape: torch.Size, kind: str, size: float, *, seed: int, name: str) -> Tensor:
     """Random values that depend only on the seed and the name; fp32, on the CPU.
 
     ``kind`` is "normal", with standard deviation ``size``, or "uniform", between -``size`` and ``size``.

@@ -18,11 +18,11 @@ from antiphase.layers.marks import writes_residual
 INITIALIZERS = ("normal", "fan_in")
 DEPTH = "depth"
 """Stands for a ``residual_init_scale`` of 1/√(2·layers), as in GPT-2."""
-START = ("initializer", "embedding_range", "embedding_multiplier", "residual_init_scale", "head_norm_init")
+INITIALIZATION = ("initializer", "embedding_range", "embedding_multiplier", "residual_init_scale", "head_norm_init")
 """Fields of the initialization. The multiplier is also part of the forward pass; the others only set initial values."""
 
 
-def check_start(config: Any, *, has_head_norm: bool) -> None:
+def check_initialization(config: Any, *, has_head_norm: bool) -> None:
     """
     Raises:
         InputError: a value is out of range, or this model does not use the field; the message names it.
@@ -58,7 +58,7 @@ def embedding_std(config: Any) -> float:
     return float(config.hidden_size**-0.5 if config.initializer == "fan_in" else config.initializer_range)
 
 
-def linear_spread(config: Any, layer: nn.Linear) -> tuple[str, float]:
+def linear_distribution(config: Any, layer: nn.Linear) -> tuple[str, float]:
     """Distribution and scale of a linear layer's initial weights: ("normal", standard deviation) or ("uniform", bound).
 
     Marked layers are scaled by ``residual_init_scale``.

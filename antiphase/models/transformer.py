@@ -24,7 +24,7 @@ from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
 from antiphase.models.pretrained import AttendingPreTrainedModel
-from antiphase.models.start import embedding_std, linear_spread
+from antiphase.models.start import embedding_std, linear_distribution
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -64,7 +64,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=embedding_std(self.config))
         elif isinstance(module, nn.Linear):
-            shape, size = linear_spread(self.config, module)
+            shape, size = linear_distribution(self.config, module)
             if shape == "uniform":
                 nn.init.uniform_(module.weight, -size, size)
             else:

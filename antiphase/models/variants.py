@@ -9,7 +9,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.registry import LAYERS, variant_fields
 
-BY_CALLER = ("is_causal", "bias", "context_size", "attention")
+SET_BY_MODEL = ("is_causal", "bias", "context_size", "attention")
 """Options of a layer that its model sets, independent of configuration fields with these names."""
 
 
@@ -32,7 +32,7 @@ def _published(config: Any) -> dict[str, Any]:
 def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
     """Arguments of one layer. Its λ vectors stay zero until ``_init_weights`` or ``initialize`` draws all weights."""
     kind = LAYERS[config.attention_type]
-    options = [name for name in kind.options() if name not in BY_CALLER]
+    options = [name for name in kind.options() if name not in SET_BY_MODEL]
     is_sliding = config.layer_types[layer_idx] == "sliding_attention"
     found = {"layer_idx": layer_idx, "sliding_window": config.sliding_window if is_sliding else None}
     if "initialize" in options:

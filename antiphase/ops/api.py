@@ -125,7 +125,7 @@ def differential_attention(
         raise ValueError(
             f'return_weights needs impl="reference": the {impl} implementation never forms the complete map'
         )
-    query, key, value = _as_autocast_says(query, key, value)
+    query, key, value = _autocast(query, key, value)
     shapes = check_tensors(query, key, value)
     # callers without type checking may pass a float or a bool
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
@@ -135,7 +135,7 @@ def differential_attention(
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    chosen = "reference" if return_weights else _native_or(impl, query, scale)
+    chosen = "reference" if return_weights else _resolve_impl(impl, query, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
@@ -170,7 +170,7 @@ def differential_attention(
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 
-def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast to autocast's dtype if it is enabled; fp64 stays, as everywhere in autocast."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
@@ -179,7 +179,7 @@ def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
 
 
-def _native_or(impl: str, query: Tensor, scale: float) -> str:
+def _resolve_impl(impl: str, query: Tensor, scale: float) -> str:
     """Resolve "auto" to "native" if the kernels support the call; return any other choice unchanged.
 
     Raises:
@@ -246,7 +246,7 @@ def native_softmax_attention(
         is_causal: the last query is aligned with the last key.
         sliding_window, scale: as in ``differential_attention``.
     """
-    query, key, value = _as_autocast_says(query, key, value)
+    query, key, value = _autocast(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
@@ -310,7 +310,7 @@ def why_no_kernels(device: torch.device) -> str | None:
         return NO_TRITON
     from antiphase.ops.triton import launch
 
-    return launch.why_not_here(device)
+    return launch.why_not_on(device)
 
 
 def _differentiates(*tensors: Tensor) -> bool:
@@ -336,8 +336,8 @@ def attend_cached(
     Arguments and result as in ``decoding.attend_few``. None if the caller should use ``differential_attention``, and
     for the Triton kernels if gradients are needed, which these do not have.
     """
-    query, key, value = _as_autocast_says(query, key, value)
-    chosen = _native_or(impl, query, scale)
+    query, key, value = _autocast(query, key, value)
+    chosen = _resolve_impl(impl, query, scale)
     if chosen == "native":
         if lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)

@@ -32,7 +32,7 @@ last-level cache. An item of a single pair may have more.
 """
 
 
-def shaped(buffer: Tensor, *shape: int) -> Tensor:
+def view_as(buffer: Tensor, *shape: int) -> Tensor:
     """The beginning of a flat buffer, in this shape."""
     return buffer[: math.prod(shape)].view(shape)
 
@@ -109,7 +109,7 @@ class BlockLayout:
         if pairs.dtype == self.products and pairs.stride(1) == pairs.shape[2] and tensor.stride(3) == 1:
             return pairs
         buffer = self.key_buffer(name, tensor.shape[3], self.products)
-        return shaped(buffer, *pairs.shape).copy_(pairs)
+        return view_as(buffer, *pairs.shape).copy_(pairs)
 
     def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> Block:
         position = start + offset  # of the first query, counted in keys
@@ -185,7 +185,7 @@ class Block:
     before: Edge | None  # the first keys, outside the window of the last queries
 
     @property
-    def is_blind(self) -> bool:
+    def sees_no_key(self) -> bool:
         return self.keys.stop == self.keys.start
 
 
@@ -227,7 +227,7 @@ class WorkItem:
         """Scaled scores (U, R n, m) of one map in the layout's buffer; -inf where a query may not attend."""
         rows = self.rows(index, block)
         keys = self.keys[index % self.layout.key_maps][:, block.keys]
-        scores = shaped(self.layout.scores[index], *rows.shape[:2], keys.shape[1])
+        scores = view_as(self.layout.scores[index], *rows.shape[:2], keys.shape[1])
         scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.layout.scale)
         self._hide(scores, block)
         return scores

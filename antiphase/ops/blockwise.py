@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
 from antiphase.ops.shapes import check_tensors
 
 
@@ -41,12 +41,12 @@ def attend(
         item_out = grouped_out[item.batches, item.groups]
         for block in layout.blocks:
             rows = item_out[:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             first, second = item.maps(block)
             difference = _subtract(first, second, lambdas.column(item, block), out=first)
-            product = shaped(result, *first.shape[:2], layout.value_width)
+            product = view_as(result, *first.shape[:2], layout.value_width)
             rows.copy_(torch.bmm(difference, item.values[:, block.keys], out=product).view(rows.shape))
     return out
 
@@ -107,10 +107,10 @@ def attend_backward(
     def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
         """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
         shape = len(rows), rows.shape[-1], scores.shape[-1]
-        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=shaped(step_buffer, *shape))
+        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=view_as(step_buffer, *shape))
         if is_rounded:
             buffer = layout.key_buffer("step in full", max(width, value_width), layout.dtype)
-            product = shaped(buffer, *shape).copy_(product)
+            product = view_as(buffer, *shape).copy_(product)
         total[:, :, keys].add_(product)
 
     for item in layout.work_items():
@@ -118,17 +118,19 @@ def attend_backward(
         here = item.batches, item.groups
         item_grad = grouped_grad[here].to(layout.products)
         key_sums = [
-            shaped(layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length).zero_()
+            view_as(
+                layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length
+            ).zero_()
             for index in range(layout.key_maps)
         ]
         buffer = layout.key_buffer("value sum", value_width, layout.dtype)
-        value_sum = shaped(buffer, count, value_width, layout.keys_length).zero_()
+        value_sum = view_as(buffer, count, value_width, layout.keys_length).zero_()
         for block in layout.blocks:
-            if block.is_blind:
+            if block.sees_no_key:
                 grouped_queries[here][..., block.queries, :] = 0
                 continue
             maps, unrounded = _maps_and_unrounded(layout, item, block) if is_rounded else (item.maps(block), None)
-            third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
+            third = view_as(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = lambdas.column(item, block)
             cotangent = item_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
             _subtract(maps[0], maps[1], lam_column, out=third)
@@ -138,7 +140,7 @@ def attend_backward(
                 if index == 1:
                     if unrounded is not None:
                         buffer = layout.row_buffer("third in full", layout.widest, layout.dtype)
-                        dots = shaped(buffer, *third.shape).copy_(third).mul_(unrounded)
+                        dots = view_as(buffer, *third.shape).copy_(third).mul_(unrounded)
                     else:  # the first map is no longer needed: its buffer holds P2∘dP
                         dots = torch.mul(scores, third, out=maps[0])
                     second_mean = dots.sum(-1)  # (U, R n)
@@ -234,7 +236,7 @@ def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: Block) -> tu
     first = item.softmax(item.scores(0, block))
     scores = item.scores(1, block)
     buffer = layout.row_buffer("unrounded", layout.widest, layout.dtype)
-    unrounded = item.softmax(shaped(buffer, *scores.shape).copy_(scores))
+    unrounded = item.softmax(view_as(buffer, *scores.shape).copy_(scores))
     return [first, scores.copy_(unrounded)], unrounded
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
 from antiphase.ops.shapes import statistics_dtype
 
 MANTISSA_BITS_CUT = 17
@@ -120,7 +120,7 @@ def layer_statistics(
         here = item.batches, item.groups
         counted = real[item.batches].to(dtype)  # (b, N)
         for block in layout.blocks:
-            if block.is_blind:
+            if block.sees_no_key:
                 continue
             weight = item.per_query(counted, block)  # (U R, 1, n)
             maps = []
@@ -191,7 +191,7 @@ class _Signs:
 
 def _entropy(layout: BlockLayout, weights: Tensor) -> Tensor:
     """Entropy of each row of weights (U R, n, m): (U R, n, 1)."""
-    buffer = shaped(layout.row_buffer("entropy", layout.widest), *weights.shape)
+    buffer = view_as(layout.row_buffer("entropy", layout.widest), *weights.shape)
     return torch.special.entr(weights, out=buffer).sum(-1, keepdim=True)
 
 
@@ -344,7 +344,7 @@ def enough_queries(queries: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class NullLines:
+class SinkBaselines:
     """Share of keys above the sink threshold in two trivial causal maps of N keys, without the first token."""
 
     local: float
@@ -353,14 +353,14 @@ class NullLines:
     """Each query attends to all its keys equally: the first keys."""
 
 
-def null_lines(length: int, *, alpha: float) -> NullLines:
+def sink_baselines(length: int, *, alpha: float) -> SinkBaselines:
     """The baselines of a sink count."""
     seen_by = torch.arange(length, 0, -1, dtype=torch.float64)  # N - j
     inverse = 1 / torch.arange(1, length + 1, dtype=torch.float64)  # a row's weight on each of its keys
     uniform = inverse.flip(0).cumsum(0).flip(0) / seen_by
     threshold = alpha / length
     local = 1 / seen_by
-    return NullLines(
+    return SinkBaselines(
         local=(local > threshold)[1:].double().sum().item() / length,
         uniform=(uniform > threshold)[1:].double().sum().item() / length,
     )

@@ -14,7 +14,7 @@ from antiphase.scoring.likelihood import CACHED_TOKENS, TOKENS_AT_ONCE, batches,
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
-LONG = 2048
+LONG_PROMPT = 2048
 """Prompts with more different tokens than this are mostly processed without padding, and without the common beginning
 if it is shorter. Both would need a mask, and transformers' attention with a mask costs more than it saves there.
 """
@@ -38,7 +38,7 @@ def choose_options(
         0-based index of the chosen option for each prompt; -1 if logits are NaN.
     """
     shared = shared_beginning(prompts)
-    if statistics.median(map(len, prompts)) - shared > max(shared, LONG):
+    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0
     cache: DynamicCache | None = None
     if shared:
@@ -53,7 +53,7 @@ def choose_options(
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
         # padding between a prompt and its answer would count as distance in a sliding window
-        together.setdefault(len(rest) if len(rest) > LONG or has_window(model) else 0, []).append(row)
+        together.setdefault(len(rest) if len(rest) > LONG_PROMPT or has_window(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
               batches([rests[row] for row in alike], TOKENS_AT_ONCE)]  # fmt: skip
     for rows in groups:

@@ -37,7 +37,7 @@ HEADS = (
     AutoModelForTokenClassification, AutoModelForQuestionAnswering,
 )  # fmt: skip
 """Auto classes of checkpoints without a causal head; the matching one has all of the checkpoint's weights."""
-NO_PART = ("_name_or_path", "transformers_version")
+IRRELEVANT_FIELDS = ("_name_or_path", "transformers_version")
 """Fields of a configuration that do not affect results."""
 
 
@@ -52,7 +52,7 @@ class LoadedModel:
     """Settings of the training run, if the folder contains ``run.yaml``."""
 
 
-def at_hand(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
+def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
     """Wrap a model that is already loaded, under the name from which it was loaded."""
     return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
 
@@ -73,7 +73,7 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
     loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
-    if with_head and _looks_ahead(loaded.model):
+    if with_head and _sees_later_tokens(loaded.model):
         raise InputError(
             f"MODEL {name} is no causal language model: its logits depend on the tokens that follow; give a decoder"
         )
@@ -81,7 +81,7 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
 
 
 @torch.no_grad()
-def _looks_ahead(model: PreTrainedModel) -> bool:
+def _sees_later_tokens(model: PreTrainedModel) -> bool:
     """Whether a token's logits depend on later tokens, which would make a language-modelling loss meaningless."""
     ids = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
     both = model(input_ids=ids, use_cache=False).logits[:, :-1].float()  # (2, 3, vocabulary)
@@ -110,7 +110,7 @@ def digest(loaded: LoadedModel) -> str:
     for name, tensor in sorted(loaded.model.state_dict().items()):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in NO_PART}
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in IRRELEVANT_FIELDS}
     tokenizer = loaded.tokenizer
     words = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
     written = [config, words, tokenizer.special_tokens_map, tokenizer.chat_template]

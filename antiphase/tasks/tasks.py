@@ -21,9 +21,9 @@ from antiphase.tasks.task_files import TaskSettings, read_task
 from antiphase.tasks.task_scores import exact_match, f1, normalized
 from antiphase.tasks.text_tasks import continuations, needles
 
-ANCHOR = 48
+PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with a label."""
-CONSTANTS = 100
+CONSTANT_ANSWERS = 100
 """Number of most common answers among which the best constant one is searched."""
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
@@ -268,7 +268,7 @@ class LabelledTask:
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
         """The tokens of a text after a prompt, tokenized together with the prompt's last words."""
-        anchor = prompt.split("\n")[-1][-ANCHOR:] or prompt[-ANCHOR:]
+        anchor = prompt.split("\n")[-1][-PROMPT_TAIL:] or prompt[-PROMPT_TAIL:]
         if (anchor, text) not in self.tokens:
             before = self.tokenizer(anchor, add_special_tokens=False)["input_ids"]
             whole = self.tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
@@ -296,7 +296,7 @@ def best_constant(samples: Sequence[Sample]) -> float:
     """Best score from giving the same answer to all open questions, over their correct answers."""
     answers = Counter(answer for sample in samples for answer in {normalized(answer) for answer in sample.answers})
     metric = exact_match if samples[0].metric == "exact_match" else f1
-    tried = [answer for answer, _ in answers.most_common(CONSTANTS)]
+    tried = [answer for answer, _ in answers.most_common(CONSTANT_ANSWERS)]
     return max(sum(metric(answer, sample.answers) for sample in samples) / len(samples) for answer in tried)
 
 

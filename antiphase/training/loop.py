@@ -36,7 +36,7 @@ from antiphase.training.run_folder import (
     MetricsLog,
     check_diverged,
     check_run,
-    diverged_words,
+    diverged_message,
     open_run,
     read_metrics,
 )
@@ -251,7 +251,7 @@ class _Run:
             found = {"step": self.progress.step, "reason": reason, **told}
             self._record({**self._values(), "final": dict.fromkeys(FINAL), "diverged": found})
         self.group.wait()
-        return DivergedError(diverged_words(self.output, self.progress.step, reason))
+        return DivergedError(diverged_message(self.output, self.progress.step, reason))
 
     def _check_weights(self) -> None:
         """Check the weights before they are evaluated or saved: the last step may have made them infinite."""

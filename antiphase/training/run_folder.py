@@ -52,10 +52,10 @@ def check_diverged(folder: Path) -> None:
         DivergedError: the folder's run diverged; resumed from its last checkpoint, it would diverge again.
     """
     if (folder / "record.json").is_file() and (found := Record.load(folder).values.get("diverged")):
-        raise DivergedError(diverged_words(folder, found["step"], found["reason"]))
+        raise DivergedError(diverged_message(folder, found["step"], found["reason"]))
 
 
-def diverged_words(folder: Path, step: int, reason: str) -> str:
+def diverged_message(folder: Path, step: int, reason: str) -> str:
     """A message about a run that diverged."""
     return (
         f"--output {folder}: training diverged at step {step}, {reason}; its last checkpoint stays as it was, and a "

@@ -63,19 +63,19 @@ def test_every_architecture_computes_the_papers_equations(name):
     config, auto = (BERT, hf.AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], hf.AutoModelForCausalLM)
     model, ids = built(config, auto), ids_of(2, 21)
     found = model(ids).logits
-    hf.AttentionInterface.register("antiphase_swapped_paper", paper)
+    hf.AttentionInterface.register("antiphase_replacement_paper", paper)
     hf.AttentionMaskInterface.register(
-        "antiphase_swapped_paper",
+        "antiphase_replacement_paper",
         lambda **kwargs: hf.AttentionMaskInterface._global_mapping["sdpa"](
             **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         ),
     )
     try:
-        model.set_attn_implementation("antiphase_swapped_paper")
+        model.set_attn_implementation("antiphase_replacement_paper")
         expected = model(ids).logits
     finally:
-        del hf.AttentionInterface._global_mapping["antiphase_swapped_paper"]
-        del hf.AttentionMaskInterface._global_mapping["antiphase_swapped_paper"]
+        del hf.AttentionInterface._global_mapping["antiphase_replacement_paper"]
+        del hf.AttentionMaskInterface._global_mapping["antiphase_replacement_paper"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     depths = [module.lambda_init for module in model.modules() if type(module).__name__ == "DifferentialHeads"]
     assert depths == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828**-0.3, 0.8 - 0.6 * 2.718281828**-0.6])

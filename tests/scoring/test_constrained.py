@@ -78,7 +78,7 @@ def test_equal_to_decoding_by_hand(kind, shared, tiny_model, monkeypatch):
 )
 @pytest.mark.parametrize("kind", ["llama", "differential"])
 def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, rests, read, tiny_model, monkeypatch):
-    monkeypatch.setattr(constrained, "LONG", 2)
+    monkeypatch.setattr(constrained, "LONG_PROMPT", 2)
     model = build(kind, tiny_model)
     begin = list(range(20, 20 + shared))
     prompts = [begin + torch.randint(30, 61, (length,)).tolist() for length in rests]

@@ -204,15 +204,15 @@ def held_out_tenth(examples: Sequence[Example], *key: object) -> tuple[list[Exam
     return rest, [examples[row] for row in sorted(chosen)]
 
 
-def same_text(text: str) -> str:
+def normal_form(text: str) -> str:
     """Normal form of a text for finding duplicates: lower case, without differences in white space."""
     return " ".join(text.split()).casefold()
 
 
 def duplicates(examples: Sequence[Example]) -> dict[str, int]:
     """Number of rows, of distinct texts, of rows that repeat an earlier text, and of texts with several labels."""
-    texts = Counter(same_text(example.text) for example in examples)
-    pairs = {(same_text(example.text), example.label) for example in examples}
+    texts = Counter(normal_form(example.text) for example in examples)
+    pairs = {(normal_form(example.text), example.label) for example in examples}
     several = Counter(text for text, _ in pairs)
     return {
         "rows": len(examples),

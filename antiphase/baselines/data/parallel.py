@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from antiphase.baselines.data.labelled_texts import same_text
+from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.data.files import Files, kind_of, sources
 from antiphase.data.labelled import Row, labelled_rows, text_lines
 from antiphase.errors import InputError, nearest
@@ -103,12 +103,12 @@ def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -
     Raises:
         InputError: there is only one source text.
     """
-    texts = list(dict.fromkeys(same_text(pair.source) for pair in pairs))
+    texts = list(dict.fromkeys(normal_form(pair.source) for pair in pairs))
     if len(texts) < 2:
         raise InputError(f"{flag} holds one source text only, so none can be held out; give more pairs, or --test")
     order = torch.randperm(len(texts), generator=keyed_generator("parallel", seed)).tolist()
     chosen = {texts[index] for index in order[: max(1, len(texts) // 10)]}
-    is_test = [same_text(pair.source) in chosen for pair in pairs]
+    is_test = [normal_form(pair.source) in chosen for pair in pairs]
     train, test = (
         [pair for pair, tested in zip(pairs, is_test, strict=True) if tested is part] for part in (False, True)
     )

@@ -47,7 +47,7 @@ def teacher_forced(
 
 
 @torch.no_grad()
-def written(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
+def greedy_outputs(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
     """Greedy outputs of the model for each source: token ids up to and including the end token, at most ``longest``."""
     was_training = model.training
     model.eval()
@@ -91,7 +91,7 @@ def sentence_scores(
     }
 
 
-def commonest_token(references: Sequence[Sequence[int]]) -> int:
+def most_common_token(references: Sequence[Sequence[int]]) -> int:
     """The most common token in the references; among equals, the smallest."""
     counts = Counter(token for reference in references for token in reference)
     return min(counts, key=lambda token: (-counts[token], token))

@@ -24,7 +24,7 @@ HUES = (*COLOURS, "#8B5A2B")
 SIGNS = (*MARKERS, "*")
 
 
-def look_of(name: str) -> dict[str, Any]:
+def style_of(name: str) -> dict[str, Any]:
     """Colour, marker and line of a model."""
     index = NAMES.index(name) if name in NAMES else 0
     return {"color": HUES[index], "marker": SIGNS[index], "linestyle": LINES[index % len(LINES)]}
@@ -32,7 +32,7 @@ def look_of(name: str) -> dict[str, Any]:
 
 def handles(models: Sequence[str]) -> list[Line2D]:
     """A legend of the models."""
-    return [Line2D([], [], label=name, **look_of(name)) for name in models]
+    return [Line2D([], [], label=name, **style_of(name)) for name in models]
 
 
 def plain_logarithm(axes: Axes) -> None:

@@ -11,7 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.data.haystacks import Cell, Context, prompt_batch
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.evaluations.allocation import Allocation, AllocationSettings
-from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.retrieval import (
+    CellMeasurement,
+    CellRows,
+    Row,
+    cells_of,
+    evaluate_on_contexts,
+    measure_in_text,
+)
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
@@ -23,7 +30,7 @@ from antiphase.typed import build
 
 def evaluate(settings: AllocationSettings, output: Path, **options: Any) -> Record:
     """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
-    return evaluate_on_contexts(MEASURING, settings, output, **options)
+    return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 
 def allocation_in_text(
@@ -51,7 +58,7 @@ def allocation_in_text(
         ValueError: the model's attention cannot be observed.
     """
     cells = cells_of([needles], [queries], [length], depths)
-    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    found = measure_in_text(MEASUREMENT, model, tokenizer, texts, cells, samples=samples, seed=seed)
     assert isinstance(found, Allocation)
     return found
 
@@ -73,8 +80,8 @@ def _rows(loaded: LoadedModel, cell: Cell, batches: Sequence[RetrievalBatch]) ->
     return [{**vars(cell), "samples": samples, **row} for row in found]
 
 
-def _result(found: Found) -> Allocation:
+def _result(found: CellRows) -> Allocation:
     return build(Allocation, finite({**found.shared, "rows": found.marked()}))
 
 
-MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=True)
+MEASUREMENT = CellMeasurement(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=True)

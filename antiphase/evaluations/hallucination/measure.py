@@ -42,7 +42,7 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
-from antiphase.scoring.loading import LoadedModel, at_hand, digest, load_model, refused_by_model
+from antiphase.scoring.loading import LoadedModel, digest, load_model, refused_by_model, wrap_model
 from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 
@@ -93,7 +93,7 @@ def evaluate(
         controls = {name: controls_of(prompted.items, settings.seed) for name, prompted in drawn.items()}
         answers = _Answers(_kept_answers(Path(settings.judge_answers or output / ANSWERS)), judge)
         _estimate(settings, drawn, controls, answers, say)
-        kept = Kept(output / OUTPUTS, "text")
+        kept = TextStore(output / OUTPUTS, "text")
         with refused_by_model(settings.name):
             written = _written(loaded, drawn, kept, settings.max_new_tokens, say, report)
         systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
@@ -130,14 +130,14 @@ def hallucination(
         InputError: too few items fit in the model's context, or the judge raises an error.
         ValueError: logits are NaN.
     """
-    loaded = at_hand(model, tokenizer)
+    loaded = wrap_model(model, tokenizer)
     drawn = _drawn(loaded, data, samples, max_new_tokens, seed)
-    written = _written(loaded, drawn, Kept(), max_new_tokens)
+    written = _written(loaded, drawn, TextStore(), max_new_tokens)
     systems = {
         name: [System(MODEL, prompted.items, written[name]), *controls_of(prompted.items, seed)]
         for name, prompted in drawn.items()
     }
-    judged = _judged(systems, _Answers(Kept(), judge))
+    judged = _judged(systems, _Answers(TextStore(), judge))
     return _result(loaded.name, JudgeName(judge.name), drawn, systems, judged)
 
 
@@ -162,7 +162,7 @@ class System:
     outputs: list[str]
 
 
-class Kept:
+class TextStore:
     """Texts by a digest of their key, stored in a file if one is named."""
 
     def __init__(self, path: Path | None = None, name: str = "text") -> None:
@@ -184,9 +184,9 @@ class Kept:
             append_line(self.path, {"key": key, self.name: text})
 
 
-def _kept_answers(path: Path) -> Kept:
+def _kept_answers(path: Path) -> TextStore:
     try:
-        return Kept(path, "answer")
+        return TextStore(path, "answer")
     except (InputError, OSError) as error:
         raise InputError(f"--judge-answers {path} holds no answers of a judge ({error})") from None
 
@@ -194,7 +194,7 @@ def _kept_answers(path: Path) -> Kept:
 class _Answers:
     """A judge's answers by judge and question; failures are not stored."""
 
-    def __init__(self, kept: Kept, judge: Judge) -> None:
+    def __init__(self, kept: TextStore, judge: Judge) -> None:
         self.kept, self.judge = kept, judge
 
     def missing(self, questions: Sequence[str]) -> list[str]:
@@ -286,7 +286,7 @@ def _estimate(
 def _written(
     loaded: LoadedModel,
     drawn: Mapping[str, Prompted],
-    kept: Kept,
+    kept: TextStore,
     longest: int,
     say: Callable[[str], None] = lambda message: None,
     report: Report = silent,

@@ -28,7 +28,7 @@ from antiphase.uncertainty.intervals import wilson_interval
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedTask:
     """A task and its settings."""
 
     path: str
@@ -42,14 +42,14 @@ def contents(settings: ManyShotSettings) -> dict[str, Any]:
 
 def prepare(
     loaded: LoadedModel, settings: ManyShotSettings, output: Path, say: Callable[[str], None]
-) -> dict[str, Asked]:
+) -> dict[str, RequestedTask]:
     """Load all tasks by name, before anything is computed.
 
     Raises:
         InputError: a task cannot be used or has too few rows, or two tasks have the same name.
     """
     longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    found: dict[str, Asked] = {}
+    found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
         task = load_labelled_task(path, loaded.tokenizer, seed=settings.seed, longest=longest)
         name = task.settings.name
@@ -71,13 +71,13 @@ def prepare(
             raise InputError(
                 f"--task {path}: there are too few rows for --shots {min(settings.shots)}{beside}; ask for fewer"
             )
-        found[name] = Asked(path, task)
+        found[name] = RequestedTask(path, task)
     return found
 
 
 def measure(
     loaded: LoadedModel,
-    tasks: dict[str, Asked],
+    tasks: dict[str, RequestedTask],
     settings: ManyShotSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> ManyShot:

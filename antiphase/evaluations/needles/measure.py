@@ -18,7 +18,14 @@ from antiphase.data.haystacks import Cell, Context
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.evaluations.needles import Needles, NeedlesSettings
 from antiphase.evaluations.needles.text import Generating, text_needles
-from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.retrieval import (
+    CellMeasurement,
+    CellRows,
+    Row,
+    cells_of,
+    evaluate_on_contexts,
+    measure_in_text,
+)
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import LoadedModel
@@ -31,7 +38,7 @@ SIZES = ("needles", "queries", "length")
 
 def evaluate(settings: NeedlesSettings, output: Path, **options: Any) -> Record:
     """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
-    return evaluate_on_contexts(MEASURING, settings, output, **options)
+    return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 
 def needles_in_text(
@@ -57,7 +64,7 @@ def needles_in_text(
         InputError: the sizes do not fit together, the model, or the texts.
     """
     cells = cells_of(needles, queries, lengths, depths)
-    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    found = measure_in_text(MEASUREMENT, model, tokenizer, texts, cells, samples=samples, seed=seed)
     assert isinstance(found, Needles)
     return found
 
@@ -71,7 +78,7 @@ def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: 
     return [needle_cell(predict, task, depth=cell.depth, samples=settings.samples, seed=settings.seed)]
 
 
-def _result(found: Found) -> Needles:
+def _result(found: CellRows) -> Needles:
     arms = list(dict.fromkeys(arm for arm, _ in found.rows))
     baseline = found.rows[arms[0], True]
     tree = {
@@ -88,7 +95,7 @@ def _result(found: Found) -> Needles:
     return build(Needles, finite(tree))
 
 
-MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=False)
+MEASUREMENT = CellMeasurement(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=False)
 
 
 def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

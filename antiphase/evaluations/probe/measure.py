@@ -15,14 +15,14 @@ from antiphase.data.packing import pack
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
-from antiphase.ops.statistics import null_lines
+from antiphase.ops.statistics import sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel
 
 BINS = 256
 """Largest number of columns in the map of positions; in longer sequences, columns contain several positions."""
-RANKED = 40
+RANKED_TOKENS = 40
 """Number of tokens in the ranking."""
 FEWEST_OCCURRENCES = 5
 """Tokens with fewer occurrences are not ranked."""
@@ -107,7 +107,7 @@ def sinks_on_text(
         report(min(start + size, count), count)
     means = {name: values / count for name, values in sums.items()}
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
-    lines = null_lines(length, alpha=alpha)
+    lines = sink_baselines(length, alpha=alpha)
     rates = (by_token / occurrences.clamp(min=1)).where(occurrences >= FEWEST_OCCURRENCES, -1.0)
     order = rates.argsort(descending=True)
     stays, before, chance = (float(sums[name]) for name in ("stays", "before", "chance"))
@@ -131,7 +131,7 @@ def sinks_on_text(
         positions=ByPosition(_edges(length), means["positions"].tolist()),
         tokens=[
             TokenSinks(words(token), int(occurrences[token]), float(rates[token]))
-            for token in order[:RANKED].tolist()
+            for token in order[:RANKED_TOKENS].tolist()
             if occurrences[token] >= FEWEST_OCCURRENCES
         ],
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.native.library import FEW, check_vectors, library, run, run_norm
-from antiphase.ops.native.operators import empty_output, operator, rows, unwatched
+from antiphase.ops.native.operators import bypassing_dispatcher, empty_output, operator, rows
 
 
 def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
@@ -161,7 +161,7 @@ def _(
 
 
 norm, lambda_of, v1_step = (
-    unwatched(function, operator)
+    bypassing_dispatcher(function, operator)
     for function, operator in (
         (normalize, native_norm), (exponential_lambda, native_lambda), (attend_in_v1, native_v1_step)
     )

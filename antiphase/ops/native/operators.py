@@ -30,7 +30,7 @@ def operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 PLAIN = frozenset({Tensor, nn.Parameter, NoneType, bool, int, float})
 
 
-def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+def bypassing_dispatcher(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator without derivatives that bypasses PyTorch's dispatcher unless a mode, transform, compiler, tracer or
     profiler needs to see the call: a decoding step of a small model takes little longer than the dispatcher itself.
     """
@@ -266,4 +266,4 @@ def _(
     return empty_output(query, value, lam, groups)
 
 
-attention_of_few = unwatched(attend_few, native_attention_of_few)
+attention_of_few = bypassing_dispatcher(attend_few, native_attention_of_few)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from antiphase.ops.triton.primitives import (
-    NOTHING,
+    MINUS_INFINITY,
     both_maps,
     difference_step,
+    initial_state,
     load_rows,
-    nothing_seen,
     product,
     visible_pairs,
 )
@@ -57,7 +57,7 @@ def span_kernel(
     value_columns = (columns_v // part) * value_strides[1] + columns_v % part
     inside = (columns_v < VALUE_WIDTH)[None, :]
 
-    state = nothing_seen(ROWS, BLOCK_DV)
+    state = initial_state(ROWS, BLOCK_DV)
     start = tl.program_id(1) * span
     for first in tl.range(start, tl.minimum(start + span, keys), BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
@@ -68,8 +68,8 @@ def span_kernel(
         if KEY_MAPS == 2:
             keys_2 = load_rows(key + key_strides[1], key_strides[2], columns, keys, BLOCK_D, WIDTH)
         seen = visible_pairs(position, columns, queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK)
-        scores_1 = tl.where(seen, product(query_1, tl.trans(keys_1), RAISE) * scale, NOTHING)
-        scores_2 = tl.where(seen, product(query_2, tl.trans(keys_2), RAISE) * scale, NOTHING)
+        scores_1 = tl.where(seen, product(query_1, tl.trans(keys_1), RAISE) * scale, MINUS_INFINITY)
+        scores_2 = tl.where(seen, product(query_2, tl.trans(keys_2), RAISE) * scale, MINUS_INFINITY)
         state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)
 
     highest_1, total_1, sums_1, highest_2, total_2, sums_2 = both_maps(state)
@@ -90,9 +90,9 @@ def _joined(sums, highest, totals, line, spans, columns, ROWS: tl.constexpr, VAL
     numbers = tl.arange(0, BLOCK_SPANS)
     lines = line + numbers * 2 * ROWS
     exist = numbers < spans
-    tops = tl.load(highest + lines, mask=exist, other=NOTHING)
+    tops = tl.load(highest + lines, mask=exist, other=MINUS_INFINITY)
     top = tl.max(tops, 0)
-    shrink = tl.exp2(tops - tl.where(top == NOTHING, 0.0, top))
+    shrink = tl.exp2(tops - tl.where(top == MINUS_INFINITY, 0.0, top))
     total = tl.sum(tl.load(totals + lines, mask=exist, other=0.0) * shrink, 0)
     inside = exist[:, None] & (columns < VALUE_WIDTH)[None, :]
     parts = tl.load(sums + lines[:, None] * VALUE_WIDTH + columns[None, :], mask=inside, other=0.0)

@@ -72,28 +72,28 @@ def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, maj
 
     ``major`` is the first number of the compute capability.
     """
-    if kernel in _TRIED:
-        return _TRIED[kernel]
+    if kernel in _OVERRIDES:
+        return _OVERRIDES[kernel]
     table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
     return table[kernel][width > 64 or value_width > 128]
 
 
-_TRIED: dict[str, Blocks] = {}
+_OVERRIDES: dict[str, Blocks] = {}
 
 
 @contextmanager
-def tried(blocks: Mapping[str, Blocks]) -> Iterator[None]:
+def override_blocks(blocks: Mapping[str, Blocks]) -> Iterator[None]:
     """Use these block sizes within the context, whatever the widths, in order to time candidates."""
-    before = dict(_TRIED)
-    _TRIED.update(blocks)
+    before = dict(_OVERRIDES)
+    _OVERRIDES.update(blocks)
     try:
         yield
     finally:
-        _TRIED.clear()
-        _TRIED.update(before)
+        _OVERRIDES.clear()
+        _OVERRIDES.update(before)
 
 
-def major_of(device: torch.device) -> int:
+def major_capability(device: torch.device) -> int:
     """The first number of a GPU's compute capability; under the interpreter, that of the newest GPU in the tables."""
     return torch.cuda.get_device_properties(device).major if device.type == "cuda" else 9
 
@@ -107,10 +107,10 @@ def why_not(query: Tensor, value_width: int) -> str | None:
             f"the Triton kernels take queries up to width {WIDEST} and values up to {WIDEST_VALUE}, "
             f"got {query.shape[-1]} and {value_width}; {REMEDY}"
         )
-    return why_not_here(query.device)
+    return why_not_on(query.device)
 
 
-def why_not_here(device: torch.device) -> str | None:
+def why_not_on(device: torch.device) -> str | None:
     """Why the kernels do not run on a device, and what would work; None if they do."""
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
@@ -151,7 +151,7 @@ class _Call:
         self.constants: dict[str, Any] = {
             "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
             "BLOCK_DV": padded(shape.value_width), "KEY_MAPS": shape.key_maps,
-            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _narrower(sliding_window, shape.keys),
+            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _window_of(sliding_window, shape.keys),
             "HAS_MASK": mask is not None, "RAISE": INTERPRETED,
         }  # fmt: skip
 
@@ -167,15 +167,15 @@ class _Call:
 
     def blocks(self, kernel: str) -> Blocks:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
-        return blocks_of(kernel, *widths, self.query.dtype, major_of(self.query.device))
+        return blocks_of(kernel, *widths, self.query.dtype, major_capability(self.query.device))
 
 
-def _narrower(sliding_window: int, keys: int) -> int:
+def _window_of(sliding_window: int, keys: int) -> int:
     """The window as the kernels take it: one that covers all keys hides nothing and might exceed 32 bits."""
     return sliding_window if sliding_window < keys else 0
 
 
-def _along(length: int, block: int) -> int:
+def _block_count(length: int, block: int) -> int:
     """Number of blocks along a sequence.
 
     Raises:
@@ -233,10 +233,10 @@ def triton_attention(
     lines = shape.queries if save else 0
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
-    grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
+    grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
     if save:  # calls that backward does not support are refused here
-        _along(longest_key, call.blocks("keys").keys)
-        _along(longest_query, call.blocks("queries").queries)
+        _block_count(longest_key, call.blocks("keys").keys)
+        _block_count(longest_query, call.blocks("queries").queries)
     if out.numel():
         with torch.cuda.device_of(query):
             forward_kernel[grid](
@@ -304,7 +304,7 @@ def triton_attention_backward(
     numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
     packed = {"PACKED": query_edges is not None}
     if out.numel() and shape.keys:
-        grid = (call.sequences * shape.value_heads, _along(longest_key, blocks.keys))
+        grid = (call.sequences * shape.value_heads, _block_count(longest_key, blocks.keys))
         with torch.cuda.device_of(query):
             keys_kernel[grid](
                 *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
@@ -312,7 +312,7 @@ def triton_attention_backward(
             )  # fmt: skip
         if is_exact:
             blocks = call.blocks("queries")
-            grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
+            grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
             with torch.cuda.device_of(query):
                 queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
     return (
@@ -390,7 +390,7 @@ def triton_attend_few(
     rows = padded(repeats * queries)
     programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_of(query.device))
+    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_capability(query.device))
     span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
     spans = triton.cdiv(keys, span)
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
@@ -404,7 +404,7 @@ def triton_attend_few(
             query.stride()[:3], key.stride()[:3], value.stride()[:3], lam.stride(), strides,
             heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
             WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-            CAUSAL=is_causal or sliding_window > 0, WINDOW=_narrower(sliding_window, keys), HAS_MASK=mask is not None,
+            CAUSAL=is_causal or sliding_window > 0, WINDOW=_window_of(sliding_window, keys), HAS_MASK=mask is not None,
             RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     with torch.cuda.device_of(query):

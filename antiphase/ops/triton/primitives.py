@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NOTHING = tl.constexpr(float("-inf"))
+MINUS_INFINITY = tl.constexpr(float("-inf"))
 LARGEST_RATIO = tl.constexpr(32768.0)
 """Largest ratio of the maps' weights: a multiple of a weight, which is at most 1, must be representable in fp16."""
 
@@ -25,7 +25,7 @@ def product(first, second, RAISE: tl.constexpr):
 
 
 @triton.jit
-def row_places(base, stride, rows, length, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def row_pointers(base, stride, rows, length, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Addresses of rows (n, BLOCK), and which entries exist: those within ``length`` and ``WIDTH``."""
     columns = tl.arange(0, BLOCK)
     inside = (rows < length)[:, None]
@@ -37,21 +37,21 @@ def row_places(base, stride, rows, length, BLOCK: tl.constexpr, WIDTH: tl.conste
 @triton.jit
 def load_rows(base, stride, rows, length, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Load rows (n, BLOCK), with zeros beyond ``length`` and ``WIDTH``."""
-    place, inside = row_places(base, stride, rows, length, BLOCK, WIDTH)
+    place, inside = row_pointers(base, stride, rows, length, BLOCK, WIDTH)
     return tl.load(place, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_rows(base, stride, rows, length, tile, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Store rows in the dtype of the memory, the inverse of ``load_rows``."""
-    place, inside = row_places(base, stride, rows, length, BLOCK, WIDTH)
+    place, inside = row_pointers(base, stride, rows, length, BLOCK, WIDTH)
     tl.store(place, tile.to(base.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def add_rows(base, stride, rows, length, tile, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Add to fp32 rows atomically, because other programs add to them as well."""
-    place, inside = row_places(base, stride, rows, length, BLOCK, WIDTH)
+    place, inside = row_pointers(base, stride, rows, length, BLOCK, WIDTH)
     tl.atomic_add(place, tile, mask=inside, sem="relaxed")
 
 
@@ -142,16 +142,16 @@ def softmax_weights(scores, highest, total):
     Rows that have seen nothing yet keep a highest score of -inf and a total of 0.
     """
     raised = tl.maximum(highest, tl.max(scores, 1))
-    base = tl.where(raised == NOTHING, 0.0, raised)
+    base = tl.where(raised == MINUS_INFINITY, 0.0, raised)
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(highest - base)
     return raised, total * shrink + tl.sum(weights, 1), weights, shrink
 
 
 @triton.jit
-def nothing_seen(ROWS: tl.constexpr, BLOCK_DV: tl.constexpr):
+def initial_state(ROWS: tl.constexpr, BLOCK_DV: tl.constexpr):
     """The state of ``difference_step`` before the first key."""
-    nothing = tl.full((ROWS,), NOTHING, tl.float32)
+    nothing = tl.full((ROWS,), MINUS_INFINITY, tl.float32)
     zeros = tl.zeros((ROWS,), tl.float32)
     none = tl.zeros((ROWS, BLOCK_DV), tl.float32)
     return nothing, zeros, nothing, zeros, zeros, none, none
@@ -188,7 +188,7 @@ def both_maps(state):
 
 
 @triton.jit
-def finished(highest, total, sums):
+def normalized(highest, total, sums):
     """Output (n, dv) and log-sum-exp (n,) of a softmax; 0 and +inf if no key was seen, so that weights are 0."""
     divisor = tl.where(total == 0.0, 1.0, total)
-    return sums / divisor[:, None], tl.where(total == 0.0, -NOTHING, highest + tl.log2(divisor))
+    return sums / divisor[:, None], tl.where(total == 0.0, -MINUS_INFINITY, highest + tl.log2(divisor))

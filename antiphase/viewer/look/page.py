@@ -135,7 +135,7 @@ def _section(record: Record) -> dict[str, Any]:
     sequences = []
     for name in record.values["sequences"]:
         pieces, words = piece_counts(record, name)
-        grouped = groupby(enumerate(tokens_of(record, name)), key=lambda pair: (pair[1]["word"], _alone(pair)))
+        grouped = groupby(enumerate(tokens_of(record, name)), key=lambda pair: (pair[1]["word"], _separate_key(pair)))
         sequences.append({
             "name": name, "pieces": pieces, "words": words,
             "groups": [[{**token, "number": number} for number, token in group] for _, group in grouped],
@@ -147,7 +147,7 @@ def _section(record: Record) -> dict[str, Any]:
     }
 
 
-def _alone(pair: tuple[int, dict[str, Any]]) -> int:
+def _separate_key(pair: tuple[int, dict[str, Any]]) -> int:
     """A key that separates tokens without a word."""
     number, token = pair
     return number if token["word"] is None else -1

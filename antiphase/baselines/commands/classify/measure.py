@@ -20,8 +20,8 @@ from antiphase.baselines.data.labelled_texts import (
     check_labels,
     duplicates,
     held_out_tenth,
+    normal_form,
     read_examples,
-    same_text,
     stratified_parts,
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
@@ -228,8 +228,8 @@ class Study:
         """Scores on the test part, and on those of its texts that are not in the training and development parts."""
         labels = len(self.labels)
         whole = classification_scores(confusion := confusion_matrix(predicted, targets, labels))
-        seen = {same_text(example.text) for example in (*parts.train, *parts.development)}
-        fresh = torch.tensor([same_text(example.text) not in seen for example in parts.test])
+        seen = {normal_form(example.text) for example in (*parts.train, *parts.development)}
+        fresh = torch.tensor([normal_form(example.text) not in seen for example in parts.test])
         unseen = classification_scores(confusion_matrix(predicted[fresh], targets[fresh], labels))
         return {
             "test_accuracy": whole["accuracy"],
@@ -370,14 +370,14 @@ def _record(
     labels: Sequence[str],
     runs: list[dict[str, Any]],
 ) -> Record:
-    trained = {same_text(example.text) for example in examples}
+    trained = {normal_form(example.text) for example in examples}
     models = summaries(runs, one_test_part=bool(test or request.folds))
     split = "official test part" if test else f"{request.folds} folds" if request.folds else "held-out tenth"
     data = {
         "split": split,
         "train": duplicates(examples),
         "test": duplicates(test) if test else None,
-        "test_rows_in_train": sum(same_text(example.text) in trained for example in test) if test else None,
+        "test_rows_in_train": sum(normal_form(example.text) in trained for example in test) if test else None,
         "rows_by_label": {label: sum(example.label == label for example in examples) for label in labels},
     }
     return Record(

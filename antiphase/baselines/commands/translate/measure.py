@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.baselines.commands.translate import SAMPLES, TEST_SAMPLES, TranslateSettings
 from antiphase.baselines.data.generated_language import generated_pairs, lexicon
-from antiphase.baselines.data.labelled_texts import same_text
+from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
@@ -22,10 +22,10 @@ from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceFo
 from antiphase.baselines.named_models import chosen_models
 from antiphase.baselines.scoring.translation import (
     alignment_accuracy,
-    commonest_token,
+    greedy_outputs,
+    most_common_token,
     sentence_scores,
     teacher_forced,
-    written,
 )
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
@@ -205,7 +205,10 @@ class Study:
         sources, targets = test
         longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
         scores = sentence_scores(
-            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=unknown_id(tokenizer)
+            greedy_outputs(model, sources, longest),
+            targets.ids,
+            end=tokenizer.eos_token_id,
+            unknown=unknown_id(tokenizer),
         )
         forced = teacher_forced(model, sources, targets, unknown=unknown_id(tokenizer))
         found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
@@ -283,7 +286,7 @@ class Study:
             "target": [tokenizer.decode([number]) for number in targets.ids[row]],
             "alignment": None if pair.alignment is None else list(pair.alignment),
         }
-        trained = {same_text(pair.source) for pair in parts.train}
+        trained = {normal_form(pair.source) for pair in parts.train}
         return Record(
             kind=KIND,
             values=finite({
@@ -293,7 +296,7 @@ class Study:
                     else "held-out tenth",
                     "training_samples": len(parts.train),
                     "test_samples": len(parts.test),
-                    "test_sources_in_train": sum(same_text(pair.source) in trained for pair in parts.test),
+                    "test_sources_in_train": sum(normal_form(pair.source) in trained for pair in parts.test),
                 },
                 "models": summaries(runs, one_test_part=bool(self.request.test or not self.request.train)),
                 "baselines": self._baselines(tokenizer, parts, sources, targets),
@@ -316,7 +319,7 @@ class Study:
     ) -> list[dict[str, Any]]:
         """Scores without learning: the most common token at every position, and copying the source word for word."""
         end, unknown = tokenizer.eos_token_id, unknown_id(tokenizer)
-        common = commonest_token(encode_pairs(tokenizer, parts.train)[1].ids)
+        common = most_common_token(encode_pairs(tokenizer, parts.train)[1].ids)
         systems = {
             "commonest token": [[common] * len(ids) for ids in targets.ids],
             "copy of the source": [with_end(ids, end) for ids in sources.ids],

@@ -14,7 +14,7 @@ from antiphase.report.tables import Column, Table
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import handles, look_of
+from antiphase.baselines.studies.style import handles, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 
@@ -123,7 +123,7 @@ def accuracy_by_distance(record: Record) -> Figure | None:
     for axes, (title, part) in zip(panels, parts.items(), strict=True):
         for index, name in enumerate(models):
             own = sorted((row for row in rows if row["model"] == name), key=lambda row: row["distance"])
-            style = look_of(name)
+            style = style_of(name)
             x = [row["distance"] * (1 + SHIFT * (index - (len(models) - 1) / 2)) for row in own]
             y = [part(row)["accuracy"] for row in own]
             axes.plot(x, y, style["linestyle"], color=style["color"], linewidth=1.3, label=name)

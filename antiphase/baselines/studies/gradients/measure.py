@@ -71,7 +71,7 @@ def gradients(
                 model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
                 about = {"model": name, "place": place, "norm": norm, "seed": seed}
                 steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
-                for step, found in followed(model, classifier, request.steps, steps, held):
+                for step, found in train_and_measure(model, classifier, request.steps, steps, held):
                     rows.append({**about, "step": step, **found})
                 report(next(done), total)
         record = Record(
@@ -132,7 +132,7 @@ def training_batches(
             yield {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def followed(
+def train_and_measure(
     model: PreTrainedModel,
     classifier: Classifier,
     steps: Sequence[int],

@@ -18,7 +18,7 @@ from antiphase.report.tables import Column, Table, readable
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import look_of, plain_logarithm
+from antiphase.baselines.studies.style import plain_logarithm, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 Form = tuple[str, str | None, str | None, int]
@@ -96,7 +96,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
     grid = figure.subplots(len(norms), len(steps), squeeze=False, sharex=True, sharey="row")
     for (model, place, norm, step), members in found.items():
         axes = grid[norms.index(norm)][steps.index(step)]
-        style = look_of(model) | {"linestyle": LINES[place == "post"]}
+        style = style_of(model) | {"linestyle": LINES[place == "post"]}
         values = numpy.array([gradient for gradient, _ in members])  # (seeds, layers)
         layers = range(values.shape[1])
         axes.plot(layers, numpy.exp(numpy.log(values).mean(0)), markersize=4.5, linewidth=1.4, **style)
@@ -111,7 +111,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
         line[0].set_ylabel("gradient norm")
     for axes in grid[-1]:
         axes.set_xlabel("layer (0 is the first)")
-    handles = [Line2D([], [], label=name, **(look_of(name) | {"linestyle": "-"})) for name in models]
+    handles = [Line2D([], [], label=name, **(style_of(name) | {"linestyle": "-"})) for name in models]
     if any(norm is not None for norm in norms):
         words = {"pre": "norms before sublayers (pre)", "post": "norms behind them (post)"}
         handles += [Line2D([], [], color="#333333", linestyle=LINES[i], label=words[p]) for i, p in enumerate(words)]

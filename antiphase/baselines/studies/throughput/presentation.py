@@ -15,7 +15,7 @@ from antiphase.report.tables import Column, Table
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import handles, look_of, plain_logarithm
+from antiphase.baselines.studies.style import handles, plain_logarithm, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 
@@ -85,7 +85,7 @@ def speed_by_length(record: Record) -> Figure | None:
             if own:
                 lengths = [row["length"] for row in own]
                 middle = [row["ratio" if is_ratio else "tokens_per_second"] for row in own]
-                style = look_of(name)
+                style = style_of(name)
                 axes.plot(lengths, middle, markersize=5.5, linewidth=1.4, label=name, **style)
                 axes.fill_between(
                     lengths, *zip(*(row["quartiles"] for row in own), strict=True), color=style["color"], alpha=0.18,
@@ -99,7 +99,7 @@ def speed_by_length(record: Record) -> Figure | None:
         plain_logarithm(axes)
         axes.set(title=title, xlabel="tokens of a sequence", ylabel="time ratio" if is_ratio else "tokens per second")
         if is_ratio:
-            axes.axhline(1.0, color=look_of(baseline)["color"], linewidth=1.4)
+            axes.axhline(1.0, color=style_of(baseline)["color"], linewidth=1.4)
     figure.legend(handles=handles(models), loc="outside lower center", ncols=min(4, len(models)), handlelength=3)
     return figure
 
