@@ -36,9 +36,7 @@ class ModelSettings:
     num_attention_heads: int
     """Softmax maps per layer; a differential layer has half as many heads."""
     kind: Literal["transformer", "rnn", "lstm"] = "transformer"
-    """``rnn`` and ``lstm`` use only hidden_size (of states and embeddings), num_hidden_layers and
-    tie_word_embeddings.
-    """
+    """``rnn`` and ``lstm`` use only hidden_size (states and embeddings), num_hidden_layers and tie_word_embeddings."""
     attention_type: Literal["softmax", "differential", "differential_v2", "differential_v2_across"] = "differential"
     num_key_value_heads: int | None = None
     """Key maps per layer; None means ``num_attention_heads``, or half of it in V2."""
@@ -52,9 +50,7 @@ class ModelSettings:
     initializer_range: float = bounded(0.02, above=0)
     tie_word_embeddings: bool = True
     lambda_form: str | None = None
-    """Ablations and competing methods, here and below, as in ``AntiphaseConfig``; None and false mean the published
-    form.
-    """
+    """Ablations and competing methods, as in ``AntiphaseConfig``; None and false mean the published form."""
     lambda_init: float | None = None
     head_norm: bool | None = None
     head_scale: bool | None = None
@@ -94,8 +90,8 @@ class DataSettings:
     number between 1 and this. Measurements during training ask for one at a time.
     """
     needle_share: float = bounded(0.7, least=0, most=1)
-    """Share of each batch that is retrieval sequences; the rest, after all shares, is repeated random sequences
-    (``synthetic``) or text.
+    """Share of retrieval sequences in each batch; the rest after all shares is repeated tokens (``synthetic``) or
+    text.
     """
     label_share: float = bounded(0.0, least=0, most=1)
     """Share of each batch that is words with labels to learn in context (``text``)."""
@@ -116,18 +112,12 @@ class DataSettings:
     paths: list[str] = field(default_factory=list)
     """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
     validation: list[str] = field(default_factory=list)
-    """The same for validation; if empty, ``validation_share`` of ``paths`` is held out. The flag is
-    ``--validation``.
-    """
+    """The same for validation (``--validation``); if empty, ``validation_share`` of ``paths`` is held out."""
     validation_share: float = bounded(0.05, above=0, below=1)
     text_field: str | None = None
-    """Column that contains the text in CSV, JSON Lines and Parquet; None means ``text``, or the only column of
-    strings.
-    """
+    """Column that contains the text in tables; None means ``text``, or the only column of strings."""
     tokenizer: str | None = None
-    """Folder or Hub name of an existing tokenizer; None means a byte-level BPE trained on ``paths`` and the words of
-    the tasks.
-    """
+    """Folder or Hub name of a tokenizer; None means a byte-level BPE trained on ``paths`` and the tasks' words."""
     vocabulary_size: int = 4096
     """Vocabulary size of the tokenizer trained here."""
     cache: str | None = None
@@ -141,9 +131,7 @@ class TrainingSettings:
     steps: int = bounded(least=1)
     """Optimizer steps."""
     decay_steps: int | None = None
-    """Step at which the linear decay reaches zero; None means ``steps``. If it is larger than ``steps``, the run stops
-    before that.
-    """
+    """Step at which the linear decay reaches zero, possibly after the end of the run; None means ``steps``."""
     batch_size: int = bounded(64, least=1)
     """Sequences per step, over all processes."""
     micro_batch_size: int | None = bounded(None, least=1)

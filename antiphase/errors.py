@@ -1,6 +1,4 @@
-"""Errors that the command line reports in one sentence: input that cannot be used, and runs that diverged or were
-stopped.
-"""
+"""Errors that the command line reports in one sentence: unusable input, and runs that diverged or were stopped."""
 
 from __future__ import annotations
 

@@ -101,8 +101,7 @@ def antiphase_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding if attention is plainly causal, which
-    avoids N×M.
+    """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding, instead of N×M, if plainly causal.
 
     Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M).
     """

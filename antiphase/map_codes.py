@@ -40,8 +40,6 @@ def decode(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]) -> NDArr
 
 
 def error_bound(weights: NDArray[numpy.floating]) -> NDArray[numpy.floating]:
-    """Bound on the error of ``decode`` after ``encode`` for each of the weights (..., M), except for the rounding of
-    fp32.
-    """
+    """Bound on the error of ``decode`` after ``encode`` for each of the weights (..., M), without fp32 rounding."""
     scales = weights.max(axis=-1, initial=0.0)[..., None]
     return numpy.sqrt(weights * scales) / STEPS + scales / (2 * STEPS) ** 2

@@ -73,9 +73,7 @@ class Measurement:
 
     @property
     def run(self) -> Callable[..., Any]:
-        """The function that turns settings and an output folder into a record; it has the folder's name, in
-        ``measure``.
-        """
+        """The function from settings and an output folder to a record: that of ``measure`` with the folder's name."""
         found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))
         return found
 

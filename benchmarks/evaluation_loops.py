@@ -44,9 +44,7 @@ LABELS: tuple[tuple[int, ...], ...] = ((10,), (11,), (12, 13), (16, 17), (18, 19
 """Six labels of one to three tokens, like TREC's; two begin with the same token, and the last is never correct."""
 ASKED = len(LABELS) - 1
 FIRST, LINE_END, FIRST_CUE, FIRST_WORD = 1, 2, 30, 40
-"""Ids of the first token of a text, of the token after a label, of the token at the end of a question with the first
-label, and of the first word.
-"""
+"""Ids: first token of a text, token after a label, last token of a question with the first label, first word."""
 QUESTION = (8, 16)
 """Smallest and largest number of tokens in a question, including its cue."""
 PLANTED = 4.0
@@ -167,8 +165,7 @@ def build_models(workload: Workload, seed: int) -> dict[str, PreTrainedModel]:
 
 @torch.no_grad()
 def plant(model: PreTrainedModel) -> None:
-    """Change weights so that each cue is followed by its label, token by token, and a line end, whatever precedes the
-    cue.
+    """Change weights so that each cue is followed by its label and a line end, whatever precedes the cue.
 
     Then the answers are known, and unconstrained greedy decoding writes them. All weights are still used in every step.
     """
@@ -213,7 +210,7 @@ def _question(label: int, vocabulary: int, generator: torch.Generator) -> Prompt
 
 
 def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """Answers to one prompt at a time: greedy tokens up to the end of the line, compared with the labels; -1 if none
+    """Answers to one prompt at a time: greedy tokens up to the end of the line, as a label's index; -1 if none
     matches.
     """
     found = []

@@ -83,9 +83,7 @@ class Results:
         ]
 
     def interactions(self) -> list[Effect]:
-        """How much larger one factor's difference is at another's second level than at its first; only for two
-        levels.
-        """
+        """How much larger one factor's difference is at another's second level than at its first, for two levels."""
         found = []
         for one, other in itertools.combinations(self.factors, 2):
             if len(self.factors[one]) == len(self.factors[other]) == 2:
@@ -145,9 +143,7 @@ def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[st
 
 
 def smallest_difference(results: Results) -> float:
-    """Half the width of the 95 % interval between two combinations: the smallest difference that this many seeds can
-    detect.
-    """
+    """Half the width of the 95 % interval between two combinations: the smallest detectable difference."""
     one, other = results.combinations[:2]
     effect = results.contrast("", {one: 1.0, other: -1.0})
     return (effect.high - effect.low) / 2

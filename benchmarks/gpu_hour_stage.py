@@ -71,9 +71,7 @@ class Stage:
 
     name: str
     records: Path
-    """Folder of the stages' records, one small file each; later stages read what they need of earlier ones from
-    them.
-    """
+    """Folder of the stages' records, one small file each, which later stages read."""
     work: Path
     """Folder of all other files: models, logs."""
     data: Path
@@ -118,9 +116,7 @@ class Stage:
 
 
 class Kept:
-    """The finished pieces of a stage, stored in its record: after a kill, the stage continues after the last of
-    them.
-    """
+    """The finished pieces of a stage, stored in its record, after which it continues if it was killed."""
 
     def __init__(self, stage: Stage) -> None:
         """

@@ -209,8 +209,8 @@ def _planned(stage: Stage) -> TrainingPlan:
 
 
 def _expected(kept: Kept, planned: TrainingPlan, arms: Sequence[str]) -> float:
-    """Expected seconds of a round: the slowest so far of its kind, else as planned. A single run takes most of a pair's
-    time.
+    """Expected seconds of a round: the slowest of its kind so far, else as planned. A single run takes most of a
+    pair's.
     """
     known = [found["seconds"] for found in kept.pieces.values() if len(found["runs"]) == len(arms)]
     return 1.05 * max(known) if known else planned.pair_seconds * (1.0 if len(arms) > 1 else 0.7)

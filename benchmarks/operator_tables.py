@@ -26,9 +26,7 @@ def values() -> dict[str, Any]:
 
 
 def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
-    """One cell of the operator's benchmark, relative to the fastest form of the baseline; a dash if it was not
-    timed.
-    """
+    """One cell of the operator's benchmark, relative to the fastest form of the baseline; a dash if missing."""
     wanted = (task, dtype, length, subject, width)
     keys = ("task", "dtype", "length", "subject", "width")
     rows = [row for row in values()["rows"] if kind_of(row["baseline"]) == baseline]

@@ -1,3 +1,1 @@
-"""Speed compared with the alternatives that users have: correctness checks first, then paired runs, medians and
-ratios.
-"""
+"""Speed compared with the alternatives that users have: correctness checks, then paired runs, medians and ratios."""

@@ -40,13 +40,9 @@ CHECKED_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 SHORTEST_CACHE = 256
 """With so few keys, the overhead of calls before the kernel is largest relative to the total time."""
 LONGEST_WITH_MAPS = 1024
-"""Methods that store N × N weights are skipped beyond this length: there they take eight times as long, and
-gigabytes.
-"""
+"""Methods that store N × N weights are skipped beyond this length, where they take eight times as long."""
 LONGEST_OF_ALL = 4096
-"""Beyond this length a round takes a minute, so only one of two methods with equally many operations is timed, and only
-in fp32.
-"""
+"""Beyond this length, where a round takes a minute, only one of two equally expensive methods is timed, in fp32."""
 STEPS_OF_DECODING, CALLS_ON_GPU = 50, 10
 """Calls per round: a decoding step takes microseconds to milliseconds, and a GPU runs calls asynchronously."""
 QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
@@ -220,9 +216,7 @@ class _Clock:
     say: Callable[[str], None]
 
     def compared(self, suite: Suite, case: Case, subject: Scheme, baselines: Sequence[Scheme]) -> dict[str, Any]:
-        """Time a scheme and others in the same rounds: ``rows``, and ``failed`` for those that the device does not
-        support.
-        """
+        """Time a scheme and others in the same rounds: ``rows``, and ``failed`` for those that the device lacks."""
         able, failed = [], []
         for scheme in baselines:
             if not _is_timed(scheme, case, quick=self.quick):
@@ -252,9 +246,7 @@ class _Clock:
 
 
 def _under(condition: Condition, clock: _Clock, suite: Suite, case: Case) -> list[dict[str, Any]]:
-    """V1 compared with softmax attention (PyTorch's and that of the same kernels) and the portable method, under a
-    condition.
-    """
+    """V1 compared with softmax attention (PyTorch's and the native one) and the portable method, under a condition."""
     subject, baselines = suite.compared[case.task][0]
     chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE, BLOCKWISE)]
     clock.say(condition.words)
@@ -315,9 +307,7 @@ def _describe(case: Case) -> dict[str, Any]:
 
 
 def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], rate: float) -> dict[str, float | int]:
-    """Numbers from formulas in addition to those measured: operations, bytes of a cache, share of the machine's peak
-    rate.
-    """
+    """Computed numbers in addition to measured ones: operations, bytes of a cache, share of the machine's peak rate."""
     flops = subject.flops(case)
     found: dict[str, float | int] = {
         "flops": flops,
@@ -357,8 +347,7 @@ def correctness(
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), device: str = "cpu",
     length: int = CHECK_LENGTH, forms: Sequence[str] = ("V1", "V2"),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Check that errors are ≤ 2 × (eager's in the same dtype + one rounding), both against fp64: output, gradients,
-    decoding.
+    """Check errors of output, gradients and decoding: ≤ 2 × (eager's in the same dtype + one rounding), against fp64.
 
     Errors are root mean squares over a tensor, because in bf16 its largest error depends on a few rows by chance.
 

@@ -1,6 +1,4 @@
-"""Block sizes of the GPU kernels, chosen by time from a few candidates; the best ones belong in
-``ops/triton/launch.py``.
-"""
+"""Block sizes of the GPU kernels, chosen by time; the best ones belong in ``ops/triton/launch.py``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Calibrated attention, with every head calibrated, compared with the attention that it replaces; and memory of
-probing.
-"""
+"""Calibrated attention, with every head calibrated, compared with plain attention; and memory of probing."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ SIZES: dict[str, Any] = {
 def benchmark_calibration(
     *, quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda message: None
 ) -> Record:
-    """Time a layer's prefill with padding at several shares of sinks and a model's decoding steps; measure peak memory.
+    """Time a layer's prefill with padding and a model's decoding steps at several shares of sinks; peak memory;
     fp32.
     """
     started = time.perf_counter()

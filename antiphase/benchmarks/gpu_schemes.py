@@ -25,8 +25,8 @@ from antiphase.layers.functions import join_halves
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call per map with whole values: flash attention needs equal widths, so queries and keys are padded with
-    zeros.
+    """One call per map with whole values; queries and keys are zero-padded to the equal widths that flash attention
+    needs.
     """
     whole, width = join_halves(value), query.shape[-1]
     first, second = (

@@ -1,5 +1,4 @@
-"""Complete models: training step, prefill and generation of ours and of Hugging Face's Llama and DiffLlama of equal
-size.
+"""Complete models: training step, prefill and generation of ours and of Llama and DiffLlama of equal size.
 
 V2 has a smaller output projection and so fewer parameters.
 """
@@ -223,9 +222,7 @@ def compiled(model: PreTrainedModel) -> Any:
 
 @contextmanager
 def fresh_compiler() -> Iterator[None]:
-    """Reset the compiler's count of variants within the block; beyond its limit, it would silently run uncompiled
-    code.
-    """
+    """Reset the compiler's count of variants within the block; beyond its limit, code silently runs uncompiled."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):

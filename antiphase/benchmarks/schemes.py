@@ -138,9 +138,7 @@ def native_softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Te
 
 
 def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
-    """A scheme whose softmax attention runs on one backend of PyTorch; raises an error if the backend does not support
-    it.
-    """
+    """A scheme whose softmax attention runs on one backend of PyTorch, or raises an error."""
 
     def run(*tensors: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -224,9 +222,7 @@ def four_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor
 
 
 def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call per map with whole values, whose width differs from that of the keys; PyTorch then computes the whole
-    map.
-    """
+    """One call per map with whole values, which are wider than the keys, so that PyTorch computes the whole map."""
     whole = join_halves(value)
     first, second = (softmax(query[:, m::2], key[:, m::2], whole, lam) for m in (0, 1))
     return first - lam * second

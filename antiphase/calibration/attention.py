@@ -24,9 +24,7 @@ DIRECT_SHARE = 0.5
 ROWS_AT_ONCE = 512
 """Number of rows computed directly in one step."""
 WEIGHTS_AT_ONCE = 2**18
-"""Number of weights on sinks that the thin product computes in one step, if they make up more than ROWS_AT_ONCE
-rows.
-"""
+"""Number of weights on sinks that the thin product computes in one step, if this is more than ROWS_AT_ONCE rows."""
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,7 @@ class SignFlips:
 
 
 def sign_flips(changes: Scores, generator: torch.Generator, *, tests: int = 1) -> SignFlips:
-    """Sign-flip test. Under the null hypothesis of no effect, each sample's change is as likely to have the opposite
-    sign.
+    """Sign-flip test. The null hypothesis is that each sample's change is equally likely with the opposite sign.
 
     It is exact if only few different sums are possible, as with accuracies. Otherwise signs are drawn at random, often
     enough that one of ``tests`` heads can pass a false discovery rate of 5 %.

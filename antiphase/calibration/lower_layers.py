@@ -1,6 +1,4 @@
-"""Caches the layers below a calibrated one, which calibration does not change: they run once and are skipped
-afterwards.
-"""
+"""Cache of the layers below a calibrated one, which calibration does not change: they run only once."""
 
 from __future__ import annotations
 
@@ -26,8 +24,8 @@ class LowerLayerCache:
 
     @contextmanager
     def record(self, start: int) -> Iterator[None]:
-        """Run the whole computation once and store the inputs of layer ``start``; layers below the last recorded one
-        are skipped.
+        """Run the computation once, skipping layers that are cached already, and store the inputs of layer
+        ``start``.
         """
         if start < self.start:
             raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")

@@ -38,8 +38,7 @@ def calibrate_map(
 
 
 def redistribute(weights: Tensor, sinks: Tensor, *, beta: float) -> Tensor:
-    """Weights (..., N, M) with those on sinks (bool, (..., 1|N, M)) multiplied by β and the others raised in
-    proportion.
+    """Weights (..., N, M) with those on sinks (bool, (..., 1|N, M)) times β and the others raised in proportion.
 
     Rows keep their sum. A row with all its weight on sinks stays unchanged.
     """

@@ -1,6 +1,4 @@
-"""Search for the heads to calibrate: each is tried alone and scored; the choice is then evaluated on held-out
-samples.
-"""
+"""Search for the heads to calibrate: each is tried alone; the choice is then evaluated on held-out samples."""
 
 from __future__ import annotations
 
@@ -70,8 +68,7 @@ def scores_of(
     samples: Mapping[str, Sequence[Any]],
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Tensor]:
-    """Scores by data set, float64. ``numbers`` index the samples in their data sets, for messages; None means their
-    order here.
+    """Scores by data set, float64. ``numbers``: indices of the samples for messages; None means from 0.
 
     Raises:
         ValueError: a score is not finite; the message names the sample.

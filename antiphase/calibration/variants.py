@@ -1,5 +1,4 @@
-"""Variants of calibration, for studying why it works: they move weight to other keys, from other keys, or without
-sinks.
+"""Variants of calibration, for studying why it works: with other rules for the freed weight, or other keys.
 
 They compute whole maps, so memory is quadratic in length. Source: Yu et al., 2406.15765, section 5.
 """

@@ -154,9 +154,7 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
 
 
 def kind_of(path: Path) -> str | None:
-    """The kind of a file by its name: ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.txt``; None if it is not
-    text.
-    """
+    """The kind of a file by its name: ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.txt``; None if not text."""
     suffix = path.suffix.lower()
     compressed = suffix == ".gz"
     if compressed:

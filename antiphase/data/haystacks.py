@@ -62,9 +62,7 @@ class Context:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Size of a context, and depth of the first needle asked for: 0 at the start, 1 at the end, None for a random
-    depth.
-    """
+    """Size of a context, and depth of the first needle asked for: 0 at the start, 1 at the end, None if random."""
 
     needles: int
     queries: int

@@ -33,9 +33,7 @@ DIGEST = "sha256"
 """File in a cached tokenizer's folder with the digest of the others."""
 
 SMALLEST_TEXT_SHARE, SMALLEST_TASK_SHARE = 0.1, 0.25
-"""Smallest shares of the tokenizer's training data for the text and for each task, however little of them a batch
-has.
-"""
+"""Smallest shares of the text and of each task in the tokenizer's training data."""
 NEEDLE_DIGITS = 2
 """Number of digits per token if numbers are retrieved: single digits would be repeated all over a context."""
 
@@ -51,9 +49,7 @@ class PreparedData:
 
     @property
     def content(self) -> str | None:
-        """Digest of text, tokenizer and the tasks' wording; None for the synthetic task, which the settings define
-        completely.
-        """
+        """Digest of text, tokenizer and the tasks' wording; None for the synthetic task, which the settings define."""
         parts = [text.content for text in (self.training_text, self.validation_text) if text is not None]
         parts = list(dict.fromkeys(filter(None, parts)))
         return "-".join([*parts, wording()[:16]]) if parts else None
@@ -109,9 +105,7 @@ class PreparedData:
         )
 
     def validation(self, sequences: int) -> Batch:
-        """Held-out sequences for the loss: complete blocks spread evenly over the validation text, or synthetic
-        ones.
-        """
+        """Held-out sequences for the loss: blocks spread evenly over the validation text, or synthetic sequences."""
         text = self.validation_text
         if text is None:
             settings = self.settings

@@ -60,9 +60,7 @@ class RetrievalBatch:
         return labels
 
     def text_labels(self) -> Tensor:
-        """(B, L): all tokens except those of the instruction and the needles, which are random and cannot be
-        predicted.
-        """
+        """(B, L): all tokens except those of the instruction and the needles, which are random."""
         drawn = self.spans["instruction"] | self.spans["answer"] | self.spans["other_needles"]
         return self.input_ids.masked_fill(drawn, IGNORED_LABEL)
 
@@ -226,8 +224,8 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
-        """``count`` sequences. ``depth`` puts the first needle asked for at that fraction of the haystack; None means a
-        random place.
+        """``count`` sequences. ``depth`` puts the first needle asked for at that fraction of the haystack; None means
+        random.
 
         Raises:
             InputError: needles and questions do not fit in the length, there is too little text for the filler, or the
@@ -361,9 +359,7 @@ def question(cities: Sequence[str]) -> str:
 
 
 def opening_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that opens a sequence, if the tokenizer has one: it becomes the attention sink instead of a token of
-    the text.
-    """
+    """The token that opens a sequence, if the tokenizer has one: it becomes the attention sink instead of the text."""
     opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return [] if opening is None else [opening]
 

@@ -1,6 +1,4 @@
-"""Training batches as a pure function of seed and step: any step can be recomputed, in any process and after any
-stop.
-"""
+"""Training batches as a pure function of seed and step: any step can be recomputed, in any process."""
 
 from __future__ import annotations
 
@@ -61,8 +59,7 @@ class SyntheticStream:
 
 
 class TextStream:
-    """Blocks of packed text, shuffled again in each epoch, with shares of retrieval sequences, in-context labels and
-    repeated random tokens.
+    """Shuffled blocks of packed text, with shares of retrieval sequences, in-context labels and repeated tokens.
 
     With a long share, that part of the text rows comes from blocks inside one document and the rest from all others;
     both kinds are shuffled and repeated separately.

@@ -38,9 +38,7 @@ class Result:
 
     @classmethod
     def from_record(cls, make: Callable[[Self], Made]) -> Callable[[Record], Made | None]:
-        """Turn a function that makes a table or figure from the result into one that takes the record, and gives None
-        for a record of another kind.
-        """
+        """Turn a function of the result into one of the record, which gives None for a record of another kind."""
 
         @functools.wraps(make)
         def made(record: Record) -> Made | None:

@@ -1,6 +1,4 @@
-"""Output folders belong to one process and one piece of work: checks, locks, atomic creation, and cleanup after
-refusals.
-"""
+"""Ownership of output folders: checks, locks, atomic creation, and cleanup after refused input."""
 
 from __future__ import annotations
 
@@ -110,8 +108,7 @@ def undone_if_refused(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path, *beside: Path) -> Iterator[None]:
-    """Lock a new folder for one piece of work; if the input is refused, remove its files, also from the folders
-    ``beside``.
+    """Lock a new folder for one piece of work; if the input is refused, remove its files, also those in ``beside``.
 
     Raises:
         InputError: the folder is not empty, another process uses it, or it cannot be created.

@@ -55,9 +55,7 @@ V2 = AttentionKind(Pairing.NEIGHBOURS, key_maps=1, subtracts=True)
 INSIDE = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True, finishes=True)
 """V1 in the layers of ``differential_config``, whose attention function subtracts and normalizes."""
 DIFFLLAMA = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
-"""DiffLlama: the layer subtracts what the function returned, after two calls with the same queries and keys and one
-half of the values each.
-"""
+"""DiffLlama: the layer subtracts after two calls of the function, one for each half of the values."""
 
 
 def kind_of(module: nn.Module) -> AttentionKind:
@@ -197,9 +195,7 @@ class AttentionCall:
     # ------------------------------------------------------------------------------------------ outputs
 
     def heads_of(self, outputs: Tensor) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) from those of all maps (B, N, maps, dv), subtracted if the attention
-        function would subtract.
-        """
+        """The heads' outputs (B, N, heads, dv) from those of all maps, subtracted if the attention function would."""
         if not self.kind.subtracts:
             return outputs
         assert self.lam is not None

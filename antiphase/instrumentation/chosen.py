@@ -53,9 +53,7 @@ class ChosenMaps:
 
     @property
     def few(self) -> bool:
-        """Whether there are so few queries that their maps are small compared with keys and values, as in a decoding
-        step.
-        """
+        """Whether there are so few queries that their maps are small compared with keys and values (decoding)."""
         return self.query.shape[2] * self.query.shape[3] <= FEW_ROWS
 
     @property
@@ -169,8 +167,7 @@ class MapChoice:
         return range(call.maps) if self._maps is None else self._maps.get(call.layer, ())
 
     def changed(self, call: AttentionCall, form: Callable[[ChosenMaps], Tensor]) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) of a call, with the outputs of its selected maps recomputed, without
-        gradient.
+        """The heads' outputs (B, N, heads, dv) of a call, with those of its selected maps recomputed, without gradient.
 
         Args:
             form: computes the outputs (B, G, R, N, dv) of maps.
@@ -262,8 +259,7 @@ def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMap
 
 
 def _by_key(forward: ForwardPass, given: Tensor, mask: Tensor, module: nn.Module, window: int | None) -> Tensor | None:
-    """A per-query mask (1|B, 1, N, M) as a per-key one (1|B, 1, 1, M) if causality and window cover the rest, else
-    None.
+    """A per-query mask (1|B, 1, N, M) as a per-key one (1|B, 1, 1, M), if causality and window cover the rest.
 
     This avoids computing blocks above the diagonal.
     """

@@ -20,9 +20,7 @@ class SequenceState:
     """Tensors that belong to the sequences of a cache (sequences first), by name and layer."""
 
     kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """``real`` (B, M) bool: tokens, if only masks per query distinguish them from padding. Subclasses keep further
-    tensors.
-    """
+    """``real`` (B, M) bool, if only masks per query tell tokens from padding; subclasses keep further tensors."""
     is_whole: bool = True
     """Whether the block saw the sequences from the start: no keys were cached before its first pass."""
 

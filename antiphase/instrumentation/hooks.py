@@ -270,9 +270,7 @@ class _Reader:
     def heads(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The heads' outputs, before any further processing by the model's attention function, and the weights or
-        None.
-        """
+        """The heads' outputs before further processing by the model's function, and the weights or None."""
         _, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
         return heads, weights
 

@@ -21,8 +21,7 @@ FORMS = ("sigmoid", "linear", "fixed")
 
 
 class DifferentialAttentionV2(AttentionLayer):
-    """Differential attention V2 (Microsoft, January 2026): λ per token and head, both maps of a head share key and
-    value.
+    """Differential attention V2 (Microsoft, January 2026): λ per token and head; both maps share key and value.
 
     It has no head norm, no factor 1 - λinit and no λ schedule, and half the output projection of V1.
 
@@ -91,8 +90,7 @@ class DifferentialAttentionV2(AttentionLayer):
 
 
 class DifferentialAttentionAcross(DifferentialAttentionV2):
-    """V2 in which map i subtracts map i + H, which has another key and value: the pairing that the V2 post warns
-    against.
+    """V2 in which map i subtracts map i + H, which has another key and value; the V2 post warns against this.
 
     Its attention function computes softmax attention, because the two maps share no value.
     """

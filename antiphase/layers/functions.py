@@ -110,9 +110,7 @@ def eager_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed in differential
-    layers.
-    """
+    """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
@@ -144,9 +142,7 @@ def differential_output(
     scaling: float | None,
     impl: str = "auto",
 ) -> Tensor:
-    """Heads' outputs (B, N, H, halves · d) from keys and values in the layout of a cache; ``halves`` is 2 in V1, 1 in
-    V2.
-    """
+    """Heads' outputs (B, N, H, halves · d) from keys and values in a cache's layout; ``halves`` is 2 in V1, 1 in V2."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_cached(
         query, key, value, lam, mask, groups=key.shape[1] // halves,
@@ -182,8 +178,7 @@ def softmax_attention(
     scale: float | None,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention, the last query aligned with the last key: on the native kernels if they support the call, else
-    through ``scaled_dot_product_attention``.
+    """Softmax attention, the last query aligned with the last key, on the native kernels or by PyTorch's SDPA.
 
     Returns (B, N, heads, dv). A row that sees no key gives zeros.
     """

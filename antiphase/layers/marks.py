@@ -1,6 +1,4 @@
-"""Marks on modules for initializing a whole model: which layers write into the residual stream, and initial norm
-weights.
-"""
+"""Marks for initializing a whole model: layers that write into the residual stream, and initial norm weights."""
 
 from __future__ import annotations
 

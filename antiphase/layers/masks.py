@@ -40,8 +40,7 @@ def carries_positions(mask: Tensor | None, queries: int) -> bool:
 
 
 def boolean_mask(mask: Tensor) -> Tensor:
-    """A boolean mask, True = may attend, from a boolean or an additive one, which holds 0 or values as low as
-    ``HIDDEN``.
+    """A boolean mask, True = may attend, from a boolean or an additive one with 0 and values as low as ``HIDDEN``.
 
     Raises:
         ValueError: the mask holds other values, such as a position bias.

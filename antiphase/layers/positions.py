@@ -7,8 +7,7 @@ from torch import Tensor
 
 
 def sinusoidal_positions(position_ids: Tensor, width: int) -> Tensor:
-    """p[2k] = sin(t / 10000^(2k / width)), p[2k + 1] = the cosine of the same angle (Vaswani et al., 1706.03762,
-    section 3.5).
+    """p[2k] = sin(t / 10000^(2k / width)), p[2k + 1] = cos of the same angle (Vaswani et al., 1706.03762, section 3.5).
 
     Frequencies fall with the dimension, every position has a unique code, and p(t + s) is a rotation of p(t).
 
@@ -30,8 +29,7 @@ def count_positions(real: Tensor) -> Tensor:
 
 
 def rotary_positions(position_ids: Tensor, width: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary positions (Su et al., 2104.09864), which rotate channels j and j + width / 2
-    together.
+    """Cosines and sines of rotary positions (Su et al., 2104.09864), for channels j and j + width / 2.
 
     Args:
         position_ids: (1|B, N) whole numbers, 0-based.

@@ -1,3 +1,1 @@
-"""Models for Hugging Face: a decoder with softmax or differential attention, and differential forms of other
-architectures.
-"""
+"""Models for Hugging Face: a softmax or differential decoder, and differential forms of other architectures."""

@@ -49,7 +49,7 @@ def attention_inside(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of these models: (B, N, maps, d), where maps 2i and 2i+1 hold the two halves of head i's
+    """The attention function of these models: (B, N, maps, d), where maps 2i and 2i+1 are the halves of head i's
     output.
 
     Raises:
@@ -104,9 +104,7 @@ class WithDifferentialHeads(PreTrainedModel):
 
 
 def _require_own_function(module: nn.Module, args: Any) -> None:
-    """Check before every call of a layer, because parts of a model, such as ``model.model``, can get another function
-    too.
-    """
+    """Check before every call of a layer, because parts of a model can get another function too."""
     config = module.config
     assert isinstance(config, PreTrainedConfig)
     _refuse_other_functions(config._attn_implementation)

@@ -1,6 +1,4 @@
-"""The plain attention layers inside models of transformers: built from a configuration, with transformers' caches and
-attention functions.
-"""
+"""The plain attention layers inside models of transformers: built from a configuration, with transformers' caches."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Safetensors checkpoints, read tensor by tensor and written shard by shard to a temporary folder that is renamed at
-the end.
-"""
+"""Safetensors checkpoints, read tensor by tensor and written shard by shard to a temporary folder, then renamed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Actions to run before the Auto classes see a configuration of ours; the module that defines the models registers
-them.
-"""
+"""Actions to run before the Auto classes see a configuration of ours, registered by the module with the models."""
 
 from __future__ import annotations
 

@@ -1,3 +1,1 @@
-"""Differential attention operators: the public function in ``api``, the specification in ``reference``, and fast
-implementations.
-"""
+"""Differential attention: the public function in ``api``, the specification in ``reference``, fast implementations."""

@@ -34,9 +34,7 @@ def is_few(
 def within_window(
     queries: int, key: Tensor, value: Tensor, mask: Tensor | None, sliding_window: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys (B, ·, M, d), values and mask without the first keys, which the window hides from the last ``queries``
-    queries.
-    """
+    """Keys (B, ·, M, d), values and mask without the first keys, which the window hides from the last queries."""
     if sliding_window is None or sliding_window + queries - 1 >= key.shape[2]:
         return key, value, mask
     kept = slice(1 - sliding_window - queries, None)

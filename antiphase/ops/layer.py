@@ -1,4 +1,4 @@
-"""Operations of a layer around attention, on the native kernels if they apply: norms, λ, and a V1 layer's decoding
+"""Operations of a layer around attention, on the native kernels if possible: norms, λ, and a V1 layer's decoding
 step.
 """
 

@@ -48,8 +48,7 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
-    """Check ranks, dtypes, devices and head counts of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv,
-    M, dv).
+    """Check ranks, dtypes, devices and heads of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv, M, dv).
 
     Raises:
         ValueError: one of them is wrong; the message gives what was expected and what was given.
@@ -171,9 +170,7 @@ def four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
 def positions_mask(
     queries: int, keys: int, *, is_causal: bool, sliding_window: int | None, device: torch.device
 ) -> Tensor | None:
-    """The (N, M) mask of causality and window, the last query aligned with the last key; None if every key is
-    visible.
-    """
+    """The (N, M) mask of causality and window, the last query aligned with the last key; None if all is visible."""
     if not is_causal and sliding_window is None:
         return None
     distance = torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)

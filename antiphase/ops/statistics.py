@@ -70,9 +70,7 @@ class LayerStatistics:
     top_logits: Tensor
     """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, descending; 0 if there are fewer pairs."""
     logit_histogram: Tensor | None
-    """(G, R, S, bins) int64, if requested: how many |q·k| · scale fall into each bin of ``size_histogram``, over all
-    sequences.
-    """
+    """(G, R, S, bins) int64, if requested: ``size_histogram`` of |q·k| · scale over all sequences."""
     logit_powers: Tensor | None
     """(G, R, S, 5) fp64, with the histogram: ``power_sums`` of the same q·k · scale, with their signs."""
 
@@ -222,8 +220,8 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
 
 
 def _count(counts: Tensor, powers: Tensor, scores: Tensor, weight: Tensor) -> None:
-    """Add scores (U R, n, m; -inf if hidden) of the rows that count, (U R, 1, n): magnitudes to counts (g, R, bins),
-    powers to their sums (g, R, 5).
+    """Add scores (U R, n, m; -inf if hidden) of the rows that count: histogram (g, R, bins) and power sums (g, R,
+    5).
     """
     groups, repeats = counts.shape[:2]
     by_head = scores.view(-1, groups, repeats, weight.shape[-1], scores.shape[-1])  # (b, g, R, n, m)
@@ -245,9 +243,7 @@ def power_sums(values: Tensor) -> Tensor:
 
 
 def kurtosis(powers: Tensor) -> float:
-    """E[(x - μ)⁴] / E[(x - μ)²]² of the values behind ``power_sums`` (5,): 3 for a normal distribution, NaN if all are
-    equal.
-    """
+    """E[(x - μ)⁴] / E[(x - μ)²]² of the values behind ``power_sums`` (5,): 3 if normal, NaN if all are equal."""
     count, *sums = powers.tolist()
     if not count:
         return float("nan")
@@ -268,9 +264,7 @@ def size_histogram(sizes: Tensor) -> Tensor:
 
 
 def histogram_median(counts: Tensor) -> float:
-    """The median of the numbers behind ``size_histogram`` (bins,), within 1 %: the middle of its bin; NaN for an empty
-    histogram.
-    """
+    """The median of the numbers behind ``size_histogram`` (bins,), within 1 %: the middle of its bin; NaN if empty."""
     total = int(counts.sum())
     if total == 0:
         return float("nan")

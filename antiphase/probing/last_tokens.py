@@ -120,8 +120,8 @@ class LastTokens:
 
     @torch.no_grad()
     def contributions(self, spans: Tensor) -> list[Contributions]:
-        """Contributions of spans of keys, bool (B, S, M), to each layer's output at the first of the last tokens; on
-        the CPU.
+        """Contributions of spans of keys (B, S, M; bool) to each layer's output at the first of the last tokens, on the
+        CPU.
 
         A head's output is the sum of its weights times the values, with signed weights in differential heads. The rest
         of the layer (subtraction, gate, output projection) is linear in it, except for head norms. These are frozen:
@@ -244,9 +244,7 @@ class _Split(_Replay):
         self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
 
     def _freeze(self, norm: nn.RMSNorm, args: tuple[Tensor], output: Tensor) -> Tensor | None:
-        """Apply a norm with the scale of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` as in
-        ours.
-        """
+        """Apply a norm with the scale of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` ours."""
         (given,) = args
         if self._given is None:
             eps = torch.finfo(given.dtype).eps if norm.eps is None else norm.eps

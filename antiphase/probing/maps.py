@@ -21,9 +21,7 @@ from antiphase.probing.rows import rows_of
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """The maps of one layer: H heads with S maps (1, or 2 in differential heads), N queries, M keys. On the CPU, in
-    fp32.
-    """
+    """The maps of one layer: H heads of S maps (1, or 2 in differential heads), N queries, M keys; fp32, on the CPU."""
 
     layer: int
     """The model's number of the layer, 0-based."""

@@ -64,9 +64,7 @@ class AttentionStatistics:
     top_logits: Tensor
     """(layers, B, maps, k): the largest |q·k| · scale, descending."""
     logit_histogram: Tensor | None
-    """(layers, maps, bins) int64: histogram of |q·k| · scale with the bins of ``ops.statistics.size_histogram``, if
-    requested.
-    """
+    """(layers, maps, bins) int64: ``ops.statistics.size_histogram`` of |q·k| · scale, if requested."""
     logit_powers: Tensor | None
     """(layers, maps, 5) fp64: ``ops.statistics.power_sums`` of q·k · scale, with the histogram."""
     layers: list[int]

@@ -1,5 +1,4 @@
-"""Attention allocation (2410.05258, section 3.3, table 3): attention from the last token of the prompt to the answer,
-other needles, filler and so on.
+"""Attention allocation (2410.05258, section 3.3, table 3): attention of a prompt's last token to each span.
 
 Each span has two numbers. ``signed`` is the sum of the weights that multiply the values; ``share`` is the sum of their
 absolute values divided by that of the whole row. The signed sum alone makes an untrained differential map look better

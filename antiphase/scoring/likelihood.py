@@ -18,9 +18,7 @@ from antiphase.errors import NonFiniteError
 from antiphase.layers.positions import count_positions
 
 Predict = Callable[[Tensor, Tensor], Tensor]
-"""Takes token ids (B, L) and positions (B, P); returns the greedy token (B, P) for each position, given all tokens
-before it.
-"""
+"""Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
 
 TOKENS_AT_ONCE = 16384
 """Number of tokens in one forward pass."""
@@ -112,8 +110,7 @@ def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Te
 
 @contextmanager
 def logits_at(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Iterator[None]:
-    """Make the model return logits (1, P, vocabulary) after the tokens at ``rows`` and ``columns``, (P,) each, in the
-    block.
+    """Make the model return logits (1, P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each.
 
     Logits of every token would not fit in memory. Only the head's input is restricted, so the model's own processing of
     its logits (scaling, soft-capping) still applies.

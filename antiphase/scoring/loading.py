@@ -1,6 +1,4 @@
-"""Loads a model to measure: a local folder or a Hub name, with its tokenizer and, if it was trained here, its
-settings.
-"""
+"""Loads a model to measure: a local folder or a Hub name, with its tokenizer and, if trained here, its settings."""
 
 from __future__ import annotations
 

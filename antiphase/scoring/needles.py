@@ -36,8 +36,7 @@ def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:
 def needle_cell(
     predict: Predict, task: RetrievalTask, *, depth: float | None, samples: int, seed: int
 ) -> dict[str, Any]:
-    """One cell of the grid: counts for the first query, shares for later ones by position, and ``right``, 0 or 1 for
-    the first query of each sequence.
+    """One cell of the grid: counts and ``right`` (0 or 1 per sequence) for the first query, shares for later ones.
 
     Cells of equal size, depth and seed have the same sequences for every model.
     """

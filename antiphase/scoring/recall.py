@@ -1,5 +1,4 @@
-"""The loss on tokens that can be recalled from the context, and on the rest: AR-hits (Zoology, Arora et al.,
-2312.04927).
+"""The loss on tokens that can be recalled from the context (AR-hits; Zoology, Arora et al., 2312.04927) and others.
 
 A predicted token is an AR-hit if the bigram of it and the previous token occurred earlier in the sequence, so that it
 can be recalled, and if the bigram is not so frequent in the training text that it is memorized.

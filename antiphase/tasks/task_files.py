@@ -66,9 +66,7 @@ class TaskSettings:
     needles: int | None = None
     """Number of facts in a sequence; None means 4, or the number in the model's training."""
     length: int | None = None
-    """Tokens in a sequence with needles (None means 512, or as in the model's training) or in a passage (None means
-    96).
-    """
+    """Tokens in a sequence with needles (None: 512, or as in the model's training) or in a passage (None: 96)."""
     continuation: int = 16
     """Tokens in a continuation."""
     offered: int = 4

@@ -28,9 +28,7 @@ def score_samples(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise
 
 
 def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
-    """Log-probability of the correct option among the options, or of the correct answer per token: (samples,),
-    differentiable.
-    """
+    """Log-probability of the correct option, or of the correct answer per token: (samples,), differentiable."""
     return _log_probabilities(samples, _scored(model, samples, stepwise))
 
 
@@ -113,8 +111,6 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 
 def normalized(text: str) -> str:
-    """The text in lower case without punctuation, articles and extra spaces; only in lower case if nothing else is
-    left.
-    """
+    """The text in lower case without punctuation, articles and extra spaces, unless nothing else is left."""
     plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(ARTICLES.sub(" ", plain).split()) or " ".join(text.lower().split())

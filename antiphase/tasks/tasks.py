@@ -90,8 +90,8 @@ class LabelledTask:
         self._read()
 
     def task(self, count: int | None) -> Task:
-        """A task of ``count`` rows drawn at random, with as many examples as the settings require; None means all rows,
-        in order.
+        """A task of ``count`` rows drawn at random, after the settings' number of examples; None means all rows in
+        order.
         """
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []

@@ -180,7 +180,7 @@ def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
 def _restore_optimizer(
     source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, described: dict[str, Any]
 ) -> None:
-    """Restore the optimizer from copies of the mapped tensors, because kernels may depend on the alignment of torch's
+    """Restore the optimizer from copies of the mapped tensors: kernels may depend on the alignment of torch's
     memory.
     """
     _, own = _described(model, optimizer)

@@ -243,9 +243,7 @@ class _Run:
         return values
 
     def _diverged(self, reason: str, values: Mapping[str, Any]) -> DivergedError:
-        """Create the error to raise, and write the record, which studies and a later ``resume`` read; no weights are
-        written.
-        """
+        """Create the error to raise, and write the record that studies and ``resume`` read, but no weights."""
         if self.group.is_first:
             told = {name: values.get(name) for name in ("loss", "gradient_norm")}
             found = {"step": self.progress.step, "reason": reason, **told}

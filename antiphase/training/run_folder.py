@@ -21,9 +21,7 @@ CURVE = "curve.json"
 """Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
 RUN = Resumable.named("run", SETTINGS)
 WITHOUT_EFFECT = ("training.threads", "data.cache", "data.tokenizer", "description")
-"""Settings that a resumed run may change: number of cores, locations, and texts. The contents of data, tokenizer and
-initial weights are checked by digests.
-"""
+"""Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
@@ -75,9 +73,7 @@ def read_curve(folder: Path) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """A log with one JSON object per line. A resumed run drops lines after its checkpoint, because it writes them
-    again.
-    """
+    """A log with one JSON object per line. A resumed run drops lines after its checkpoint and writes them again."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
         self.path = folder / METRICS

@@ -35,9 +35,7 @@ STRUCTURE = (
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
     "layer_types", "embedding_multiplier", *(name for name in variant_fields() if name != "dex_steps"),
 )  # fmt: skip
-"""Fields that must be equal in two configurations for their weights to be interchangeable; ``rope_parameters`` may
-differ in a model for longer sequences.
-"""
+"""Fields that must agree for weights to be interchangeable; ``rope_parameters`` may change for longer sequences."""
 
 
 def layers_of(model: PreTrainedModel) -> list[list[nn.Parameter]]:
@@ -70,8 +68,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
 
 
 def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model at the start of a run, with the weights of ``training.start_from`` in fp32 or random ones from the
-    run's seed.
+    """The model at the start of a run, with the fp32 weights of ``training.start_from`` or random ones from its seed.
 
     Raises:
         InputError: sizes or vocabularies do not fit, or the folder has no such model.

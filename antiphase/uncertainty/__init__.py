@@ -1,3 +1,1 @@
-"""Statistical uncertainty: intervals over samples and seeds, corrections for multiple comparisons, survival
-analysis.
-"""
+"""Statistical uncertainty: intervals over samples and seeds, multiple comparisons, survival analysis."""

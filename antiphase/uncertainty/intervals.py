@@ -42,9 +42,7 @@ def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[
 
 
 def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
-    """Least-squares slope of y over log2 x with Student's 95 % interval; ``points`` must have at least two
-    different x.
-    """
+    """Least-squares slope of y over log2 x with Student's 95 % interval; ``points`` have at least two different x."""
     x, y = zip(*((math.log2(place), value) for place, value in points), strict=True)
     fitted = stats.linregress(x, y)
     if len(points) < 3:

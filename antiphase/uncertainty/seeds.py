@@ -204,9 +204,7 @@ def _weights(count: int, drawn: int) -> Array:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p-values in the order of the tests; below 0.05 is significant at a family-wise level of 5
-    %.
-    """
+    """Holm's (1979) adjusted p-values in the order of the tests, which control the family-wise error rate."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))

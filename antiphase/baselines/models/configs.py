@@ -29,9 +29,7 @@ class ClassicConfig(PreTrainedConfig):
 
     vocab_size: int = 32000
     embeddings: str = "learned"
-    """ "learned" vectors, or "one_hot": token i is the i-th unit vector, which needs no weights and suits
-    characters.
-    """
+    """ "learned" vectors, or "one_hot" (token i is the i-th unit vector), which has no weights and suits characters."""
     dropout: float = 0.0
     """Dropout rate; each model defines where it applies."""
     tie_word_embeddings: bool = False
@@ -166,9 +164,7 @@ class VanillaConfig(ClassicConfig):
     attention_bias: bool = True
     """Whether the four projections of attention have biases."""
     norm: str = "layer_norm"
-    """ "layer_norm", "rms_norm" (1910.07467), or "batch_norm" over all real tokens of a batch, which in training
-    include later tokens of the same text.
-    """
+    """ "layer_norm", "rms_norm" (1910.07467), or "batch_norm" over the real tokens of a batch, later ones included."""
     norm_position: str = "post"
     """"post": norm(x + f(x)), as in 2017; "pre": x + f(norm(x)), and one norm at the end (2002.04745)."""
     norm_eps: float = 1e-5

@@ -192,8 +192,7 @@ class VanillaModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        """Hidden states (B, N, hidden), and a text vector: the mean over tokens in an encoder, the last token's in a
-        decoder.
+        """Hidden states (B, N, hidden), and text vectors: the mean over tokens (encoder) or the last token (decoder).
 
         Args:
             input_ids: (B, N), or ``inputs_embeds`` (B, N, hidden) instead.

@@ -21,11 +21,10 @@ TOKENS = 1 << 13
 def teacher_forced(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, *, unknown: int | None = None
 ) -> dict[str, float]:
-    """``loss`` in nats per token, and ``accuracy``: how often the correct token is the most likely, given the correct
-    previous ones.
+    """``loss`` in nats per token, and ``accuracy``: how often the correct token is the most likely one.
 
-    The end token counts. An ``unknown`` token is never correct, because it may mean another word. The model's mode is
-    restored.
+    Previous tokens are the correct ones, and the end token counts. An ``unknown`` token is never correct, because it
+    may mean another word. The model's mode is restored.
 
     Raises:
         NonFiniteError: a loss is not finite.
@@ -120,8 +119,7 @@ def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tenso
 def alignment_accuracy(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, alignments: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Share of target words with the largest attention weight on the correct source word, given the correct previous
-    words.
+    """Share of target words with the largest weight on the correct source word, given the correct previous words.
 
     Every word must be one token.
 

@@ -85,9 +85,7 @@ class MapAllocation:
     spans: dict[str, OnSpan]
     answer_to_noise: AnswerToNoise | None = None
     knockout: dict[str, Knockout | None] | None = None
-    """Without the ``answer``, or without as many tokens of ``filler``; None for a map whose weights multiply no
-    values.
-    """
+    """Without the ``answer``, or as many ``filler`` tokens; None for a map whose weights multiply no values."""
 
     @property
     def is_last(self) -> bool:

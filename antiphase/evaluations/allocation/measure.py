@@ -45,8 +45,7 @@ def allocation_in_text(
     samples: int = 50,
     seed: int = 0,
 ) -> Allocation:
-    """Attention allocation of the last token of the question, by depth of the answer, for the model and an untrained
-    one.
+    """Attention allocation of the question's last token, by depth of the answer, for the model and an untrained one.
 
     Args:
         texts: documents from which contexts are cut.

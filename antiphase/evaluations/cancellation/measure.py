@@ -106,9 +106,7 @@ class _Layer:
         self.counts: dict[str, Tensor] = {}
 
     def add(self, maps: Tensor, lam: Tensor | None, positions: Tensor, output: Tensor, value: Tensor) -> None:
-        """Add maps (B, H, 2, P, M) with λ or None, for queries (B, P), and sizes (B, heads) of outputs and of their
-        values.
-        """
+        """Add maps (B, H, 2, P, M) with λ or None, for queries (B, P), and sizes (B, heads) of outputs and values."""
         visible = torch.arange(maps.shape[-1]) <= positions[:, None, :, None]  # (B, 1, P, M)
         if lam is None:
             self._keep_map("softmax", maps.double().flatten(1, 2), visible)

@@ -189,9 +189,7 @@ def lead(items: Sequence[Item]) -> list[str]:
 
 
 def wrong_references(items: Sequence[Item], seed: int) -> list[str | None]:
-    """References with an error: a summary with a wrong entity, or another question's answer; None if this is
-    impossible.
-    """
+    """References with an error: a summary with a wrong entity, or another question's answer; None if impossible."""
     pool = [entity for item in items for entity in entities(item.references[0], item.context)]
     answers = list(dict.fromkeys(item.references[0] for item in items))
     found: list[str | None] = []

@@ -70,8 +70,7 @@ def evaluate(
     report: Report = silent,
     judge: Judge | None = None,
 ) -> Record:
-    """Measure how often a model and its controls write what the context does not support; write ``record.json`` in
-    ``output``.
+    """Measure how often a model and its controls write unsupported text; write ``record.json`` in ``output``.
 
     The model's outputs and the judge's answers are stored line by line, so that nothing is generated or paid for twice;
     with ``resume``, only unanswered questions are asked again.

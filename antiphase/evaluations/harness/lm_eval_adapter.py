@@ -86,9 +86,7 @@ class TaskLibrary:
 
 
 class ProjectLM(HFLM):
-    """lm-eval's own model class for a model that is already loaded; it counts truncated requests and shows no progress
-    bars.
-    """
+    """lm-eval's own model class for a loaded model; it counts truncated requests and shows no progress bars."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: str = "8") -> None:
         with _quiet():
@@ -98,9 +96,7 @@ class ProjectLM(HFLM):
         """Number of requests truncated at the beginning because they exceed the model's context."""
         self.report: Callable[[float], None] = lambda share: None
         self.is_called = False
-        """Whether the model is running. After an error in the model it stays True, which distinguishes it from an error
-        of the task.
-        """
+        """Whether the model is running. It stays True after an error in the model, but not in the task."""
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
         """As in HFLM."""

@@ -116,14 +116,12 @@ def _rows(
 
 
 def _later(report: Callable[[float, int], None], done: int, count: int) -> Callable[[float], None]:
-    """A progress function for the part that follows ``done`` of ``count`` parts; it takes the finished share of the
-    part.
-    """
+    """A function that reports the finished share of the part that follows ``done`` of ``count`` parts."""
     return lambda share: report(done + share, count)
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> list[TaskScore]:
-    """The rows without scores of single samples, but with the mean difference from the first model over the same
+    """The rows without scores of single samples, but with the mean difference from the first model on the same
     samples.
     """
     first: dict[tuple[str, int], list[float]] = {}

@@ -23,9 +23,7 @@ PUBLISHED_PAIR: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
     0: ((32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6), (33.0, 68.3, 60.1, 66.2, 27.6, 75.5, 62.7)),
     5: ((34.0, 69.5, 65.3, 63.4, 25.0, 75.2, 62.6), (35.0, 69.5, 67.2, 66.9, 27.6, 76.1, 63.8)),
 }
-"""Accuracies in per cent by number of examples, in the order of ``SEVEN``: models of equal size after 350B tokens
-(2410.05258, table 8).
-"""
+"""Accuracies in per cent by number of examples; models of equal size after 350B tokens (2410.05258, table 8)."""
 PUBLISHED_MODELS: dict[str, tuple[float, ...]] = {
     "OpenLLaMA-3B-v2": (33.9, 67.6, 65.7, 70.0, 26.0, 76.7, 62.9),
     "StableLM-base-alpha-3B-v2": (32.4, 67.3, 64.6, 68.6, 26.4, 76.0, 62.1),

@@ -1,6 +1,4 @@
-"""Multi-needle retrieval (2410.05258, section 3.3; table 2, figure 5): accuracy on questions about facts in a
-context.
-"""
+"""Multi-needle retrieval (2410.05258, section 3.3; table 2, figure 5): questions about facts in a context."""
 
 from __future__ import annotations
 
@@ -103,9 +101,7 @@ class Trend:
     lengths: list[AtLength]
     median_spread: float
     slope: float | None
-    """Change of accuracy per doubling of the length, by least squares over all contexts at fixed depths; None for one
-    length.
-    """
+    """Change of accuracy per doubling of the length, by least squares over fixed depths; None for one length."""
     slope_interval: list[float | None] | None
     """95 % interval."""
 

@@ -1,5 +1,4 @@
-"""Retrieval accuracy of models, by greedy decoding in text and by greedy predictions in the synthetic task; trends and
-paired differences.
+"""Retrieval accuracy of models in text and in the synthetic task; trends and paired differences.
 
 All models read the same contexts, so their differences are paired.
 """

@@ -12,9 +12,7 @@ from antiphase.report.tables import Column, Table, depth_text, format_value
 PAPER: dict[tuple[int, int], tuple[float, float]] = {
     (1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85),
 }  # fmt: skip
-"""Accuracies of softmax and differential attention by numbers of needles and questions; 3B parameters, 4K tokens, mean
-over depths (2410.05258, table 2).
-"""
+"""Accuracies of both kinds by needles and questions; 3B parameters, 4K tokens, over depths (2410.05258, table 2)."""
 SIZES = (Column("Needles", "integer"), Column("Questions", "integer"), Column("Tokens", "integer"))
 
 

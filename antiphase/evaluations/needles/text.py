@@ -28,9 +28,7 @@ NUMBER = re.compile(r"[0-9]+")
 
 
 def is_right(output: str, context: Context) -> bool:
-    """Whether the first R whole numbers of the output are the answers in the order of the question. An empty output is
-    wrong.
-    """
+    """Whether the first R whole numbers of the output are the answers in order. An empty output is wrong."""
     return tuple(numbers_of(output, len(context.answers))) == context.answers
 
 

@@ -1,6 +1,4 @@
-"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and the
-heaviness of their tails.
-"""
+"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and tails."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ class Sizes:
     median: float
     """Median, within 1 %."""
     kurtosis: float | None = None
-    """Fourth standardized moment of all values, with their signs: 3 for a normal distribution (2306.12929); for
-    ``all``, the mean over layers.
-    """
+    """Fourth standardized moment, 3 for a normal distribution (2306.12929); for ``all``, the mean over layers."""
     channel_kurtosis: float | None = None
     """For hidden states, E[s⁴] / E[s²]² over the d channels, where s is a channel's root mean square over tokens
     (2405.19279): 1 if all are equal, d if only one is nonzero.

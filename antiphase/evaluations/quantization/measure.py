@@ -1,6 +1,4 @@
-"""Loss and retrieval with quantized attention logits or weights of linear layers, compared with the unquantized
-model.
-"""
+"""Loss and retrieval with quantized attention logits or linear weights, compared with the unquantized model."""
 
 from __future__ import annotations
 

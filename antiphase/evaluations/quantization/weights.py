@@ -13,9 +13,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.quantization import check_weights
 
 GROUP = 32
-"""Largest number of weights of a row that share a scale in 4 bits: the largest divisor of the row's width up to this is
-used.
-"""
+"""Largest number of weights that share a scale in 4 bits; the largest divisor of a row's width up to this is used."""
 SMALLEST_GROUP = 8
 """With smaller groups than this, a whole row shares one scale."""
 FOUR = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it

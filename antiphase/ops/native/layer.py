@@ -1,6 +1,4 @@
-"""Operations of a layer around attention as PyTorch operators: RMSNorm with its gradients, λ, and a V1 layer's decoding
-step.
-"""
+"""Operations of a layer around attention as PyTorch operators: RMSNorm, λ, and a V1 layer's decoding step."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def _(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
 
 
 native_norm_with_derivatives = operator("native_norm_with_derivatives", normalize)
-"""The same with gradients; a separate operator, because registered gradients slow every call down, even without
-autograd.
-"""
+"""The same with gradients: a separate operator, because registered gradients slow every call down."""
 
 
 @torch.library.register_fake("antiphase::native_norm_with_derivatives")

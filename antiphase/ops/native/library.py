@@ -54,8 +54,7 @@ def library() -> ctypes.CDLL | str:
 
 @cache
 def threads_of_torch() -> tuple[int, int]:
-    """Addresses of the functions that run code on PyTorch's own threads and give the index of a thread; 0 if it has
-    none.
+    """Addresses of the functions that run code on PyTorch's own threads and give a thread's index; 0 if there are none.
 
     PyTorch's threads stay busy for a while waiting for work, and threads of our own would compete with them.
     """

@@ -217,8 +217,7 @@ def triton_attention(
     scale: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs: the second map's output and both
-    log-sum-exps.
+    """Output (B, H, N, dv), stored as (B, N, H, dv), with the second map's output and both log-sum-exps for backward.
 
     Arguments as in ``blockwise.attend``; with edges, int32 (sequences + 1,), B is 1. ``longest_query`` and
     ``longest_key`` are the lengths of the longest sequences. Without ``save``, the second and third results are empty;
@@ -373,9 +372,7 @@ def triton_attend_few(
     sliding_window: int,
     scale: float,
 ) -> Tensor:
-    """``decoding.attend_few`` in two kernels, not differentiable; arguments and result as there, window 0 means
-    none.
-    """
+    """``decoding.attend_few`` in two kernels, not differentiable; arguments and result as there; window 0: none."""
     batch, maps, queries, width = query.shape
     heads, keys = maps // 2, key.shape[2]
     parts = value.shape[1] // groups

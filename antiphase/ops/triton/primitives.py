@@ -16,9 +16,7 @@ LARGEST_RATIO = tl.constexpr(32768.0)
 
 @triton.jit
 def product(first, second, RAISE: tl.constexpr):
-    """Matrix product with fp32 sums. ``RAISE`` casts to fp32 first, because Triton's interpreter cannot multiply
-    bf16.
-    """
+    """Matrix product with fp32 sums. ``RAISE`` casts to fp32 first: Triton's interpreter cannot multiply bf16."""
     if RAISE:
         return tl.dot(first.to(tl.float32), second.to(tl.float32), input_precision="ieee")
     return tl.dot(first, second, input_precision="ieee")
@@ -136,8 +134,7 @@ def query_range(first_key, queries, keys, BLOCK_N: tl.constexpr, CAUSAL: tl.cons
 
 @triton.jit
 def softmax_weights(scores, highest, total):
-    """Add scores (n, m) to an online softmax: highest score and total (n,), weights (n, m), and the factor for old
-    sums.
+    """Add scores (n, m) to an online softmax: highest score and total (n,), weights (n, m), factor for old sums.
 
     Rows that have seen nothing yet keep a highest score of -inf and a total of 0.
     """

@@ -89,8 +89,7 @@ def look(
 
 
 def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int | None) -> Tensor:
-    """Token ids (1, N) of the text of ``flag``; ``entries`` is the vocabulary size, and None means
-    ``config.vocab_size``.
+    """Token ids (1, N) of the text of ``flag``; ``entries``: vocabulary size, by default the configuration's.
 
     Raises:
         InputError: there are too many tokens, or the model knows none of them.
@@ -201,8 +200,8 @@ def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict
 
 
 def mask_kind(visible: Tensor) -> dict[str, Any]:
-    """``kind`` of a mask (N, M): global, causal, local (symmetric) or other; ``window``: largest number of keys that a
-    query sees, if distance limits them.
+    """``kind`` of a mask (N, M): global, causal, local or other; ``window``: most keys that a query sees, if
+    limited.
     """
     if visible.all():
         return {"kind": "global", "window": None}

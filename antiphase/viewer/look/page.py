@@ -154,9 +154,7 @@ def _separate_key(pair: tuple[int, dict[str, Any]]) -> int:
 
 
 def _packed(content: bytes) -> str:
-    """Gzip in base85 (digits of RFC 1924), with a comma for ``<``, so that nothing in it can begin or end an
-    element.
-    """
+    """Gzip in base85 (digits of RFC 1924), with a comma for ``<``, so that nothing in it begins or ends an element."""
     return base64.b85encode(gzip.compress(content, compresslevel=9, mtime=0)).decode("ascii").replace("<", ",")
 
 

@@ -19,9 +19,7 @@ from antiphase.report.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_
 from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, tokens_of, used_in
 
 THUMBNAIL = 64
-"""Largest number of cells per side of a map in the overview of heads; larger maps show the strongest weight of each
-block.
-"""
+"""Largest side of a map in the overview of heads; larger maps show the strongest weight of each block."""
 GAP = 3
 ALIGNED = 3
 """Number of layers side by side in the figure of alignments."""
@@ -65,9 +63,7 @@ def every_head(record: Record) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def one_head(record: Record) -> Figure | None:
-    """The head with the most attention to tokens other than the first and the query's own; its maps and their
-    difference.
-    """
+    """The head with the most attention to tokens other than the first and the query's own; its maps and difference."""
     chosen = chosen_head(record)
     if chosen is None:
         return None

@@ -42,9 +42,7 @@ from antiphase.uncertainty.seeds import Sample, seeds_interval
 KIND = "translate"
 START, END = "<|start|>", "<|end|>"
 CHOOSING = 200
-"""Number of training pairs on which the layer and head with the best alignment are selected, for evaluation on held-out
-pairs.
-"""
+"""Number of training pairs on which the layer and head with the best alignment are selected."""
 
 
 @dataclass(frozen=True)

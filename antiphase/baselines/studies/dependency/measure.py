@@ -110,9 +110,7 @@ def dependency(
 
 
 def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
-    """The selected models. All epochs are run, so that slow learning does not lengthen training, and there are
-    positions for every sentence.
-    """
+    """The selected models, without early stopping, and with positions for every sentence."""
     longest = max(*request.trained, *request.distances) + 8 * (request.depth + 1)  # opening and earlier subjects
     found = {}
     for name, one in chosen_classifiers(
