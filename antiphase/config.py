@@ -90,9 +90,7 @@ class DataSettings:
     number between 1 and this. Measurements during training ask for one at a time.
     """
     needle_share: float = bounded(0.7, least=0, most=1)
-    """Share of retrieval sequences in each batch; the rest after all shares is repeated tokens (``synthetic``) or
-    text.
-    """
+    """Share of retrieval sequences in a batch; the rest after all shares is repeated tokens (synthetic) or text."""
     label_share: float = bounded(0.0, least=0, most=1)
     """Share of each batch that is words with labels to learn in context (``text``)."""
     repeat_share: float = bounded(0.0, least=0, most=1)

@@ -210,9 +210,7 @@ def _question(label: int, vocabulary: int, generator: torch.Generator) -> Prompt
 
 
 def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """Answers to one prompt at a time: greedy tokens up to the end of the line, as a label's index; -1 if none
-    matches.
-    """
+    """Indices of the labels that greedy decoding writes up to the end of the line, prompt by prompt; -1 if none."""
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)

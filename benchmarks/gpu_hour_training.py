@@ -209,9 +209,7 @@ def _planned(stage: Stage) -> TrainingPlan:
 
 
 def _expected(kept: Kept, planned: TrainingPlan, arms: Sequence[str]) -> float:
-    """Expected seconds of a round: the slowest of its kind so far, else as planned. A single run takes most of a
-    pair's.
-    """
+    """Expected seconds of a round: the slowest of its kind so far, else as planned. A single run is most of a pair."""
     known = [found["seconds"] for found in kept.pieces.values() if len(found["runs"]) == len(arms)]
     return 1.05 * max(known) if known else planned.pair_seconds * (1.0 if len(arms) > 1 else 0.7)
 

@@ -46,9 +46,7 @@ SIZES: dict[str, Any] = {
 def benchmark_calibration(
     *, quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda message: None
 ) -> Record:
-    """Time a layer's prefill with padding and a model's decoding steps at several shares of sinks; peak memory;
-    fp32.
-    """
+    """Time a layer's prefill and a model's decoding steps at several shares of sinks; measure peak memory; fp32."""
     started = time.perf_counter()
     lengths = LENGTHS[:1] if quick else LENGTHS
     rounds, seconds = (5, 6.0) if quick else (15, 20.0)

@@ -25,9 +25,7 @@ from antiphase.layers.functions import join_halves
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call per map with whole values; queries and keys are zero-padded to the equal widths that flash attention
-    needs.
-    """
+    """One call per map with whole values; queries and keys are zero-padded to equal widths, for flash attention."""
     whole, width = join_halves(value), query.shape[-1]
     first, second = (
         scaled_dot_product_attention(

@@ -24,9 +24,7 @@ class LowerLayerCache:
 
     @contextmanager
     def record(self, start: int) -> Iterator[None]:
-        """Run the computation once, skipping layers that are cached already, and store the inputs of layer
-        ``start``.
-        """
+        """Run the computation once, skipping layers that are already cached, and store the inputs of layer start."""
         if start < self.start:
             raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")
         entering: list[Tensor] = []

@@ -224,8 +224,7 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
-        """``count`` sequences. ``depth`` puts the first needle asked for at that fraction of the haystack; None means
-        random.
+        """``count`` sequences. ``depth`` of the first needle asked for: a fraction of the haystack, or None for any.
 
         Raises:
             InputError: needles and questions do not fit in the length, there is too little text for the filler, or the

@@ -17,9 +17,7 @@ from antiphase.records import finite, write_atomically
 BROUGHT_BACK = "bring it back as it was, or choose another folder"
 """Remedy for a stored file that was changed."""
 START_SETTING = "training.start_from"
-"""Suffix of the setting that names the folder of the initial weights; it may have moved, so its contents are
-checked.
-"""
+"""Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,7 @@ class AttentionLayer(nn.Module):
         mark_residual_output(self.o_proj)
 
     def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
-        """Add a norm of each head's output, ``width`` wide, with a constant factor, and a gate from the layer's
-        input.
-        """
+        """Add a norm of each head's output, ``width`` wide, with a constant factor, and an output gate."""
         self.has_head_norm, self.has_output_gate = head_norm, output_gate
         if head_norm:
             self.head_norm = RMSNorm(width, self.head_norm_eps, factor)

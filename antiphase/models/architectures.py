@@ -49,8 +49,7 @@ def attention_inside(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of these models: (B, N, maps, d), where maps 2i and 2i+1 are the halves of head i's
-    output.
+    """The attention function of these models: (B, N, maps, d), with head i's output in maps 2i and 2i+1.
 
     Raises:
         ValueError: an argument would change the result but is not supported.

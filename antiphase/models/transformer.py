@@ -58,9 +58,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize matrices by ``initializer`` (``start.py``), λ vectors from N(0, 0.1²) (2410.05258, section
-        2.1).
-        """
+        """Initialize matrices by ``initializer`` (``start.py``), λ vectors from N(0, 0.1²) (2410.05258, 2.1)."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=embedding_std(self.config))
         elif isinstance(module, nn.Linear):

@@ -1,6 +1,4 @@
-"""Operations of a layer around attention, on the native kernels if possible: norms, λ, and a V1 layer's decoding
-step.
-"""
+"""Operations of a layer around attention, on the native kernels if possible: norms, λ, and a V1 decoding step."""
 
 from __future__ import annotations
 

@@ -220,9 +220,7 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
 
 
 def _count(counts: Tensor, powers: Tensor, scores: Tensor, weight: Tensor) -> None:
-    """Add scores (U R, n, m; -inf if hidden) of the rows that count: histogram (g, R, bins) and power sums (g, R,
-    5).
-    """
+    """Add scores (U R, n, m; -inf if hidden) of rows that count (U R, 1, n) to a histogram and power sums."""
     groups, repeats = counts.shape[:2]
     by_head = scores.view(-1, groups, repeats, weight.shape[-1], scores.shape[-1])  # (b, g, R, n, m)
     counted = (weight > 0).view(-1, groups, repeats, weight.shape[-1], 1)

@@ -120,8 +120,7 @@ class LastTokens:
 
     @torch.no_grad()
     def contributions(self, spans: Tensor) -> list[Contributions]:
-        """Contributions of spans of keys (B, S, M; bool) to each layer's output at the first of the last tokens, on the
-        CPU.
+        """Contributions of spans of keys (B, S, M; bool) to each layer's output at the first of the last tokens.
 
         A head's output is the sum of its weights times the values, with signed weights in differential heads. The rest
         of the layer (subtraction, gate, output projection) is linear in it, except for head norms. These are frozen:

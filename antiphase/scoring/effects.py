@@ -83,9 +83,7 @@ def with_effects(
 
 
 def _last_tokens(model: PreTrainedModel, batch: RetrievalBatch) -> tuple[LastTokens, Tensor]:
-    """The tokens that predict the first answer, from the prompt's last one on, and the answer (B, P), padded with
-    -1.
-    """
+    """The tokens that predict the first answer, from the prompt's last one on, and the answer (B, P), -1 as padding."""
     answer = batch.answer_positions[:, 0]  # (B, A)
     targets = batch.input_ids.gather(1, answer.clamp(min=0)).where(answer >= 0, -1)
     end = batch.prompt_end[:, None]

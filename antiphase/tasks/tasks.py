@@ -90,9 +90,7 @@ class LabelledTask:
         self._read()
 
     def task(self, count: int | None) -> Task:
-        """A task of ``count`` rows drawn at random, after the settings' number of examples; None means all rows in
-        order.
-        """
+        """A task of ``count`` random rows, after the settings' number of examples; None means all rows in order."""
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []
         samples = self.samples(self.asked(count, shown), shown)

@@ -180,9 +180,7 @@ def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
 def _restore_optimizer(
     source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, described: dict[str, Any]
 ) -> None:
-    """Restore the optimizer from copies of the mapped tensors: kernels may depend on the alignment of torch's
-    memory.
-    """
+    """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
     _, own = _described(model, optimizer)
     if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in described["groups"]]:
         raise InputError(

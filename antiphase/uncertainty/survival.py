@@ -31,9 +31,7 @@ def survival(passed: Sequence[int | None], until: int) -> dict[str, Any]:
 
 
 def log_rank(one: Sequence[int | None], other: Sequence[int | None], until: int) -> float | None:
-    """Two-sided p-value of the log-rank test (Mantel 1966) that two groups pass at the same rate; None without
-    events.
-    """
+    """Two-sided p-value of the log-rank test (Mantel 1966) that two groups have equal rates; None without events."""
     if not any(step is not None for step in (*one, *other)):
         return None
     groups = [

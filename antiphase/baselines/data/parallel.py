@@ -94,8 +94,7 @@ def _text(row: Row, field: str, flag: str) -> str:
 
 
 def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -> tuple[list[Pair], list[Pair]]:
-    """Split pairs into a training part and a test part, which has those of a random tenth of the sources; order is
-    kept.
+    """Split pairs, in order, into a training part and a test part with those of a random tenth of the sources.
 
     Pairs of one source text stay together, so that no source is in both parts; texts that differ only in case and white
     space count as one.

@@ -60,8 +60,7 @@ class ClassicPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialize linear layers by Glorot and Bengio (2010), convolutions by He et al. (1502.01852), biases 0, norms
-        1.
+        """Start linear layers as Glorot and Bengio (2010), convolutions as He et al. (1502.01852); biases 0, norms 1.
 
         Recurrent matrices are orthogonal (Saxe et al., 1312.6120), so that states of a plain network neither vanish nor
         explode at first, and an LSTM's forget gates start open (bias 1; Jozefowicz et al., 2015).

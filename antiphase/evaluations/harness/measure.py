@@ -121,9 +121,7 @@ def _later(report: Callable[[float, int], None], done: int, count: int) -> Calla
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> list[TaskScore]:
-    """The rows without scores of single samples, but with the mean difference from the first model on the same
-    samples.
-    """
+    """The rows without scores of single samples, with the mean difference from the first model on the same samples."""
     first: dict[tuple[str, int], list[float]] = {}
     found = []
     for row in rows:

@@ -200,9 +200,7 @@ def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict
 
 
 def mask_kind(visible: Tensor) -> dict[str, Any]:
-    """``kind`` of a mask (N, M): global, causal, local or other; ``window``: most keys that a query sees, if
-    limited.
-    """
+    """``kind`` of a mask (N, M): global, causal, local or other; ``window``: most keys that a query sees, or None."""
     if visible.all():
         return {"kind": "global", "window": None}
     queries, keys = visible.shape
