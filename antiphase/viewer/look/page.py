@@ -148,7 +148,7 @@ def _section(record: Record) -> dict[str, Any]:
 
 
 def _separate_key(pair: tuple[int, dict[str, Any]]) -> int:
-    """A key that separates tokens without a word."""
+    """A grouping key that keeps tokens without a word separate."""
     number, token = pair
     return number if token["word"] is None else -1
 

@@ -339,12 +339,12 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> t
 
 
 def with_end(ids: list[int], end: int) -> list[int]:
-    """Ids with exactly one end token."""
+    """The ids, ending with the end token."""
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of unknown words; None for byte-level tokenizers, which know every word and use the end token for it."""
+    """The id of unknown words; None for byte-level tokenizers, which know every word and name the end token instead."""
     number = tokenizer.unk_token_id
     return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
 
