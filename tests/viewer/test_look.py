@@ -282,6 +282,6 @@ def test_what_a_pair_cannot_show_is_said(pair, saved, tmp_path):
         assert not (tmp_path / "out").exists()
     _, folder = saved("differential_v2")
     with pytest.raises(
-        InputError, match=r"--target is only for encoder–decoders .*differential_v2 has no encoder and decoder"
+        InputError, match=r"--target is only for encoder–decoders; .*differential_v2 has no encoder and decoder"
     ):
         look(LookSettings(name=folder, text="a", target="b"), tmp_path / "out")
