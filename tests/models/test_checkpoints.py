@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, D
 
 from antiphase.data.prepare import symbol_tokenizer
 from antiphase.data.retrieval import SymbolLanguage
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
 
@@ -120,6 +121,8 @@ def with_an_index_of_more(folder):
     (lambda folder: first(folder).unlink(), "lacks model-00001-of"),
     (pickled, "pytorch_model.bin is a pickle file, which is never opened: save it as safetensors"),
     (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    (lambda folder: (folder / "tokenizer.json").write_text("{}"), "no tokenizer could be loaded from this folder"),
+    (lambda folder: train_tokenizer(["five dozen jugs"] * 9, 280).save_pretrained(folder), "is another model's"),
 ])  # fmt: skip
 def test_a_harmed_source_is_refused_and_leaves_nothing_behind(tmp_path, source, harm, pattern):
     harm(source)
