@@ -83,7 +83,7 @@ class Settings:
 
     folder: ClassVar[Literal["resumable", "new", "optional"]] = "resumable"
     """What ``--output`` is: a folder that ``--resume`` goes on with, one that must be new, or nothing at all."""
-    parts: ClassVar[str] = "parts"
+    counted: ClassVar[str] = "parts"
     """What the progress bar counts."""
     quick: ClassVar[Mapping[str, Any]] = {}
     """What takes the place of the defaults under ``--quick``; empty: there is no such flag."""

@@ -21,6 +21,7 @@ PACKAGES = {
     "antiphase.baselines.commands": "",
     "antiphase.baselines.studies": "study",
     "antiphase.viewer": "",
+    "antiphase.studies.calibrate": "calibrate",
 }
 """Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
 ALONE = ("probe",)
@@ -80,10 +81,11 @@ class Measurement:
 
 @cache
 def measurements(parent: str) -> dict[str, Measurement]:
-    """All folders of a package, by the name of the command."""
+    """All folders of a package, by the name of the command; one with folders of its own is none."""
     package = importlib.import_module(parent)
-    names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
-    return {name: Measurement(parent, name) for name in names}
+    names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
+    own = [name.replace("_", "-") for name in names if f"{parent}.{name}" not in PACKAGES]
+    return {name: Measurement(parent, name) for name in own}
 
 
 @cache

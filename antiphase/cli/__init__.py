@@ -12,7 +12,6 @@ import typer
 
 from antiphase.cli import (
     ablations,
-    calibrate,
     extend,
     folders,
     measure,
@@ -43,7 +42,7 @@ for command in COMMANDS:
     else:
         app.command()(command)
 app.add_typer(folders.group("evaluate"), name="evaluate")
-app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(folders.group("calibrate"), name="calibrate")
 app.add_typer(folders.group("study"), name="study")
 
 

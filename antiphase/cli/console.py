@@ -87,22 +87,6 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
 
 
 @contextmanager
-def count_progress(console: Console, words: str) -> Iterator[Callable[[int, int], None]]:
-    """One bar over things that are done one after the other."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-
-        def show(done: int, count: int) -> None:
-            if not progress.tasks:  # what cannot be begun shows no bar
-                progress.add_task(words, total=count)
-            progress.update(progress.tasks[0].id, completed=done, total=count)
-
-        yield show
-
-
-@contextmanager
 def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
     """One bar over things that are done one after the other, each of them bit by bit."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn

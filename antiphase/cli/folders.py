@@ -17,6 +17,7 @@ from antiphase.registry import PACKAGES, Measurement, every
 GROUPS = {
     "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
     "attention goes; outliers and few bits.",
+    "calibrate": "Reduce attention sinks of a pretrained model, head by head, without training.",
     "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }
 """Commands that have folders below them, and their help."""
@@ -44,7 +45,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
         console = make_console()
         is_short = settings.folder == "optional"
         resumed = {"resume": resume} if settings.folder == "resumable" else {}
-        progress = nullcontext(_silent) if is_short else share_progress(console, settings.parts)
+        progress = nullcontext(_silent) if is_short else share_progress(console, settings.counted)
         with progress as report:
             record = _runner(measurement)(settings, output, **resumed, say=sayer(console), report=report)
         presentation = measurement.presentation
@@ -55,7 +56,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
             print_summary(record, console)
         else:
             finish(console, record, output, page=presentation.page)
-            if closing := presentation.closing(record):
+            if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
 
     return command_of(measurement.settings, run)

@@ -52,22 +52,6 @@ TaskCodeOption = Annotated[
         "--trust-task-code", help="Run Python code that comes with tasks: functions, metrics, unsandboxed templates."
     ),
 ]
-CausalModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")
-]
-TaskOption = Annotated[
-    list[str] | None,
-    typer.Option("--task", help="Task file (YAML), at least 'template: trec' and 'data: FILE'. Repeatable."),
-]
-TaskSamples = Annotated[int, typer.Option("--samples", help="Number of samples from each task.")]
-ShotsOption = Annotated[
-    int | None, typer.Option("--shots", help="Examples before each prompt; default: as in the task file.")
-]
-AlphaOption = Annotated[
-    float, typer.Option("--alpha", help="A key is a sink if it receives more than alpha / N of the attention.")
-]
-BetaOption = Annotated[float, typer.Option("--beta", help="Factor on weights on sinks.")]
-ModeOption = Annotated[str, typer.Option("--mode", help="Which queries determine the sinks: paper, prompt or running.")]
 LARGEST_RANGE = 10_000
 """Numbers that ``2-9`` may stand for."""
 

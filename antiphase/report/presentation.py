@@ -50,5 +50,5 @@ class Presentation:
     """Further tables, folded away."""
     page: Callable[[Sequence[Record], Path], Path] | None = None
     """Writes the page that records of this kind alone have; None: a report."""
-    closing: Callable[[Record], str] = lambda record: ""
-    """What the terminal says last."""
+    closing: Callable[[Record, Path], str] = lambda record, output: ""
+    """What the terminal says last of a record and the folder that it was written to."""

@@ -37,6 +37,8 @@ def test_a_folder_is_whole(measurement):
     assert f"antiphase {measurement.command} " in own.__doc__, "the help has an example"
     for field in fields(own):
         assert field.metadata["flag"].help.endswith("."), field.name
+    words = {name for name, value in vars(own).items() if name[0] != "_" and isinstance(value, (str, dict))}
+    assert words <= {*vars(Settings), *flags_of(own)}, "nobody reads it"
     shown = measurement.presentation
     assert shown.introduction.endswith(".")
     for drawing in shown.figures.values():
@@ -76,7 +78,7 @@ def test_the_committed_records_are_what_their_types_say():
             continue  # small records of training runs, in a form of their own
         record = Record.load(path)
         measurement = measurement_of(record.kind)
-        if measurement is None or not record.kind.startswith("evaluate-"):
+        if measurement is None or not record.kind.startswith(("evaluate-", "calibrate-")):
             continue
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
@@ -84,7 +86,8 @@ def test_the_committed_records_are_what_their_types_say():
         assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
-    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation"}
+    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
+                    "search", "study"}  # fmt: skip
 
 
 def assert_holds(found, values, where):
@@ -164,6 +167,7 @@ class Example(Settings):
     files: Sequence[str] = flag("Some files.", name="--data", default=())
     sizes: Sequence[int] = flag("Sizes.", default=(4, 2), least=1, separated=True)
     shares: Sequence[float] = flag("Shares.", default=(), least=0, most=1, separated=True)
+    layers: Sequence[int] | None = flag("Layers.", default=None, separated=True, ranges=True)
     way: str = flag("How.", default="slow", choices=("slow", "fast"))
     most_words: int | None = flag("Words.", default=None, least=2)
     loud: bool = flag("Say it.", default=False)
@@ -188,16 +192,17 @@ def test_a_command_gives_the_defaults_of_the_fields():
 def test_a_command_reads_every_kind_of_flag():
     settings, given = called(
         "M", "--output", "out", "--data", "a", "--data", "b", "--sizes", "7,8", "--shares", "0.5,1", "--way", "fast",
-        "--most-words", "3", "--loud", "--seed", "9", "--resume",
+        "--layers", "2-4,7", "--most-words", "3", "--loud", "--seed", "9", "--resume",
     )  # fmt: skip
     assert settings == Example(
-        name="M", files=["a", "b"], sizes=[7, 8], shares=[0.5, 1.0], way="fast", most_words=3, loud=True, seed=9
-    )
+        name="M", files=["a", "b"], sizes=[7, 8], shares=[0.5, 1.0], layers=[2, 3, 4, 7], way="fast", most_words=3,
+        loud=True, seed=9,
+    )  # fmt: skip
     assert given["resume"]
     settings.check()
     assert settings.by_flag() == {
-        "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0], "--way": "fast",
-        "--most-words": 3, "--loud": True, "--seed": 9,
+        "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0],
+        "--layers": [2, 3, 4, 7], "--way": "fast", "--most-words": 3, "--loud": True, "--seed": 9,
     }  # fmt: skip
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 import yaml
 
-from antiphase.studies import calibration_effects
-from antiphase.studies.calibration_effects import Cell, StudyRequest, study
+from antiphase.studies.calibrate import measuring
+from antiphase.studies.calibrate.study import StudySettings
+from antiphase.studies.calibrate.study import measure as studying
+from antiphase.studies.calibrate.study.cells import Cell
 
 COUNT, CHOSEN, JUDGES = 24, 11, 12  # one is the example before each prompt
 NOISE = 2.0**-30
@@ -55,7 +57,9 @@ class Planted:
 def found(calibration_model, monkeypatch, tmp_path):
     """The study's record and the planted scores."""
     monkeypatch.chdir(calibration_model)
-    return planted_study(StudyRequest(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path)
+    return planted_study(
+        StudySettings(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path
+    )
 
 
 def planted_study(request, monkeypatch, tmp_path):
@@ -68,7 +72,7 @@ def planted_study(request, monkeypatch, tmp_path):
         def evaluate(self, *arguments):
             return planted["scores"].evaluate(*arguments)
 
-    real = calibration_effects.split_samples
+    real = measuring.split_samples
 
     def split_samples(*arguments, **settings):
         split = real(*arguments, **settings)
@@ -82,10 +86,10 @@ def planted_study(request, monkeypatch, tmp_path):
         planted["scores"].sloped = {name: [sample.row for sample in given] for name, given in samples.items()}
         return slopes
 
-    monkeypatch.setattr(calibration_effects, "split_samples", split_samples)
-    monkeypatch.setattr(calibration_effects, "slopes_of", slopes_of)
-    monkeypatch.setattr(calibration_effects, "Cells", Cells)
-    record = study(request, tmp_path / "study")
+    monkeypatch.setattr(measuring, "split_samples", split_samples)
+    monkeypatch.setattr(studying, "slopes_of", slopes_of)
+    monkeypatch.setattr(studying, "Cells", Cells)
+    record = studying.study(request, tmp_path / "study")
     return record.values, planted["scores"], planted["split"]
 
 
@@ -183,7 +187,7 @@ def test_screened_heads(found):
     [([0.04, 0.5, 0.9, 1.0], 0), ([0.01, 0.02, 0.03, 0.04], 4), ([0.012, 0.024, 0.9, 1.0], 2), ([0.2], 0)],
 )
 def test_heads_beyond_chance_are_counted_at_a_false_discovery_rate(p_values, count):
-    assert calibration_effects.discoveries(p_values) == count
+    assert studying.discoveries(p_values) == count
 
 
 def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found):
@@ -207,7 +211,7 @@ def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeyp
     (tmp_path / "text.txt").write_text(" ".join(words))
     settings = {"template": "continuation", "data": "text.txt", "length": 16, "continuation": 4}
     (tmp_path / "text.yaml").write_text(yaml.safe_dump(settings))
-    request = StudyRequest(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
+    request = StudySettings(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
     values, _, _ = planted_study(request, monkeypatch, tmp_path)
     assert values["rows"]["shots"] == []
     assert values["rows"]["kept heads"][0]["gain"] == pytest.approx(-0.15)
