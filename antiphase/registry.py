@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = {
+    "antiphase.studies": "",
     "antiphase.evaluations": "evaluate",
     "antiphase.baselines.commands": "",
     "antiphase.baselines.studies": "study",
@@ -82,7 +83,8 @@ class Measurement:
 def measurements(parent: str) -> dict[str, Measurement]:
     """All folders of a package, by the name of the command."""
     package = importlib.import_module(parent)
-    names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
+    folders = [found.name for found in pkgutil.iter_modules(package.__path__, f"{parent}.") if found.ispkg]
+    names = [folder.rpartition(".")[2].replace("_", "-") for folder in folders if folder not in PACKAGES]
     return {name: Measurement(parent, name) for name in names}
 
 

@@ -11,14 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from antiphase.cli import (
-    ablations,
     calibrate,
-    extend,
     folders,
     measure,
     reproduce,
     tools,
-    train,
 )
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
@@ -32,7 +29,7 @@ app = typer.Typer(
 )
 
 COMMANDS: tuple[Callable[..., None] | str, ...] = (
-    train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
+    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     reproduce.reproduce, tools.report, tools.build, tools.env,
 )  # fmt: skip

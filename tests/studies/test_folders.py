@@ -14,13 +14,14 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.studies.ablations import ablation_preset, ablations
+from antiphase.studies.ablations.measure import ablations
+from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
 from antiphase.studies.calibration_effects import StudyRequest, study
-from antiphase.studies.compare import compare
-from antiphase.studies.scaling import scaling
+from antiphase.studies.compare.measure import compare
+from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 from antiphase.viewer.look.measure import LookSettings, look
 
 WORKS = """
