@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = {
+    "antiphase.studies": "",
     "antiphase.evaluations": "evaluate",
     "antiphase.baselines.commands": "",
     "antiphase.baselines.studies": "study",

@@ -12,6 +12,7 @@ import typer
 
 from antiphase import cli
 from antiphase.records import Record
+from antiphase.studies import settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 COMMANDS = sorted(
@@ -117,7 +118,7 @@ def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.train, "chosen_preset", interrupt)
+    monkeypatch.setattr(settings, "load_preset", interrupt)
     code, _, err = antiphase("compare --output x")
     assert (code, err) == (130, "antiphase: stopped\n")
 
@@ -126,7 +127,7 @@ def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
     def fail(*_, **__):
         raise cli.InputError("first\nsecond")
 
-    monkeypatch.setattr(cli.train, "chosen_preset", fail)
+    monkeypatch.setattr(settings, "load_preset", fail)
     assert antiphase("compare --output x")[2] == "antiphase: first second\n"
 
 
@@ -163,7 +164,7 @@ SETTINGS = [
     ("--data book.txt --set data.vocabulary_size=5", "data.vocabulary_size must be at least 258"),
     ("--data book.txt --set data.tokenizer=missing/deep/folder", "data.tokenizer missing/deep/folder"),
     ("--data book.txt --set data.validation_share=2", "data.validation_share"),
-    ("--validation book.txt", "--validation cannot be used without --data"),
+    ("--validation book.txt", "--validation needs --data"),
     ("--set data.source=text", "--data needs at least one file"),
 ]
 

@@ -11,13 +11,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from antiphase.cli import (
-    ablations,
-    extend,
     folders,
     measure,
     reproduce,
     tools,
-    train,
 )
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
@@ -31,7 +28,7 @@ app = typer.Typer(
 )
 
 COMMANDS: tuple[Callable[..., None] | str, ...] = (
-    train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
+    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     reproduce.reproduce, tools.report, tools.build, tools.env,
 )  # fmt: skip

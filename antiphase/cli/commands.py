@@ -44,6 +44,7 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     first = [name for name, option in options.items() if option.is_argument]
     last = [name for name in ("seed", "device") if name in parameters]
     middle = [name for name in parameters if name not in (*first, *last)]
+    middle.sort(key=lambda name: name == "settings")  # --set, which changes anything else, after what has a flag
     ordered = [
         *(parameters[name] for name in first),
         _parameter("output", OUTPUTS[kind.folder], **({"default": None} if kind.folder == "optional" else {})),
@@ -80,7 +81,8 @@ class _Option:
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if default is MISSING:
-            needed = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
+            one = str if flag.separated else self.kind
+            needed = list[one] if self.is_repeated else one  # type: ignore[valid-type]  # a type by value
             return _parameter(self.field.name, Annotated[needed, option])
         if self.is_repeated:
             several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphase.config import Preset
     from antiphase.records import Record
     from antiphase.studies.jobs import Job
 
@@ -33,16 +32,6 @@ def make_console(*, quiet: bool = False) -> Console:
 def sayer(console: Console) -> Callable[[str], None]:
     """What a study says, between its progress bars."""
     return lambda message: console.print(f"[dim]{message}[/]")
-
-
-def describe(console: Console, preset: Preset) -> None:
-    """What is about to be trained."""
-    compare, run = preset.compare, preset.run
-    console.print(
-        f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "
-        f"{run.training.steps:,} steps of {run.training.batch_size} × {run.data.sequence_length} tokens each",
-        highlight=False,
-    )
 
 
 @contextmanager

@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 from antiphase.data.streams import Batch
 from antiphase.scoring.likelihood import negative_log_likelihoods
 
-FREQUENT = 5
-"""Times that a pair may stand in the training text and still count; Zoology allows 1,250 in 10B tokens."""
 TOKENS_AT_ONCE = 1 << 22
 """Training tokens that are looked through in one step."""
 
@@ -44,12 +42,12 @@ class RecallSlices:
         return {name: getattr(self, name) for name in names} | {"hits": int(self.hits.sum())}
 
 
-def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, frequent: int = FREQUENT) -> RecallSlices:
+def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, frequent: int) -> RecallSlices:
     """Divide the predicted tokens of a batch.
 
     Args:
         training: (tokens,) ids of the training text; None: there is none.
-        frequent: pairs that stand more often in it are no hits.
+        frequent: pairs that stand more often in it are no hits; Zoology allows 1,250 times in 10B tokens.
     """
     predicted = torch.zeros_like(batch.labels, dtype=torch.bool)
     predicted[:, 1:] = batch.labels[:, 1:] >= 0

@@ -31,9 +31,10 @@ from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.randomness import keyed_generator
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
-from antiphase.studies.ablations import ablation_preset, ablations
+from antiphase.studies.ablations.measure import ablations
+from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.claims import CLAIMS, PRIMARY, UNJUDGED
-from antiphase.studies.compare import compare
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import STUDY
 from antiphase.studies.jobs import Report
 from antiphase.studies.judging import judge_all
@@ -49,7 +50,7 @@ from antiphase.studies.reproduce_request import (
     scale_preset,
 )
 from antiphase.studies.scales import SCALES
-from antiphase.studies.scaling import scaling, shortened
+from antiphase.studies.scaling.measure import scaling, shortened
 from antiphase.training.device import choose_device
 
 REQUEST = "reproduce.json"

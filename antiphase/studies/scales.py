@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from antiphase.config import Preset
-from antiphase.studies.ablations import TABLE_6
+from antiphase.studies.ablations.rows import TABLE_6
 from antiphase.training.device import choose_device
 
 

@@ -23,6 +23,7 @@ from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
 from antiphase.registry import every, measurement_of, measurements
 from antiphase.report import figures, html, summary
+from antiphase.studies.plan import Plan
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 FOLDERS = every()
@@ -40,11 +41,14 @@ def test_a_folder_is_whole(measurement):
     words = {name for name, value in vars(own).items() if name[0] != "_" and isinstance(value, (str, dict))}
     assert words <= {*vars(Settings), *flags_of(own)}, "nobody reads it"
     shown = measurement.presentation
-    assert shown.introduction.endswith(".")
+    assert callable(shown.introduction) or shown.introduction.endswith(".")
     for drawing in shown.figures.values():
         assert drawing.title
         for words in (drawing.caption, drawing.alternative):
             assert callable(words) or words.endswith(".")
+    if measurement.parent == "antiphase.studies":
+        assert typing.get_type_hints(measurement.measure.plan)["return"] is Plan
+        return
     if measurement.parent != "antiphase.evaluations":
         assert typing.get_type_hints(measurement.run)["return"] is Record
         return
@@ -67,7 +71,7 @@ def test_other_records_have_nothing_of_it(measurement):
 
 
 def test_records_without_a_folder_are_found_to_have_none():
-    assert measurement_of("compare") is None
+    assert measurement_of("benchmark-model") is None
 
 
 def test_the_committed_records_are_what_their_types_say():

@@ -9,7 +9,8 @@ import pytest
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import compared, summary, tables, write_report
+from antiphase.report import summary, tables, write_report
+from antiphase.studies.compare import tables as trained
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -65,11 +66,11 @@ def test_every_table_stands_on_the_page(comparison, both):
     page, _ = both
     found = [
         *summary.main_tables(comparison),
-        *(compared.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
+        *(trained.comparison(comparison), trained.runs_table(comparison), trained.curve_table(comparison)),
         *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
         *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
-        tables.by_layer(comparison, "gradient_norms", ""),
+        trained.by_layer(comparison, "gradient_norms", ""),
     ]
     for table in found:
         assert [column.name for column in table.columns] in page.rows

@@ -12,13 +12,14 @@ from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.studies import reproduce
-from antiphase.studies.ablations import ablation_preset, ablations, layer_means
-from antiphase.studies.compare import compare
+from antiphase.studies.ablations.measure import ablations, layer_means
+from antiphase.studies.ablations.rows import ablation_preset
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import is_diverged, run_jobs
-from antiphase.studies.scaling import scaling
+from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 from antiphase.training.loop import NextTokenLoss
 
 SMALL = ("training.steps=6", "training.evaluate_every=3", "training.checkpoint_every=2", "compare.seeds=[0,1]")

@@ -14,14 +14,15 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.studies.ablations import ablation_preset, ablations
+from antiphase.studies.ablations.measure import ablations
+from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.calibrate.apply.measure import ApplySettings, apply
 from antiphase.studies.calibrate.search.measure import SearchSettings, search
 from antiphase.studies.calibrate.study.measure import StudySettings, study
-from antiphase.studies.compare import compare
-from antiphase.studies.scaling import scaling
+from antiphase.studies.compare.measure import compare
+from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 from antiphase.viewer.look.measure import LookSettings, look
 
 WORKS = """

@@ -14,7 +14,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
-from antiphase.studies.upcycle import upcycle, upcycle_preset
+from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.loop import train
 
 ARMS = ["softmax", "control", "differential_v2"]

@@ -12,9 +12,9 @@ from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.studies.compare import compare
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 
 WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
 SIZES = (

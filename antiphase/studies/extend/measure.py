@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,24 @@ from antiphase.config import RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.studies.extend import ExtendSettings
+from antiphase.studies.plan import Plan
+from antiphase.studies.training_run import train_run
 from antiphase.training.run_folder import SETTINGS
 
 SHARE_OF_STEPS = 10
 """An extension has a tenth of the model's own steps, unless ``training.steps`` says otherwise."""
+
+
+def plan(settings: ExtendSettings, output: Path) -> Plan:
+    """The run that ``extension`` makes of these settings."""
+    run = extension(
+        settings.model, length=settings.length, rope_theta=settings.rope_theta, data=settings.data,
+        validation=settings.validation, long_share=settings.long_share, overrides=settings.overrides(),
+    )  # fmt: skip
+    steps = run.training.steps
+    words = f"RoPE base {run.model.rope_theta:g}, {steps} steps of {settings.length}-token sequences"
+    return Plan(partial(train_run, run), announced=[words], steps=steps)
 
 
 def extension(

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
-from antiphase.studies.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
+from antiphase.studies.plan import Plan
+from antiphase.studies.scaling import ScalingSettings
+from antiphase.studies.scaling.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
 from antiphase.uncertainty.intervals import mean_interval
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
 """What the loss is drawn over, and the value of a run that it is."""
+
+
+def plan(settings: ScalingSettings, output: Path) -> Plan:
+    """``scaling`` with these settings."""
+    return Plan(partial(scaling, settings.chosen_preset(), widths=settings.widths, steps=settings.steps))
 
 
 def scaling(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from antiphase.models.checkpoints import Checkpoint, convert
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.conversion import plan_conversion
 from antiphase.records import Record
-from antiphase.studies.compare import compare
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.jobs import Report
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.upcycle import UpcycleSettings
 from antiphase.training.run_folder import SETTINGS
 
 SEEDS = 3
@@ -33,6 +36,12 @@ KEPT = (
     "source", "paths", "validation", "validation_share", "text_field", "vocabulary_size", "keys", "numbers", "fillers",
 )  # fmt: skip
 """Settings of the data that say what a token means and what was held out; they stay those of the model."""
+
+
+def plan(settings: UpcycleSettings, output: Path) -> Plan:
+    """``upcycle`` with these settings."""
+    preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex)
+    return Plan(partial(upcycle, settings.model, preset=preset), announced=[described(preset)])
 
 
 def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = (), *, dex: bool = False) -> Preset:

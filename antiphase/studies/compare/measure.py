@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from antiphase.scoring.effects import with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.needles import needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
-from antiphase.studies.comparison import claims_of, compared
+from antiphase.studies.compare import ComparisonSettings
+from antiphase.studies.compare.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report, is_diverged
+from antiphase.studies.plan import Plan, described
 from antiphase.studies.registration import Registration, register, registered
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
@@ -32,6 +35,12 @@ FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
+
+
+def plan(settings: ComparisonSettings, output: Path) -> Plan:
+    """``compare`` with these settings."""
+    preset = settings.chosen_preset()
+    return Plan(partial(compare, preset), announced=[described(preset)], is_watched=True)
 
 
 def compare(

@@ -7,19 +7,28 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from antiphase.config import Preset, RunSettings
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies.compare import first_passing
+from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.tune import TuneSettings
 from antiphase.training.run_folder import read_metrics
 
 SPIKE, BEFORE = 5.0, 10
 """A spike is a logged gradient norm above this many times the median of so many logged before it."""
+
+
+def plan(settings: TuneSettings, output: Path) -> Plan:
+    """``tune`` with these settings."""
+    preset = settings.chosen_preset()
+    return Plan(partial(tune, preset, learning_rates=settings.learning_rates), announced=[described(preset)])
 
 
 def tune(
