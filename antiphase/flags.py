@@ -84,7 +84,7 @@ class Settings:
     folder: ClassVar[Literal["resumable", "new", "optional"]] = "resumable"
     """What ``--output`` is: a folder that ``--resume`` goes on with, one that must be new, or nothing at all."""
     parts: ClassVar[str] = "parts"
-    """What the progress bar counts."""
+    """What the progress bar counts; empty: there is a bar for each run that is trained."""
     quick: ClassVar[Mapping[str, Any]] = {}
     """What takes the place of the defaults under ``--quick``; empty: there is no such flag."""
 

@@ -30,10 +30,11 @@ from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
 from antiphase.records import Record
-from antiphase.report import compared, reproduction, tables
+from antiphase.report import compared, tables
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.report.tuning import end_of
+from antiphase.studies.reproduce import presentation as reproduction
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

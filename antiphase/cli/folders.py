@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from antiphase.cli.commands import command_of
-from antiphase.cli.console import finish, make_console, sayer, share_progress
+from antiphase.cli.console import finish, job_progress, make_console, sayer, share_progress
 from antiphase.registry import PACKAGES, Measurement, every
 
 GROUPS = {
@@ -44,8 +44,11 @@ def command(measurement: Measurement) -> Callable[..., None]:
         console = make_console()
         is_short = settings.folder == "optional"
         resumed = {"resume": resume} if settings.folder == "resumable" else {}
-        progress = nullcontext(_silent) if is_short else share_progress(console, settings.parts)
-        with progress as report:
+        announced = getattr(measurement.measure, "announcement", None)
+        if announced and (words := announced(settings)):
+            console.print(words, highlight=False)
+        progress: Any = share_progress(console, settings.parts) if settings.parts else job_progress(console)
+        with nullcontext(_silent) if is_short else progress as report:
             record = _runner(measurement)(settings, output, **resumed, say=sayer(console), report=report)
         presentation = measurement.presentation
         if getattr(settings, "as_json", False):
@@ -54,7 +57,8 @@ def command(measurement: Measurement) -> Callable[..., None]:
         elif is_short or output is None:
             print_summary(record, console)
         else:
-            finish(console, record, output, page=presentation.page)
+            further = getattr(measurement.measure, "further", None)
+            finish(console, record, output, page=presentation.page, further=further(record, output) if further else ())
             if closing := presentation.closing(record):
                 console.print(closing, highlight=False)
 

@@ -16,8 +16,6 @@ PRESENTATIONS = {
     "tune": "tuning.PRESENTATION",
     "scaling": "scaling.PRESENTATION",
     "ablations": "ablations.PRESENTATION",
-    "reproduce": "reproduction.PRESENTATION",
-    "budget": "reproduction.BUDGET",
     "calibrate-search": "calibration.SEARCH",
     "calibrate-apply": "calibration.APPLY",
     "calibrate-study": "calibration.STUDY",

@@ -12,7 +12,8 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import ablations, compared, reproduction, terminal, tuning, write_report
+from antiphase.report import ablations, compared, terminal, tuning, write_report
+from antiphase.studies.reproduce import presentation as reproduction
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"

@@ -190,6 +190,9 @@ def claims_figure(record: Record) -> Figure | None:
     return figure
 
 
+BUDGET = "What a training run takes, from its settings alone; the model was built on the meta device."
+
+
 def _introduction(record: Record) -> str:
     trained = (record.values.get("models") or {}).get("description")
     return (
@@ -202,8 +205,8 @@ def _introduction(record: Record) -> str:
 
 
 PRESENTATION = Presentation(
-    introduction=_introduction,
-    tables=lambda record: [claims(record), published(record), equal_loss(record)],
+    introduction=lambda record: BUDGET if record.kind == "budget" else _introduction(record),
+    tables=lambda record: [claims(record), published(record), equal_loss(record), budgets(record)],
     figures={
         "claims": Drawing(
             draw=claims_figure,
@@ -214,8 +217,4 @@ PRESENTATION = Presentation(
             alternative="Differences with intervals, a line for each claim.",
         )
     },
-)
-BUDGET = Presentation(
-    introduction="What a training run takes, from its settings alone; the model was built on the meta device.",
-    tables=lambda record: [budgets(record)],
 )
