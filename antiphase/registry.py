@@ -2,7 +2,8 @@
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
-and does not need it. The command line and the pages find the folder by its name.
+and does not need it. The command line and the pages find the folder by its name. The ``measure`` of a study that trains
+also has ``plan``: what is about to be done, as a ``studies.plan.Plan``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ PACKAGES = {
 """Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
 ALONE = ("probe",)
 """Evaluations that are commands of their own."""
+ALSO = {"budget": "reproduce"}
+"""Kinds of records that a folder writes beside those that are called as it, and that kind."""
 
 
 @dataclass(frozen=True)
@@ -97,4 +100,4 @@ def every() -> list[Measurement]:
 
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None: it has no folder."""
-    return next((found for found in every() if found.kind == kind), None)
+    return next((found for found in every() if found.kind == ALSO.get(kind, kind)), None)

@@ -30,10 +30,11 @@ from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
 from antiphase.records import Record
-from antiphase.report import reproduction, tables
+from antiphase.report import tables
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.tables import headline
+from antiphase.studies.reproduce import presentation as reproduction
 from antiphase.studies.tune.presentation import end_of
 
 ROOT = Path(__file__).resolve().parent.parent

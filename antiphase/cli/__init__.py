@@ -13,7 +13,6 @@ import typer
 from antiphase.cli import (
     folders,
     measure,
-    reproduce,
     tools,
 )
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
@@ -30,7 +29,7 @@ app = typer.Typer(
 COMMANDS: tuple[Callable[..., None] | str, ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
-    reproduce.reproduce, tools.report, tools.build, tools.env,
+    "reproduce", tools.report, tools.build, tools.env,
 )  # fmt: skip
 """In the order of the help; a name stands for the command of a folder."""
 for command in COMMANDS:

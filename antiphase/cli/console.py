@@ -108,11 +108,13 @@ def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     return write
 
 
-def finish(console: Console, record: Record, output: Path, *, page: Page | None = None) -> None:
-    """The table in the terminal, and the page; None: a report."""
+def finish(
+    console: Console, record: Record, output: Path, *, page: Page | None = None, further: Sequence[Record] = ()
+) -> None:
+    """The table in the terminal, and the page, with further records; None: a report."""
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
 
     print_summary(record, console)
-    written = (page or write_report)([record], output / "report.html")
+    written = (page or write_report)([record, *further], output / "report.html")
     console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)

@@ -91,7 +91,8 @@ def command(measurement: Measurement) -> Callable[..., None]:
         elif settings.folder == "optional" or output is None:
             print_summary(record, console)
         elif not console.quiet:
-            finish(console, record, output, page=presentation.page)
+            further = presentation.further(record, output)
+            finish(console, record, output, page=presentation.page, further=further)
             if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
 

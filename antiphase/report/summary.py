@@ -11,8 +11,6 @@ from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Table
 
 PRESENTATIONS = {
-    "reproduce": "reproduction.PRESENTATION",
-    "budget": "reproduction.BUDGET",
     "benchmark-attention": "benchmarks.ATTENTION",
     "benchmark-model": "benchmarks.MODEL",
     "benchmark-calibration": "benchmarks.CALIBRATION",

@@ -12,9 +12,10 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import compared, reproduction, terminal, write_report
+from antiphase.report import compared, terminal, write_report
 from antiphase.studies.ablations.presentation import losses, slices
 from antiphase.studies.compare.tables import comparison, headline
+from antiphase.studies.reproduce import presentation as reproduction
 from antiphase.studies.tune.presentation import end_of
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from antiphase.studies.readings import (
+from antiphase.studies.reproduce.readings import (
     ARM,
     BASELINE,
     Floor,

@@ -34,12 +34,6 @@ class Fleet:
     flops: float
     """What one device sustains, operations a second: a share of its peak, 0.4 or so where all goes well."""
 
-    def __post_init__(self) -> None:
-        if self.devices < 1:
-            raise InputError(f"--devices must be at least 1, got {self.devices}")
-        if not self.flops > 0:
-            raise InputError(f"--device-flops must be above 0, got {self.flops}")
-
 
 def budget(preset: Preset, fleet: Fleet) -> list[dict[str, Any]]:
     """One row for each arm of a preset.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -190,6 +191,9 @@ def claims_figure(record: Record) -> Figure | None:
     return figure
 
 
+BUDGET = "What a training run takes, from its settings alone; the model was built on the meta device."
+
+
 def _introduction(record: Record) -> str:
     trained = (record.values.get("models") or {}).get("description")
     return (
@@ -201,9 +205,20 @@ def _introduction(record: Record) -> str:
     ) + (f"\nThe models: {trained}" if trained else "")
 
 
+def _parts(record: Record, output: Path) -> list[Record]:
+    """The records of the parts; of single models those of the first seed."""
+    folders = [folder for listed in record.values.get("parts", {}).values() for folder in listed]
+    seeds = [folder.rpartition("seed")[2] for folder in folders]
+    return [
+        Record.load(output / folder) for folder, seed in zip(folders, seeds, strict=True)
+        if not seed.isdecimal() or int(seed) == record.seeds[0]
+    ]  # fmt: skip
+
+
 PRESENTATION = Presentation(
-    introduction=_introduction,
-    tables=lambda record: [claims(record), published(record), equal_loss(record)],
+    further=_parts,
+    introduction=lambda record: BUDGET if record.kind == "budget" else _introduction(record),
+    tables=lambda record: [claims(record), published(record), equal_loss(record), budgets(record)],
     figures={
         "claims": Drawing(
             draw=claims_figure,
@@ -214,8 +229,4 @@ PRESENTATION = Presentation(
             alternative="Differences with intervals, a line for each claim.",
         )
     },
-)
-BUDGET = Presentation(
-    introduction="What a training run takes, from its settings alone; the model was built on the meta device.",
-    tables=lambda record: [budgets(record)],
 )

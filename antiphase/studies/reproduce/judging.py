@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
-from antiphase.studies.abilities import Ability, failing
-from antiphase.studies.claims import CLAIMS, Claim
-from antiphase.studies.readings import ARM, BASELINE, Floor, Found, Series
 from antiphase.studies.registration import UNREGISTERED, Registration
+from antiphase.studies.reproduce.abilities import Ability, failing
+from antiphase.studies.reproduce.claims import CLAIMS, Claim
+from antiphase.studies.reproduce.readings import ARM, BASELINE, Floor, Found, Series
 from antiphase.studies.verdicts import (
     CEILING,
     FLOOR_MARGIN,

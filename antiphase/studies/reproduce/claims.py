@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.records import Record
-from antiphase.studies.abilities import (
+from antiphase.studies.reproduce.abilities import (
     Ability,
     can_tell,
     costs_something,
@@ -22,7 +22,7 @@ from antiphase.studies.abilities import (
     naming_labels,
     was_asked,
 )
-from antiphase.studies.claim_samples import (
+from antiphase.studies.reproduce.claim_samples import (
     Samples,
     downstream_samples,
     faithful_samples,
@@ -32,7 +32,7 @@ from antiphase.studies.claim_samples import (
     needle_samples,
     shot_samples,
 )
-from antiphase.studies.readings import (
+from antiphase.studies.reproduce.readings import (
     Floor,
     Found,
     Series,

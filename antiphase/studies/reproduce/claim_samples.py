@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from antiphase.records import Record
-from antiphase.studies.readings import (
+from antiphase.studies.reproduce.readings import (
     ARM,
     BASELINE,
     Series,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -52,52 +51,34 @@ class Scale:
 
 SCALES = {
     "tiny": Scale(
-        "reproduce-tiny",
-        17_000,
-        (32, 64, 96, 128),
-        160,
-        100,
-        100,
-        (2, 4),
-        (1, 2, 4, 8, 16),
-        4,
-        10,
+        "reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 100, (2, 4), (1, 2, 4, 8, 16), 4, 10,
         reads_documents=False,
     ),
     "small": Scale(
-        "reproduce-small",
-        400_000,
-        (256, 384, 512, 768),
-        4000,
-        200,
-        50,
-        (2, 4, 6),
-        (1, 4, 16, 64, 128),
-        16,
-        10,
+        "reproduce-small", 400_000, (256, 384, 512, 768), 4000, 200, 50, (2, 4, 6), (1, 4, 16, 64, 128), 16, 10,
         for_gpu=True,
     ),
     "medium": Scale(
-        "reproduce-medium",
-        60_000,
-        (512, 640, 768, 1024),
-        4000,
-        500,
-        50,
-        (2, 4, 6),
-        (1, 4, 16, 64, 256),
-        32,
-        10,
+        "reproduce-medium", 60_000, (512, 640, 768, 1024), 4000, 500, 50, (2, 4, 6), (1, 4, 16, 64, 256), 32, 10,
         for_gpu=True,
     ),
-}
+}  # fmt: skip
 
 
-def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> dict[str, Any]:
-    """Runs and tokens to train, and about how many minutes that takes, told before the start.
+@dataclass(frozen=True)
+class Estimate:
+    """What is told before the start."""
 
-    Minutes are None on a machine that the scale is not for.
-    """
+    runs: int
+    short_runs: int
+    tokens: int
+    """To train on."""
+    minutes: float | None
+    """About; None on a machine that the scale is not for."""
+
+
+def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> Estimate:
+    """Runs and tokens to train, and how long that takes."""
     scale, training, arms = SCALES[name], preset.run.training, len(preset.compare.arms)
     runs = arms * len(preset.compare.seeds)
     short: list[int] = []  # steps; a ladder's narrower models are quicker, so as many as a whole model each is a bound
@@ -113,4 +94,4 @@ def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> dic
     at_once = min(max(1, torch.cuda.device_count()) if on_gpu else cores, runs)
     known = on_gpu or not scale.for_gpu
     minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
-    return {"runs": runs, "short_runs": len(short), "tokens": tokens, "minutes": minutes}
+    return Estimate(runs, len(short), tokens, minutes)
