@@ -2,8 +2,10 @@
 
 import base64
 import copy
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -186,3 +188,17 @@ def test_wrong_use_is_one_clear_error(comparison, tmp_path):
         write_report([], tmp_path / "report.html")
     with pytest.raises(InputError, match=r"is a folder.*report\.html"):
         write_report([comparison], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.essential
+def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path):
+    """Without the arrays, which are not committed."""
+    records = {}
+    for path in sorted((Path(__file__).parents[2] / "docs" / "records").rglob("*.json")):
+        if "kind" in json.loads(path.read_text(encoding="utf-8")):  # the files of docs/records/evidence are no records
+            record = Record.load(path)
+            records.setdefault(record.kind, record)
+    assert len(records) > 20
+    for kind, record in records.items():
+        assert kind in write_report([record], tmp_path / f"{kind}.html").read_text(encoding="utf-8")
