@@ -3,12 +3,14 @@
 import json
 import math
 
+import numpy
 import pytest
 import torch
 import yaml
 
+from antiphase.records import Record
 from antiphase.studies.calibrate import measuring
-from antiphase.studies.calibrate.study import StudySettings
+from antiphase.studies.calibrate.study import StudySettings, presentation
 from antiphase.studies.calibrate.study import measure as studying
 from antiphase.studies.calibrate.study.cells import Cell
 
@@ -201,6 +203,22 @@ def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found
         assert len(asked["cr"].samples) >= len(held) - 4  # some may be examples now
     assert [row["gain"] for row in rows if row.get("shots") in (0, 1)] == pytest.approx([0.05, 0.05])
     assert [row["gain"] for row in rows if row.get("shots") == 4] == [0.0]  # no more than rounding
+
+
+def test_tables_and_figures_tell_the_gains_of_the_record(found):
+    """A row that was refused has none."""
+    values, _, _ = found
+    values["rows"]["shots"].append({"setting": "9 examples", "refused": "too long"})
+    record = Record(kind="calibrate-study", values=values, config={"score": "metric"})
+    rows = [(part, row) for part, listed in values["rows"].items() for row in listed if "gain" in row]
+    assert [row[0] for row in presentation.effects(record).rows] == [row["setting"] for _, row in rows]
+    assert [row[3] for row in presentation.effects(record).rows] == [f"{100 * row['gain']:+.1f}" for _, row in rows]
+    (axes,) = presentation.effect_rows(record).axes
+    dots = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == pytest.approx([100 * row["gain"] for part, row in rows if part not in presentation.SWEEPS])
+    for axes, part in zip(presentation.sweeps(record).axes, presentation.SWEEPS, strict=True):
+        expected = [(row["value"], 100 * row["gain"]) for row in values["rows"][part]]
+        assert axes.lines[0].get_xydata() == pytest.approx(numpy.array(expected))
 
 
 def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeypatch, tmp_path):

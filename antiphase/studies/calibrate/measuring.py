@@ -86,13 +86,6 @@ def check_judges(task: str, count: int) -> None:
         )
 
 
-def check_layers(layers: Sequence[int] | None, model: PreTrainedModel) -> None:
-    """Raise an InputError for a layer that the model does not have."""
-    last = getattr(model.config.get_text_config(), "num_hidden_layers", 0) - 1
-    if layers is not None and max(layers) > last:
-        raise InputError(f"--layers names layer {max(layers)}, but the model's layers are 0 to {last}")
-
-
 def standing(task: Task, values: Tensor) -> dict[str, Any]:
     """A model's score beside what needs no reading of the prompt.
 
@@ -118,7 +111,9 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
         ValueError: a model that cannot be calibrated.
     """
     loaded = load_model(settings.name, device=str(choose_device(settings.device)))
-    check_layers(settings.layers, loaded.model)
+    last = getattr(loaded.model.config.get_text_config(), "num_hidden_layers", 0) - 1
+    if settings.layers is not None and max(settings.layers) > last:
+        raise InputError(f"--layers names layer {max(settings.layers)}, but the model's layers are 0 to {last}")
     tasks = load_tasks(settings, loaded)
     check_model(loaded.model, tasks, settings.mode)
     prompts = {

@@ -184,28 +184,31 @@ class _Study:
             found["heads"] = self.heads_alone()
         if "screen" in asked:
             found["screen"], rows["screen"] = self.screen()
-        parts = {
-            "temperature": self.temperatures, "inverse": self.inverse, "redistribution": self.redistributions,
-            "alpha": self.alphas, "beta": self.betas, "samples": self.samples, "subsets": self.subsets,
-            "controls": self.controls, "shots": self.shots,
+        parts: dict[str, Iterator[Row]] = {
+            "temperature": (self.row(f"× {words}, all heads", self.heads, rule="temperature", temperature=factor)
+                            for words, factor in TEMPERATURES.items()),
+            "inverse": self.inverse(),
+            "redistribution": (self.row(rule, self.kept, rule=rule) for rule in self.rules()),
+            "alpha": (self.row(f"α = {alpha:g}", self.kept, value=alpha, alpha=alpha) for alpha in ALPHAS),
+            "beta": (self.row(f"β = {beta:g}", self.kept, value=beta, beta=beta) for beta in BETAS),
+            "samples": self.samples(), "subsets": self.subsets(), "controls": self.controls(), "shots": self.shots(),
         }  # fmt: skip
         for name, part in parts.items():
             if name in asked:
                 self.say(name)
-                rows[name] = list(part())
+                rows[name] = list(part)
         return found
 
     def heads_alone(self) -> dict[str, Any]:
         """Each head alone, on all samples, beside what flipping the signs of the samples' changes would give."""
         whole = {name: range(len(task.samples)) for name, task in self.tasks.items()}
         generator = keyed_generator(self.settings.seed, "sign flips")
-        rows: list[dict[str, Any]] = []
-        nulls = []
+        rows, nulls = [], []
         for (layer, head), cell in self.alone.items():
             changes = self.changes(cell, whole)
             flips = sign_flips(changes, generator, tests=len(self.alone))
             flat = torch.cat(list(changes.values()))
-            nulls.append((flips.null_improved, flips.null_tied, flips.null_worsened))
+            nulls.append({word: getattr(flips, word) for word in ("null_improved", "null_tied", "null_worsened")})
             rows.append(
                 {
                     "layer": layer, "head": head, "change": flips.change,
@@ -215,12 +218,11 @@ class _Study:
                 }
             )  # fmt: skip
         count = len(rows)
-        null = [sum(shares) / count for shares in zip(*nulls, strict=True)]
         return {
             "improved": sum(row["change"] > 0 for row in rows) / count,
             "tied": sum(row["change"] == 0 for row in rows) / count,
             "worsened": sum(row["change"] < 0 for row in rows) / count,
-            **dict(zip(("null_improved", "null_tied", "null_worsened"), null, strict=True)),
+            **{word: sum(null[word] for null in nulls) / count for word in nulls[0]},
             **{f"sure_{word}": discoveries([row[f"p_{verb}"] for row in rows]) / count
                for word, verb in (("improved", "improves"), ("worsened", "worsens"))},
             "rows": rows,
@@ -248,33 +250,17 @@ class _Study:
             ],
         }, [self.row("screened heads", [head for head in tried if head in self.kept])]
 
-    def temperatures(self) -> Iterator[Row]:
-        """All heads' weights times a number, but for those on the first token."""
-        for words, factor in TEMPERATURES.items():
-            yield self.row(f"× {words}, all heads", self.heads, rule="temperature", temperature=factor)
-
     def inverse(self) -> Iterator[Row]:
         """Sinks get more instead of less; and, beside it, every head calibrated."""
         yield self.row("inverse, kept heads", self.kept, rule="inverse")
         yield self.row("inverse, all heads", self.heads, rule="inverse")
         yield self.row("calibrated, all heads", self.heads)
 
-    def redistributions(self) -> Iterator[Row]:
+    def rules(self) -> list[Rule]:
         """Where the freed weight may go, as far as the prompts have such parts."""
         filled = {name for parts in self.spans.values() for name, (start, stop) in parts.items() if stop > start}
         parts: tuple[Rule, ...] = ("question", "demonstrations", "choices")
-        for rule in ("proportional", "uniform", *(part for part in parts if part in filled)):
-            yield self.row(rule, self.kept, rule=rule)
-
-    def alphas(self) -> Iterator[Row]:
-        """Fewer and fewer keys are sinks."""
-        for alpha in ALPHAS:
-            yield self.row(f"α = {alpha:g}", self.kept, value=alpha, alpha=alpha)
-
-    def betas(self) -> Iterator[Row]:
-        """More and more is left of a weight on a sink."""
-        for beta in BETAS:
-            yield self.row(f"β = {beta:g}", self.kept, value=beta, beta=beta)
+        return ["proportional", "uniform", *(part for part in parts if part in filled)]
 
     def samples(self) -> Iterator[Row]:
         """Heads chosen with fewer samples."""
