@@ -81,6 +81,7 @@ CASES = {
     "V2": Case(own("differential_v2"), "V2"),
     "V2 across": Case(own("differential_v2_across")),
     "antiphase encoder": Case(lambda: antiphase.VanillaConfig(attention_type="differential", **ENCODER), "V1", True),
+    "antiphase decoder of 2017": Case(lambda: antiphase.VanillaConfig(is_causal=True, **ENCODER)),
     "differential_llama": Case(inside(lambda: hf.LlamaConfig(**GROUPED)), "inside"),
     "differential_mistral": Case(
         inside(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
