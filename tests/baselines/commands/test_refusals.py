@@ -5,7 +5,8 @@ import pytest
 FILES = {
     "train.txt": "pos a b\nneg c d\n" * 9, "other.txt": "pos a\nneg b\nmaybe c\n", "empty.txt": "pos a\n\nneg b\n",
     "four.txt": "pos a\npos b\nneg c\nneg d\n", "never.txt": "pos a\npos b\nnever e\n",
-    "train.tsv": "a\tb\nc\td\n" * 9, "tab.tsv": "a b\tc\na b\n", "long.tsv": "a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n",
+    "train.tsv": "a\tb\nc\td\n" * 9, "tab.tsv": "a b\tc\na b\n",
+    "long.tsv": "a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n",
 }  # fmt: skip
 TRAIN, PAIRS = "classify --train train.txt --output r", "translate --train train.tsv --output r --models transformer"
 LONG = "translate --train long.tsv --output r --models transformer --set max_position_embeddings"
