@@ -178,16 +178,10 @@ def test_a_left_padded_batch_generates_what_each_row_generates_alone(tiny_model,
 # ------------------------------------------------------------------------------------------ generation
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"do_sample": False},
-        {"do_sample": True, "temperature": 0.9, "top_k": 0},
-        {"do_sample": False, "num_beams": 3},
-        {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
-    ],
-    ids=["greedy", "sampling", "beam", "beams"],
-)
+@pytest.mark.parametrize("options", [
+    {"do_sample": False}, {"do_sample": True, "temperature": 0.9, "top_k": 0}, {"do_sample": False, "num_beams": 3},
+    {"do_sample": False, "num_beams": 3, "num_return_sequences": 2},
+], ids=["greedy", "sampling", "beam", "beams"])  # fmt: skip
 @every_kind
 def test_generation_with_a_cache_equals_generation_without(tiny_model, kind, options):
     model = tiny_model(kind).double()

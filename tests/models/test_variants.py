@@ -22,29 +22,22 @@ from support.layers import formula, random_layer, rotary
 from support.models import assert_near, logits_in_pieces
 
 VARIANTS = {
-    "softmax": ("softmax", {}),
-    "V1": ("differential", {}),
-    "V2": ("differential_v2", {}),
-    "norm of softmax heads": ("softmax", {"head_norm": True}),
-    "gate": ("softmax", {"output_gate": True}),
+    "softmax": ("softmax", {}), "V1": ("differential", {}), "V2": ("differential_v2", {}),
+    "norm of softmax heads": ("softmax", {"head_norm": True}), "gate": ("softmax", {"output_gate": True}),
     "gate on differential heads": ("differential", {"output_gate": True}),
-    "gate on V2": ("differential_v2", {"output_gate": True}),
-    "sink logits": ("softmax", {"sink_logits": True}),
+    "gate on V2": ("differential_v2", {"output_gate": True}), "sink logits": ("softmax", {"sink_logits": True}),
     "DEX": ("softmax", {"dex_heads": [[0, 3], [], [1, 2, 7]], "dex_steps": 4}),
-    "no head norm": ("differential", {"head_norm": False}),
-    "no factor": ("differential", {"head_scale": False}),
+    "no head norm": ("differential", {"head_norm": False}), "no factor": ("differential", {"head_scale": False}),
     "neither": ("differential", {"head_norm": False, "head_scale": False}),
     "constant": ("differential", {"lambda_init": 0.5}),
     "fixed": ("differential", {"lambda_form": "fixed", "lambda_init": 0.8}),
-    "scalar": ("differential", {"lambda_form": "scalar"}),
-    "head": ("differential", {"lambda_form": "head"}),
+    "scalar": ("differential", {"lambda_form": "scalar"}), "head": ("differential", {"lambda_form": "head"}),
     "grouped": ("differential", {"num_noise_heads": 2}),
     "grouped, one noise head": ("differential", {"num_noise_heads": 1, "num_key_value_heads": 2}),
     "linear": ("differential_v2", {"lambda_form": "linear"}),
-    "no lambda": ("differential_v2", {"lambda_form": "fixed"}),
-    "across": ("differential_v2_across", {}),
+    "no lambda": ("differential_v2", {"lambda_form": "fixed"}), "across": ("differential_v2_across", {}),
     "across, linear": ("differential_v2_across", {"lambda_form": "linear", "num_key_value_heads": 2}),
-}
+}  # fmt: skip
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 

@@ -11,7 +11,7 @@ from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
 from antiphase.baselines.commands.classify import measure as study
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from support.records import values, without_times
+from support.records import values
 
 GOOD, BAD, OTHER = ["fine", "glad", "warm"], ["grim", "sour", "cold"], ["the", "a", "day", "film", "very", "it", "is"]
 SMALL = "--set epochs=2"
@@ -140,31 +140,9 @@ def test_test_rows_that_stand_in_training_are_counted_and_left_out(antiphase, tm
     assert found["runs"][0]["unseen"]["samples"] == 26 - repeated
 
 
-def test_a_killed_study_goes_on(antiphase, tmp_path, monkeypatch):
-    words = f"classify --train train.txt --model rnn,lstm --seeds 0,1 {SMALL} --output"
-    assert antiphase(f"{words} whole")[0] == 0
-    trained = []
-    train = study.train_classifier
-
-    def count(*arguments, **options):
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append(options["seed"])
-        return train(*arguments, **options)
-
-    monkeypatch.setattr(study, "train_classifier", count)
-    code, _, err = antiphase(f"{words} cut")
-    assert code == 130
-    assert "--resume" in err
-    assert not (tmp_path / "cut" / "record.json").exists()
-    kept = (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns
-    (tmp_path / "cut" / ".lstm-seed1.tmp").mkdir()  # what a kill while saving leaves
-    monkeypatch.setattr(study, "train_classifier", train)
-    assert antiphase(f"{words} cut --resume")[0] == 0
-    assert (tmp_path / "cut" / "rnn-seed0" / "model.safetensors").stat().st_mtime_ns == kept
-    assert not list((tmp_path / "cut").glob(".*.tmp"))
-    assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
-    assert len(trained) == 3
+def test_a_killed_study_goes_on(stopped_and_gone_on_with, tmp_path):
+    words = f"classify --train train.txt --model rnn,lstm --seeds 0,1 {SMALL}"
+    stopped_and_gone_on_with(words, study, "train_classifier", after=3, kept="rnn-seed0/model.safetensors")
 
 
 def test_a_finished_run_with_another_model_is_not_gone_on_with(antiphase, tmp_path):

@@ -13,7 +13,7 @@ from antiphase.baselines.translators import TRANSLATORS
 from antiphase.data.tokenization import train_tokenizer as train_bpe
 from antiphase.errors import InputError
 from antiphase.records import Record
-from support.records import values, without_times
+from support.records import values
 
 TINY = "--set hidden_size=8 --set num_hidden_layers=1 --set epochs=1"
 MADE = f"--samples 12 --test-samples 5 {TINY}"
@@ -120,32 +120,12 @@ def test_other_pieces_stop_at_the_end_too(antiphase, tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_a_stopped_study_goes_on_and_trains_nothing_twice(antiphase, refused, tmp_path, monkeypatch):
-    words = f"translate --models transformer --seeds 0,1 {MADE} --output"
-    assert antiphase(f"{words} whole")[0] == 0
-    trained = []
-    train = study.train_translator
-
-    def count(*arguments, **options):
-        if trained:
-            raise KeyboardInterrupt
-        trained.append(options["seed"])
-        return train(*arguments, **options)
-
-    monkeypatch.setattr(study, "train_translator", count)
-    code, _, err = antiphase(f"{words} cut")
-    assert code == 130
-    assert "--resume" in err
-    assert not (tmp_path / "cut" / "record.json").exists()
-    monkeypatch.setattr(study, "train_translator", train)
-    kept = (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns
-    assert antiphase(f"{words} cut --resume")[0] == 0
-    assert (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns == kept
-    assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
+def test_a_stopped_study_goes_on_and_trains_nothing_twice(stopped_and_gone_on_with, refused, tmp_path):
+    words = f"translate --models transformer --seeds 0,1 {MADE}"
+    stopped_and_gone_on_with(words, study, "train_translator", after=1, kept="transformer-seed0/model.safetensors")
     arrays = [Record.load(tmp_path / name).arrays["alignment.transformer"] for name in ("cut", "whole")]
     assert (arrays[0] == arrays[1]).all()
-    for more, pattern in (("", "add --resume"), ("--resume --set epochs=2", r"other settings \(settings\)")):
-        refused(pattern, f"{words} cut {more}")
+    refused(r"other settings \(settings\)", f"{words} --output cut --resume --set epochs=2")
 
 
 def test_other_pairs_or_another_tokenizer_are_not_gone_on_with(antiphase, refused, tmp_path):

@@ -102,9 +102,8 @@ def test_encoder_and_decoder_are_torchs_with_the_same_weights(place, is_causal, 
     mine = given, inner.mlp.up_proj.weight, inner.self_attn.o_proj.bias, inner.mlp_norm.inner.weight
     theirs = given, layers[0].linear1.weight, layers[0].self_attn.out_proj.bias, layers[0].norm2.weight
     one, other = (
-        torch.autograd.grad((found * direction).sum(), mine),
-        torch.autograd.grad((expected * direction).sum(), theirs),
-    )
+        torch.autograd.grad((found * direction).sum(), mine), torch.autograd.grad((expected * direction).sum(), theirs),
+    )  # fmt: skip
     for gradient, reference in zip(one, other, strict=True):
         assert_near(gradient, reference)
 
@@ -207,18 +206,6 @@ def test_sinusoids_are_the_papers():
     odd = sinusoidal_positions(torch.arange(50), 7)
     assert odd.shape == (50, 7)
     assert odd[9, 6].item() == pytest.approx(math.sin(9 / 10000 ** (6 / 7)), abs=1e-12)
-
-
-def test_a_shift_of_the_position_is_a_rotation_of_its_sinusoids():
-    codes, shift = sinusoidal_positions(torch.arange(40), 16), 11
-    pairs = codes.unflatten(1, (8, 2))
-    angle = shift / 10000 ** (torch.arange(8, dtype=torch.float64) / 8)
-    turn = torch.stack(
-        [torch.stack([angle.cos(), angle.sin()], -1), torch.stack([-angle.sin(), angle.cos()], -1)], dim=1
-    )  # (8, 2, 2)
-    assert_near(torch.einsum("kij,tkj->tki", turn, pairs)[: 40 - shift], pairs[shift:], 1e-12)
-    distances = torch.cdist(codes, codes) + torch.eye(40) * 9
-    assert distances.min() > 0.1
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
