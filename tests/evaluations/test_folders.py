@@ -5,7 +5,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.long_context import LongContext, Point
 from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
+from antiphase.evaluations.running import evaluate
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
 from antiphase.registry import every, measurement_of, measurements
@@ -222,6 +223,36 @@ def test_a_command_reads_every_kind_of_flag():
 def test_a_value_out_of_range_is_refused_by_its_flag(values, message):
     with pytest.raises(InputError, match=message):
         Example(name="M", **values).check()
+
+
+def outside(own):
+    """Values that the flag refuses, of those that its bounds, choices and commas speak of."""
+    if own.least is not None:
+        yield own.least - 1
+    if own.most is not None and own.most < 2**53:
+        yield own.most + 1
+    if own.choices:
+        yield "nonsense"
+
+
+@each
+def test_every_bound_of_every_flag_is_kept_before_anything_is_done(measurement, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind, run = measurement.settings, evaluate if measurement.parent == "antiphase.evaluations" else measurement.run
+    hints = typing.get_type_hints(kind)
+    lists = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
+    texts = [
+        one.name for one in fields(kind) if one.default is MISSING or (lists.get(one.name), one.default) == (str, ())
+    ]
+    given = {name: ["1"] if name in lists else "1" for name in texts}
+    for name, own in flags_of(kind).items():
+        wrong = [[value] if name in lists else value for value in outside(own)]
+        if own.separated and not own.allows_duplicates and own.choices:
+            wrong.append([own.choices[0]] * 2)
+        for value in wrong:
+            with pytest.raises(InputError, match=rf"^{own.name} must "):
+                run(kind(**{**given, name: value}), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_words_for_numbers_are_refused_by_the_flag():

@@ -191,7 +191,6 @@ def test_wrong_use_is_one_clear_error(comparison, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.essential
 def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path):
     """Without the arrays, which are not committed."""
     records = {}
