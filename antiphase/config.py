@@ -287,7 +287,7 @@ def _preset(
     run = build(RunSettings, tree)
     _check_run(run)
     if validation and run.data.source == "synthetic":
-        raise InputError("--validation needs --data; synthetic runs hold out sequences of their own")
+        raise InputError("--validation cannot be used without --data; synthetic runs hold out sequences of their own")
     compare = build(CompareSettings, compare_tree, path="compare")
     _check_compare(compare)
     for arm in compare.arms:

@@ -83,7 +83,7 @@ class Settings:
 
     folder: ClassVar[Literal["resumable", "new", "optional"]] = "resumable"
     """What ``--output`` is: a folder that ``--resume`` continues, a folder that must be new, or optional."""
-    parts: ClassVar[str] = "parts"
+    counted: ClassVar[str] = "parts"
     """The unit that the progress bar counts."""
     quick: ClassVar[Mapping[str, Any]] = {}
     """Values that replace the defaults under ``--quick``; empty means that there is no such flag."""

@@ -2,7 +2,8 @@
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
-and does not need it. The command line and the pages find the folder by its name.
+and does not need it. The command line and the pages find the folder by its name. The ``measure`` of a study that trains
+also has ``plan``, which describes the planned runs (``studies.plan.Plan``).
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from types import ModuleType
 from typing import Any
 
 PACKAGES = {
+    "antiphase.studies": "",
     "antiphase.evaluations": "evaluate",
     "antiphase.baselines.commands": "",
     "antiphase.baselines.studies": "study",
     "antiphase.viewer": "",
+    "antiphase.studies.calibrate": "calibrate",
 }
 """Packages of such folders, and the command that each belongs to; empty if its folders are top-level commands."""
 ALONE = ("probe",)
 """Evaluations that are top-level commands."""
+ALSO = {"budget": "reproduce"}
+"""Further kinds of records that a folder writes, with the folder's own kind."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,11 @@ class Measurement:
 
 @cache
 def measurements(parent: str) -> dict[str, Measurement]:
-    """All folders of a package, by name of the command."""
+    """All folders of a package, by name of the command, without those that contain further folders."""
     package = importlib.import_module(parent)
-    names = [found.name.replace("_", "-") for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
-    return {name: Measurement(parent, name) for name in names}
+    names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
+    own = [name.replace("_", "-") for name in names if f"{parent}.{name}" not in PACKAGES]
+    return {name: Measurement(parent, name) for name in own}
 
 
 @cache
@@ -94,4 +100,4 @@ def every() -> list[Measurement]:
 
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None if it has no folder."""
-    return next((found for found in every() if found.kind == kind), None)
+    return next((found for found in every() if found.kind == ALSO.get(kind, kind)), None)

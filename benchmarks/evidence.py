@@ -28,9 +28,9 @@ from antiphase.errors import Interrupted
 from antiphase.records import Record, finite, write_atomically
 from antiphase.scoring.likelihood import negative_log_likelihoods
 from antiphase.scoring.loading import load_model
-from antiphase.studies.compare import first_passing
+from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.jobs import Job, run_jobs
-from antiphase.studies.tune import gradient_spikes
+from antiphase.studies.tune.measure import gradient_spikes
 from antiphase.training.run_folder import read_metrics
 
 STUDIES = Path(__file__).with_suffix(".yaml")

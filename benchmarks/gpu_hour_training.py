@@ -18,7 +18,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.jobs import Job, is_diverged, run_jobs
 from antiphase.studies.training_run import train_run
-from antiphase.studies.upcycle import upcycle, upcycle_preset
+from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.run_folder import read_metrics
 
 PRESET = "reproduce-gpu"

@@ -30,10 +30,12 @@ from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
 from antiphase.records import Record
-from antiphase.report import compared, reproduction, tables
+from antiphase.report import tables
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
-from antiphase.report.tuning import end_of
+from antiphase.studies.compare.tables import headline
+from antiphase.studies.reproduce import presentation as reproduction
+from antiphase.studies.tune.presentation import end_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -339,7 +341,7 @@ def demo_at_a_glance() -> list[list[str]]:
 def demo(name: str) -> list[list[str]]:
     """The main results of the demo, and where its models attend; each row describes its number."""
     found = record(name)
-    head, *rows = of_report(name, compared.headline)
+    head, *rows = of_report(name, headline)
     chosen = tables.allocation_of(found)
     for state in (True, False):
         for words, value in (

@@ -143,6 +143,14 @@ def tiny_model(tiny_config):
     return build
 
 
+@pytest.fixture
+def any_model(tiny_model):
+    """A small model by name: a kind of attention of this package, or a family of ``support.models``."""
+    from support.models import FOREIGN, foreign_model
+
+    return lambda name: foreign_model(name, "sdpa") if name in FOREIGN else tiny_model(name)
+
+
 @pytest.fixture(scope="session")
 def tiny_preset_text():
     """A preset of two narrow layers and twenty steps that trains within a second."""

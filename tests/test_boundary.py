@@ -1,14 +1,10 @@
 """What comes from outside is read, or refused in one sentence that names the file, what is wrong and what to do."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,18 +34,18 @@ from antiphase.training.run_folder import read_curve
 ASKED = HallucinationSettings(name="m", judge="j", data=["d"])
 
 
-def _go_on(path: Path) -> Any:
+def go_on(path):
     with work_in(path.parent, ASKED, resume=True):
         pass
 
 
-READERS: dict[str, tuple[str, str, Callable[[Path], Any]]] = {
+READERS = {
     "a preset": ("bad.yaml", "--preset", lambda path: load_preset(str(path))),
     "settings of a run": ("run.yaml", "MODEL", lambda path: kept_run(path, flag="MODEL")),
     "a task": ("task.yaml", "--task", lambda path: read_task(str(path))),
     "a record": ("other.json", "", Record.load),
     "a plan": ("plan.json", "--plan", CalibrationPlan.load),
-    "a request": ("request.json", "--output", _go_on),
+    "a request": ("request.json", "--output", go_on),
     "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
     "a key": (
         "key.txt",
@@ -67,33 +63,33 @@ FOUND_FIRST = {"a request", "a curve"}
 """Missing, they have not begun."""
 
 
-def _link(target: str) -> Callable[[Path], None]:
+def link(target):
     return lambda path: path.symlink_to(target)
 
 
-def _bytes(content: bytes) -> Callable[[Path], None]:
+def bytes(content):
     return lambda path: path.write_bytes(content) and None
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str, Callable[[str], bool]]] = {
+FAULTS = {
     "missing": (lambda path: None, "there is no such file; ", lambda reader: reader not in FOUND_FIRST),
-    "a link to nothing": (_link("nowhere"), "the link leads nowhere; ", lambda reader: reader not in FOUND_FIRST),
+    "a link to nothing": (link("nowhere"), "the link leads nowhere; ", lambda reader: reader not in FOUND_FIRST),
     "a folder": (Path.mkdir, "this is a folder; ", lambda reader: reader not in FOUND_FIRST | {"a record"}),
-    "unreadable": (_link("/proc/self/mem"), "the file cannot be read (Input/output error); check", lambda reader: True),
-    "empty": (_bytes(b""), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
-    "white space": (_bytes(b"\n \n"), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
+    "unreadable": (link("/proc/self/mem"), "the file cannot be read (Input/output error); check", lambda reader: True),
+    "empty": (bytes(b""), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
+    "white space": (bytes(b"\n \n"), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
     "not UTF-8": (
-        _bytes(b"a: 1\nb: \xff"),
+        bytes(b"a: 1\nb: \xff"),
         ", line 2: the text is not UTF-8 at byte 8 of the file (0xff); save it as UTF-8",
         lambda reader: reader != "word vectors",
     ),
-    "cut short": (_bytes(b'{"a": ['), "this is not ", lambda reader: reader in TREES | {"a curve"}),
-    "a list": (_bytes(b"[1]"), "; ", lambda reader: reader in TREES | {"a curve"}),
-    "a number": (_bytes(b"9" * 5000), "; ", lambda reader: reader in TREES | {"a curve"}),
-    "a zero": (_bytes(b"a: \0"), "this is not ", lambda reader: reader in TREES | {"a curve"}),
-    "too deep": (_bytes(b"[" * 100_000), "this is not ", lambda reader: reader in TREES | {"a curve"}),
-    "other keys": (_bytes(b'{"a": 1}'), "", lambda reader: reader in TREES),
-    "too large": (_bytes(b"a: 1" * 100), "the file is larger than ", lambda reader: reader in TREES | {"a key"}),
+    "cut short": (bytes(b'{"a": ['), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "a list": (bytes(b"[1]"), "; ", lambda reader: reader in TREES | {"a curve"}),
+    "a number": (bytes(b"9" * 5000), "; ", lambda reader: reader in TREES | {"a curve"}),
+    "a zero": (bytes(b"a: \0"), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "too deep": (bytes(b"[" * 100_000), "this is not ", lambda reader: reader in TREES | {"a curve"}),
+    "other keys": (bytes(b'{"a": 1}'), "", lambda reader: reader in TREES),
+    "too large": (bytes(b"a: 1" * 100), "the file is larger than ", lambda reader: reader in TREES | {"a key"}),
 }
 """What may be wrong: how it comes about, what is said, and of which readers."""
 
@@ -136,7 +132,7 @@ def test_a_byte_order_mark_is_no_part_of_settings_and_records(tmp_path):
 
 
 def test_a_file_that_permissions_close_is_named(tmp_path, monkeypatch):
-    def closed(*arguments: Any, **options: Any) -> None:
+    def closed(*arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("builtins.open", closed)
@@ -146,7 +142,7 @@ def test_a_file_that_permissions_close_is_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("file", ["record.json", None])
 def test_a_full_disk_costs_one_sentence_and_keeps_what_there_is(monkeypatch, capsys, file):
-    def full(**options: Any) -> None:
+    def full(**options):
         raise OSError(errno.ENOSPC, "No space left on device", file)
 
     monkeypatch.setattr(cli, "app", full)
@@ -163,23 +159,23 @@ LAYER = "model.layers.0.mlp.up_proj.weight"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
-def _check(name: str) -> None:
+def check(name):
     Checkpoint(name).check()
 
 
-LOADERS: dict[str, tuple[str, Callable[[str], Any]]] = {
+LOADERS = {
     "a language model": ("MODEL", load_model),
     "any model": ("MODEL", lambda name: load_model(name, with_head=False)),
     "a classifier": (
         "RUN",
         lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, flag="RUN"),
     ),
-    "tensor by tensor": ("SOURCE", _check),
+    "tensor by tensor": ("SOURCE", check),
 }
 
 
-def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
+def tensors(change):
+    def harm(folder):
         tensors = load_file(folder / WEIGHTS)
         change(tensors)
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -187,89 +183,89 @@ def _tensors(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path
     return harm
 
 
-def _config(**fields: Any) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
+def config(**fields):
+    def harm(folder):
         path = folder / "config.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
     return harm
 
 
-def _file(name: str, content: bytes) -> Callable[[Path], None]:
+def file(name, content):
     return lambda folder: (folder / name).write_bytes(content) and None
 
 
-def _linked(name: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
+def linked(name):
+    def harm(folder):
         (folder / name).unlink()
         (folder / name).symlink_to("nowhere")
 
     return harm
 
 
-def _pickled(folder: Path) -> None:
+def pickled(folder):
     torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
     (folder / WEIGHTS).unlink()
 
 
-def _indexed(content: str) -> Callable[[Path], None]:
-    def harm(folder: Path) -> None:
+def indexed(content):
+    def harm(folder):
         (folder / WEIGHTS).rename(folder / "a.safetensors")
         (folder / INDEX).write_text(content)
 
     return harm
 
 
-def _cut(folder: Path) -> None:
+def cut(folder):
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-9])
 
 
-HARMS: list[tuple[Callable[[Path], Any], str]] = [
+HARMS = [
     (shutil.rmtree, ": there is no such folder; check the path"),
     (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is no folder; give the folder of a model"),
     (lambda folder: (folder / "config.json").unlink(), ": this folder holds no model (config.json is missing); give"),
-    (_linked("config.json"), ": this folder holds no model (config.json is missing); give"),
-    (_file("config.json", b""), "/config.json: the file is empty; save the model once more"),
-    (_file("config.json", b'{"model_type": "anti'), "/config.json: this is not JSON (Unterminated string"),
-    (_file("config.json", b"[1]"), "/config.json: this is not a JSON object; save the model once more"),
-    (_file("config.json", b'{"a": "\xff"}'), "/config.json, line 1: the text is not UTF-8 at byte 7 of the file"),
-    (_file("config.json", b"[" * 100_000), "/config.json: this is not JSON ("),
-    (_file("config.json", b"{}"), ": its config.json cannot be used (ValueError: Unrecognized model"),
-    (_config(model_type="novel"), ": its config.json cannot be used (ValueError: "),
-    (_config(hidden_size="x"), ": its config.json cannot be used (hidden_size must be a whole number of at least 1"),
-    (_config(dtype="float99"), ": its config.json cannot be used (AttributeError: "),
-    (_config(architectures=3), ": its config.json cannot be used (TypeError: architectures must be a list of names"),
-    (_file("generation_config.json", b"[1]"), "/generation_config.json: this is not a JSON object; save the model"),
+    (linked("config.json"), ": this folder holds no model (config.json is missing); give"),
+    (file("config.json", b""), "/config.json: the file is empty; save the model once more"),
+    (file("config.json", b'{"model_type": "anti'), "/config.json: this is not JSON (Unterminated string"),
+    (file("config.json", b"[1]"), "/config.json: this is not a JSON object; save the model once more"),
+    (file("config.json", b'{"a": "\xff"}'), "/config.json, line 1: the text is not UTF-8 at byte 7 of the file"),
+    (file("config.json", b"[" * 100_000), "/config.json: this is not JSON ("),
+    (file("config.json", b"{}"), ": its config.json cannot be used (ValueError: Unrecognized model"),
+    (config(model_type="novel"), ": its config.json cannot be used (ValueError: "),
+    (config(hidden_size="x"), ": its config.json cannot be used (hidden_size must be a whole number of at least 1"),
+    (config(dtype="float99"), ": its config.json cannot be used (AttributeError: "),
+    (config(architectures=3), ": its config.json cannot be used (TypeError: architectures must be a list of names"),
+    (file("generation_config.json", b"[1]"), "/generation_config.json: this is not a JSON object; save the model"),
     (lambda folder: (folder / WEIGHTS).unlink(), " holds no safetensors; give a folder that holds the weights"),
-    (_pickled, " holds no safetensors; pytorch_model.bin is a pickle file, which is never opened: save it as"),
-    (_linked(WEIGHTS), f": {WEIGHTS} is damaged (No such file"),
-    (_file(WEIGHTS, b""), f": {WEIGHTS} is damaged ("),
-    (_file(WEIGHTS, b"these are words"), f": {WEIGHTS} is damaged ("),
-    (_cut, f": {WEIGHTS} is damaged ("),
-    (_indexed("{"), f"/{INDEX}: this is not JSON (Expecting"),
-    (_indexed("{}"), f"/{INDEX} is damaged: its weight_map names no files; save the model once more"),
-    (_indexed('{"weight_map": {"a": "b.safetensors"}}'), f" lacks b.safetensors, which its {INDEX} names"),
-    (_indexed('{"weight_map": {"a": "a.safetensors"}}'), f" lacks the tensor a, which its {INDEX} names"),
-    (_file("tokenizer.json", b'{"a"'), "/tokenizer.json: this is not JSON (Expecting"),
-    (_file("tokenizer_config.json", b"[]"), "/tokenizer_config.json: this is not a JSON object; save the model"),
-    (_linked("tokenizer.json"), "/tokenizer.json: the link leads nowhere; save the model once more"),
-    (_tensors(lambda tensors: tensors.pop(LAYER)), f" is no whole model: it has no weights for {LAYER}"),
+    (pickled, " holds no safetensors; pytorch_model.bin is a pickle file, which is never opened: save it as"),
+    (linked(WEIGHTS), f": {WEIGHTS} is damaged (No such file"),
+    (file(WEIGHTS, b""), f": {WEIGHTS} is damaged ("),
+    (file(WEIGHTS, b"these are words"), f": {WEIGHTS} is damaged ("),
+    (cut, f": {WEIGHTS} is damaged ("),
+    (indexed("{"), f"/{INDEX}: this is not JSON (Expecting"),
+    (indexed("{}"), f"/{INDEX} is damaged: its weight_map names no files; save the model once more"),
+    (indexed('{"weight_map": {"a": "b.safetensors"}}'), f" lacks b.safetensors, which its {INDEX} names"),
+    (indexed('{"weight_map": {"a": "a.safetensors"}}'), f" lacks the tensor a, which its {INDEX} names"),
+    (file("tokenizer.json", b'{"a"'), "/tokenizer.json: this is not JSON (Expecting"),
+    (file("tokenizer_config.json", b"[]"), "/tokenizer_config.json: this is not a JSON object; save the model"),
+    (linked("tokenizer.json"), "/tokenizer.json: the link leads nowhere; save the model once more"),
+    (tensors(lambda tensors: tensors.pop(LAYER)), f" is no whole model: it has no weights for {LAYER}"),
     (
-        _tensors(lambda tensors: tensors.update({LAYER: tensors[LAYER][:3].clone()})),
+        tensors(lambda tensors: tensors.update({LAYER: tensors[LAYER][:3].clone()})),
         f" is no whole model: {LAYER} has the shape (3, 16), expected (16, 16)",
     ),
     (
-        _tensors(lambda tensors: tensors[LAYER].__setitem__((0, 0), torch.inf)),
+        tensors(lambda tensors: tensors[LAYER].__setitem__((0, 0), torch.inf)),
         f" is no whole model: NaN or infinite weights in {LAYER}",
     ),
     (
-        _tensors(lambda tensors: tensors.update(extra=torch.ones(2))),
+        tensors(lambda tensors: tensors.update(extra=torch.ones(2))),
         " is no whole model: its configuration has no place for extra",
     ),
 ]
-TOKENIZER_HARMS: list[tuple[Callable[[Path], Any], str]] = [
+TOKENIZER_HARMS = [
     (lambda folder: (folder / "tokenizer.json").unlink(), ": no tokenizer could be loaded from this folder ("),
-    (_file("tokenizer.json", b"{}"), ": no tokenizer could be loaded from this folder ("),
+    (file("tokenizer.json", b"{}"), ": no tokenizer could be loaded from this folder ("),
     (
         lambda folder: train_tokenizer(["pack my box with five dozen liquor jugs"] * 9, 290).save_pretrained(folder),
         ": its tokenizer is another model's, with ",
@@ -278,11 +274,11 @@ TOKENIZER_HARMS: list[tuple[Callable[[Path], Any], str]] = [
 
 
 @pytest.fixture
-def saved(tmp_path) -> Callable[[str], Path]:
+def saved(tmp_path):
     """A whole model of some head, in a folder."""
     from transformers import AutoModelForCausalLM
 
-    def save(loader: str) -> Path:
+    def save(loader):
         config = AntiphaseConfig(
             vocab_size=280, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
             attention_type="softmax",

@@ -25,18 +25,14 @@ from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 
 SECTIONS = {
-    "model": ModelSettings,
-    "data": DataSettings,
-    "training": TrainingSettings,
-    "evaluation": EvaluationSettings,
+    "model": ModelSettings, "data": DataSettings, "training": TrainingSettings, "evaluation": EvaluationSettings,
     "compare": CompareSettings,
-}
+}  # fmt: skip
 FIELDS = [f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)]
 REQUIRED = {
     "model": {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2},
-    "data": {"sequence_length": 16},
-    "training": {"steps": 5},
-}
+    "data": {"sequence_length": 16}, "training": {"steps": 5},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -97,32 +93,19 @@ def test_missing_key_is_named_in_full(preset, missing):
         load_preset(preset(**{section: rest}))
 
 
-@pytest.mark.parametrize(
-    ("override", "expected"),
-    [
-        ("training.steps=many", "training.steps must be a whole number, got 'many'"),
-        ("training.steps=1.5", "training.steps must be a whole number, got 1.5"),
-        ("training.steps=true", "training.steps must be a whole number, got True"),
-        ("training.steps=null", "training.steps must be a whole number, got None"),
-        ("training.steps=", "training.steps must be a whole number, got ''"),
-        ("training.learning_rate=fast", "training.learning_rate must be a number, got 'fast'"),
-        ("training.learning_rate=.nan", "training.learning_rate must be a number, got nan"),
-        ("training.learning_rate=nan", "training.learning_rate must be a number, got 'nan'"),
-        ("training.learning_rate=inf", "training.learning_rate must be a number, got 'inf'"),
-        ("training.learning_rate=true", "training.learning_rate must be a number, got True"),
-        ("training.tensorboard=1", "training.tensorboard must be true or false, got 1"),
-        ("training.precision=half", "training.precision must be one of auto, float32, bfloat16, got 'half'"),
-        ("training.attn_implementation=fast", "training.attn_implementation must be one of antiphase, antiphase_tri"),
-        ("model.attention_type=[softmax]", "model.attention_type must be one of softmax, differential"),
-        ("data.paths=book.txt", r"data.paths must be a list, for example data.paths=\[1,2\]; got 'book.txt'"),
-        ("evaluation.depths=[0,deep]", r"evaluation.depths\[1\] must be a number, got 'deep'"),
-        ("data.paths=[[a]]", r"data.paths\[0\] must be text"),
-        ("model=5", "model must be a mapping of keys to values, got 5"),
-        ("compare.arms=3", "compare.arms must be a mapping, got 3"),
-        ("compare.arms.softmax=3", "compare.arms.softmax must be a mapping, got 3"),
-        ("model.hidden_size.x=3", "key 'model.hidden_size.x': 'hidden_size' holds a value, not a section"),
-    ],
-)
+@pytest.mark.parametrize(("override", "expected"), [
+    ("training.steps=many", "training.steps must be a whole number, got 'many'"),
+    ("training.learning_rate=.nan", "training.learning_rate must be a number, got nan"),
+    ("training.learning_rate=true", "training.learning_rate must be a number, got True"),
+    ("training.tensorboard=1", "training.tensorboard must be true or false, got 1"),
+    ("training.attn_implementation=fast", "training.attn_implementation must be one of antiphase, antiphase_tri"),
+    ("data.paths=book.txt", r"data.paths must be a list, for example data.paths=\[1,2\]; got 'book.txt'"),
+    ("evaluation.depths=[0,deep]", r"evaluation.depths\[1\] must be a number, got 'deep'"),
+    ("data.paths=[[a]]", r"data.paths\[0\] must be text"),
+    ("model=5", "model must be a mapping of keys to values, got 5"),
+    ("compare.arms.softmax=3", "compare.arms.softmax must be a mapping, got 3"),
+    ("model.hidden_size.x=3", "key 'model.hidden_size.x': 'hidden_size' holds a value, not a section"),
+])  # fmt: skip
 def test_wrong_type_says_what_was_expected(preset, override, expected):
     with pytest.raises(InputError, match=expected):
         load_preset(preset(), [override])
@@ -177,7 +160,7 @@ def test_with_data_of_another_form_is_refused(preset, with_data):
 
 
 def test_validation_without_text_is_refused(preset):
-    with pytest.raises(InputError, match="--validation cannot be used without --data"):
+    with pytest.raises(InputError, match="--validation needs --data"):
         load_preset(preset(), validation=["a.txt"])
 
 
@@ -205,34 +188,29 @@ def test_arm_that_cannot_name_a_folder_is_refused(preset, name):
         load_preset(preset(compare={"arms": {name: {}, "softmax": {}}}))
 
 
-OUT_OF_RANGE = {
-    **dict.fromkeys(
-        (
-            *("training.steps", "training.batch_size", "training.micro_batch_size", "training.log_every"),
-            *("training.evaluate_every", "training.checkpoint_every", "training.threads"),
-            *("data.needles", "data.queries", "data.keys", "data.numbers", "data.fillers"),
-            *("evaluation.samples", "evaluation.validation_sequences", "evaluation.curve_samples"),
-            *("compare.processes", "training.learning_rate", "training.clip", "model.rope_theta"),
-            *("model.rms_norm_eps", "model.head_norm_eps", "model.initializer_range", "data.validation_share"),
-            *("model.max_position_embeddings", "training.decay_steps"),
-        ),
-        ("0", "-1"),
-    ),
-    **dict.fromkeys(("training.warmup_steps", "training.weight_decay", "data.needle_share"), ("-1",)),
-    **dict.fromkeys(("training.beta1", "training.beta2"), ("-0.1", "1", "1.5")),
-    "data.sequence_length": ("1", "-3"),
-    "data.validation_share": ("0", "1", "1.5"),
-    "data.needle_share": ("-0.1", "1.1"),
-    "data.label_share": ("-0.1", "1.1", "0.1"),  # the preset is synthetic
-    "data.repeat_share": ("-0.1", "1.1", "0.1"),
-    "evaluation.depths": ("[]", "[1.1]", "[-0.1]", "[.nan]", "[0.5, 0.5]"),
-    "evaluation.needles": ("[0]", "[4,-1]"),
-    "evaluation.lengths": ("[0]",),
-    "model.max_position_embeddings": ("15",),
-    "training.decay_steps": ("4",),
-    "compare.threshold": ("-0.1", "1"),
-    "compare.arms": ("{}",),
-}
+def outside(kind):
+    """Values that the bounds of the fields refuse, by field."""
+    for item in dataclasses.fields(kind):
+        bounds = item.metadata.get("bounds", {})
+        near = {"least": -0.5 if item.type == "float" else -1, "above": 0, "most": 0.5, "below": 0}
+        for name, step in near.items():
+            if bounds.get(name) is not None:
+                yield item.name, bounds[name] + step
+
+
+OUT_OF_RANGE = [f"{section}.{name}={value}" for section, kind in SECTIONS.items() for name, value in outside(kind)]
+OUT_OF_RANGE += [
+    "training.learning_rate=-1", "data.label_share=0.1", "data.repeat_share=0.1",  # the preset is synthetic
+    "evaluation.depths=[]", "evaluation.depths=[1.1]", "evaluation.depths=[.nan]", "evaluation.depths=[0.5, 0.5]",
+    "evaluation.needles=[4,-1]", "evaluation.lengths=[0]", "model.max_position_embeddings=15",
+    "training.decay_steps=4", "compare.threshold=1", "compare.processes=0", "compare.arms={}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("override", OUT_OF_RANGE)
+def test_value_out_of_range_is_refused_by_its_field(preset, override):
+    with pytest.raises(InputError, match=override.partition("=")[0].replace(".", r"\.")):
+        load_preset(preset(), [override])
 
 
 @pytest.mark.parametrize("name", ["needle_share", "label_share", "repeat_share"])
@@ -259,13 +237,10 @@ def test_rows_by_share_are_whole_and_near_what_was_asked_for(batch, drawn):
     assert all(abs(rows[name] - share * batch) < 1 + 1e-6 for name, share in shares.items())
 
 
-@pytest.mark.parametrize(
-    ("batch", "shares", "rows"),
-    [
-        (56, (0.5, 0.1, 0.25), [28, 6, 14, 8]), (64, (0.7,), [45, 19]), (16, (0.25, 0.0, 0.0), [4, 0, 0, 12]),
-        (4, (0.5, 0.15, 0.25), [2, 1, 1, 0]), (3, (0.5, 0.25, 0.25), [1, 1, 1, 0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("batch", "shares", "rows"), [
+    (56, (0.5, 0.1, 0.25), [28, 6, 14, 8]), (64, (0.7,), [45, 19]), (16, (0.25, 0.0, 0.0), [4, 0, 0, 12]),
+    (4, (0.5, 0.15, 0.25), [2, 1, 1, 0]), (3, (0.5, 0.25, 0.25), [1, 1, 1, 0]),
+])  # fmt: skip
 def test_rows_of_the_presets(batch, shares, rows):
     assert list(rows_by_share(batch, dict(enumerate(shares))).values()) == rows
 
@@ -278,12 +253,6 @@ def test_shares_of_a_batch_add_up_to_at_most_one(label, repeat):
     load_preset("half-hour", shares(1 - label - repeat), data=["text.txt"])
     with pytest.raises(InputError, match=r"data.needle_share \(0.5\), .*data.repeat_share .* add up to more than 1"):
         load_preset("half-hour", shares(0.5), data=["text.txt"])
-
-
-@pytest.mark.parametrize("override", [f"{field}={value}" for field, values in OUT_OF_RANGE.items() for value in values])
-def test_value_out_of_range_is_refused_by_its_field(preset, override):
-    with pytest.raises(InputError, match=override.partition("=")[0].replace(".", r"\.")):
-        load_preset(preset(), [override])
 
 
 @pytest.mark.parametrize("seeds", ["[]", "[1,1]"])
@@ -324,7 +293,6 @@ def test_defaults_of_the_model_are_those_of_the_configuration():
             assert field.default == arguments[field.name].default, field.name
 
 
-finite = st.floats(allow_nan=False, allow_infinity=False)
 positive = st.floats(min_value=1e-300, max_value=1e300)
 words = st.text(max_size=20)
 
@@ -376,14 +344,3 @@ def taken_or_refused_in_one_sentence(path, field, value):
 def test_every_field_takes_or_refuses_every_kind_of_value_in_one_sentence(tmp_path, field):
     for value in (None, True, 0, -1, 1.5, math.nan, math.inf, "", "no such value", [], ["a"], [[]], {}, {"a": 1}):
         taken_or_refused_in_one_sentence(tmp_path / "any.yaml", field, value)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    field=st.sampled_from(FIELDS),
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | words, lambda inner: st.lists(inner, max_size=2)
-    ),
-)
-def test_any_value_is_taken_or_refused_in_one_sentence(tmp_path_factory, field, value):
-    taken_or_refused_in_one_sentence(tmp_path_factory.mktemp("preset") / "any.yaml", field, value)

@@ -47,8 +47,7 @@ llama = transformers.AutoModelForCausalLM.from_config(llama, attn_implementation
 names = [type(config).__name__, type(model).__name__, llama.config._attn_implementation]
 """
 ORDERS = (
-    "import antiphase, transformers, json",
-    "import transformers, antiphase, json",
+    "import antiphase, transformers, json", "import transformers, antiphase, json",
     "import antiphase, json, transformers.models.auto.modeling_auto",
     "import json, transformers.models.auto.modeling_auto, antiphase",
     "import json, transformers.models.auto.configuration_auto, antiphase",
@@ -58,10 +57,9 @@ ORDERS = (
     "import json, antiphase; antiphase.AntiphaseForCausalLM; import transformers",
     "import json; from antiphase.training import loop; import transformers",
     "import json, antiphase, transformers; transformers.LlamaForCausalLM",
-    "import json, antiphase, transformers.modeling_layers",
-    "import json, antiphase.models.attention, transformers",
+    "import json, antiphase, transformers.modeling_layers", "import json, antiphase.models.attention, transformers",
     "import json, antiphase.models.registration, transformers",
-)
+)  # fmt: skip
 EACH_AFRESH = """
 import json, os, sys
 import torch  # which all of them load, and which takes longest

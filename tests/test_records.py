@@ -20,9 +20,8 @@ def names(folder):
 def test_record_comes_back_with_its_arrays(tmp_path):
     arrays = {
         "map": numpy.arange(24, dtype=numpy.float32).reshape(2, 3, 4),
-        "half": numpy.array([[0.5]], dtype=numpy.float16),
-        "empty": numpy.zeros((0, 3), dtype=numpy.int64),
-    }
+        "half": numpy.array([[0.5]], dtype=numpy.float16), "empty": numpy.zeros((0, 3), dtype=numpy.int64),
+    }  # fmt: skip
     record = Record(
         kind="train", values={"λ": [0.1, None]}, config={"a": {"b": 1}}, seeds=[3, -1], seconds=1.5, arrays=arrays
     )
@@ -51,14 +50,9 @@ def test_folder_stands_for_its_record(tmp_path):
 
 def test_numbers_that_json_lacks_become_null(tmp_path):
     values = {
-        "nan": math.nan,
-        "list": [math.inf, (-math.inf, 1.0)],
-        "array": numpy.array([numpy.nan, 2.0]),
-        "scalar": numpy.float32("nan"),
-        "count": numpy.int64(3),
-        "path": Path("a/b"),
-        7: True,
-    }
+        "nan": math.nan, "list": [math.inf, (-math.inf, 1.0)], "array": numpy.array([numpy.nan, 2.0]),
+        "scalar": numpy.float32("nan"), "count": numpy.int64(3), "path": Path("a/b"), 7: True,
+    }  # fmt: skip
     text = Record(kind="x", values=values).save(tmp_path).read_text(encoding="utf-8")
     assert "NaN" not in text
     assert "Infinity" not in text
@@ -87,15 +81,11 @@ def test_unknown_fields_of_a_record_are_left_out(tmp_path):
     assert Record.load(path).kind == "x"
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"{}", b'{"kind": "x", "values": {}}',
-        b'{"kind": "x", "values": [], "format": 1}', b'{"kind": "x", "values": {}, "format": "1"}',
-        b'{"kind": 5, "values": {}, "format": 1}', b'{"kind": "x", "values": {}, "format": 1, "config": 3}',
-        b'{"kind": "x", "values": {}, "format": 1, "seeds": 3}',
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("content", [
+    b"{}", b'{"kind": "x", "values": {}}', b'{"kind": "x", "values": [], "format": 1}',
+    b'{"kind": "x", "values": {}, "format": "1"}', b'{"kind": 5, "values": {}, "format": 1}',
+    b'{"kind": "x", "values": {}, "format": 1, "config": 3}', b'{"kind": "x", "values": {}, "format": 1, "seeds": 3}',
+])  # fmt: skip
 def test_file_that_is_no_record_is_refused_by_its_name(tmp_path, content):
     path = tmp_path / "other.json"
     path.write_bytes(content)

@@ -153,30 +153,13 @@ def benchmark_attention(
         for dtype in {case.dtype: None for case in cells}
         for rate in done(f"product rate, {_name(dtype)}", partial(product_rate, dtype, device=device))
     }
-    rows: list[dict[str, Any]] = []
-    failed: list[dict[str, Any]] = []
-    for case in (case for case in cells if _name(case.dtype) in rates):
-        clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
-        for subject, baselines in suite.compared[case.task]:
-            compare = partial(clock.compared, suite, case, subject, baselines)
-            for found in done(f"{subject.name}: {_words(case)}", compare):
-                rows += found["rows"]
-                failed += [row for row in found["failed"] if row not in failed]
-    by_condition: list[dict[str, Any]] = []
-    for condition in suite.conditions if checked else ():
-        for case in suite.cells_by_condition:
-            clock = _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
-            name = f"{_words(case)}, {condition.words}"
-            for found in done(name, partial(_under, condition, clock, suite, case)):
-                by_condition += found
-    memory: list[dict[str, Any]] = []
-    for case in suite.memory_cells if checked else ():
-        say(f"measuring memory: {_words(case)}")
-        unable = {row["scheme"] for row in failed if _describe(case).items() <= row.items()}
-        able = [scheme for scheme in suite.memory if scheme.name not in unable]
-        memory += [
-            row for found in done(f"memory: {_words(case)}", partial(_memory, case, able, seed)) for row in found
-        ]
+
+    def clock(case: Case) -> _Clock:
+        return _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
+
+    rows, failed = _compared(suite, [case for case in cells if _name(case.dtype) in rates], clock, done)
+    by_condition = _by_condition(suite, clock, done) if checked else []
+    memory = _memory_rows(suite, failed, seed, done, say) if checked else []
     return Record(
         kind="benchmark-attention",
         values={
@@ -202,6 +185,42 @@ def benchmark_attention(
         seeds=[seed],
         seconds=time.perf_counter() - started,
     )
+
+
+Rows = list[dict[str, Any]]
+
+
+def _compared(suite: Suite, cells: Sequence[Case], clock: Callable[[Case], _Clock], done: Pieces) -> tuple[Rows, Rows]:
+    """Every scheme and its baselines in every cell; and the schemes that the device does not support, once each."""
+    rows: Rows = []
+    failed: Rows = []
+    for case in cells:
+        for subject, baselines in suite.compared[case.task]:
+            compare = partial(clock(case).compared, suite, case, subject, baselines)
+            for found in done(f"{subject.name}: {_words(case)}", compare):
+                rows += found["rows"]
+                failed += [row for row in found["failed"] if row not in failed]
+    return rows, failed
+
+
+def _by_condition(suite: Suite, clock: Callable[[Case], _Clock], done: Pieces) -> Rows:
+    return [
+        row
+        for condition in suite.conditions
+        for case in suite.cells_by_condition
+        for row in done.rows(f"{_words(case)}, {condition.words}", partial(_under, condition, clock(case), suite, case))
+    ]
+
+
+def _memory_rows(suite: Suite, failed: Rows, seed: int, done: Pieces, say: Callable[[str], None]) -> Rows:
+    """Peak memory of every scheme that the device supports, in every cell."""
+    rows: Rows = []
+    for case in suite.memory_cells:
+        say(f"measuring memory: {_words(case)}")
+        unable = {row["scheme"] for row in failed if _describe(case).items() <= row.items()}
+        able = [scheme for scheme in suite.memory if scheme.name not in unable]
+        rows += done.rows(f"memory: {_words(case)}", partial(_memory, case, able, seed))
+    return rows
 
 
 @dataclass(frozen=True)

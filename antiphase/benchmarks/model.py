@@ -69,6 +69,12 @@ class Setting:
     pairs: Sequence[tuple[str, str]] = PAIRS
     """Models to time, each with its baseline."""
 
+    @property
+    def width(self) -> int:
+        """Width of a map."""
+        width: int = self.sizes["hidden_size"] // self.sizes["num_attention_heads"]
+        return width
+
 
 def setting_of(device: str) -> Setting:
     """Small models on a CPU, the fused kernels on a GPU."""
@@ -100,76 +106,90 @@ def benchmark_model(
     setting = setting or setting_of(device)
     if quick and len(setting.lengths) > 2:
         setting = replace(setting, lengths=setting.lengths[::2])
-    compiled_lengths = setting.lengths[-1:] if quick else setting.lengths
     done = Pieces(piece)
     checked: list[dict[str, Any]] = []
     if setting.attention == TRITON:
         say("checking correctness")
-        checked = [
-            row
-            for rows in done("gate", partial(check_suite, suite_of("cuda", quick=quick), seed, device))
-            for row in rows
-        ]
+        checked = done.rows("gate", partial(check_suite, suite_of("cuda", quick=quick), seed, device))
         if not checked:
             setting = replace(setting, lengths=())
-    sizes, tokens = setting.sizes, setting.tokens
-    width = sizes["hidden_size"] // sizes["num_attention_heads"]
     rounds, seconds = (7, 12.0) if quick else (15, 60.0)
     models = models_of(seed, setting, device)
-    generator = torch.Generator().manual_seed(seed)
-    rows: list[dict[str, Any]] = []
-    what = {"dtype": "bfloat16" if setting.is_half else "float32", "width": width}
-
-    def timed(
-        task: str, length: int, pairs: Sequence[tuple[str, str]], make: Callable[[], Mapping[str, Callable[[], object]]]
-    ) -> list[dict[str, Any]]:
-        say(f"timing {task}, {length:,} tokens")
-        with fresh_compiler() if pairs is COMPILED_PAIRS else nullcontext():
-            warm_up = 3 if setting.is_compiled else 1
-            times = paired_times(make(), rounds=rounds, seconds=seconds, warm_up=warm_up, device=device)
-        return [{"task": task, "length": length, **what, **ratios(times, one, other)} for one, other in pairs]
-
-    def compare(
-        task: str,
-        length: int,
-        make: Callable[[], Mapping[str, Callable[[], object]]],
-        pairs: Sequence[tuple[str, str]] = setting.pairs,
-    ) -> None:
-        name = f"{task}, {length:,} tokens{COMPILED if pairs is COMPILED_PAIRS else ''}"
-        rows.extend(done.rows(name, partial(timed, task, length, pairs, make)))
-
-    ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
-    for length in setting.lengths:
-        ids = torch.randint(0, sizes["vocab_size"], (tokens // length, length), generator=generator).to(device)
-        compare("training step", length, partial(_steps, models, ids, setting))
-        if ours and length in compiled_lengths:
-            compare("training step", length, partial(_steps, ours, ids, setting, is_compiled=True), COMPILED_PAIRS)
-    if setting.is_half:
-        for model in models.values():
-            model.to(torch.bfloat16)
-    for length in setting.lengths:
-        prompt = torch.randint(0, sizes["vocab_size"], (1, length), generator=generator).to(device)
-        for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
-            compare(task, length, partial(_calls, way, models, prompt))
-        if ours and length in compiled_lengths:
-            compare(
-                "tokens generated", length, partial(_calls, compiled_decoding, ours, prompt, COMPILED), COMPILED_PAIRS
-            )
+    comparison = _Comparison(setting, device, done, rounds, seconds, say)
+    comparison.run(models, torch.Generator().manual_seed(seed), setting.lengths[-1:] if quick else setting.lengths)
     return Record(
         kind="benchmark-model",
         values={
             "gate": checked,
-            "rows": rows,
+            "rows": comparison.rows,
             "parameters": {name: model.num_parameters() for name, model in models.items()},
             "left_out": done.left_out,
         },
         config={
-            **sizes, "width": width, "tokens": tokens, "new_tokens": NEW_TOKENS, "rounds": rounds, "quick": quick,
-            "device": device,
+            **setting.sizes, "width": setting.width, "tokens": setting.tokens, "new_tokens": NEW_TOKENS,
+            "rounds": rounds, "quick": quick, "device": device,
         },
         seeds=[seed],
         seconds=time.perf_counter() - started,
     )  # fmt: skip
+
+
+Make = Callable[[], Mapping[str, Callable[[], object]]]
+"""Builds the calls to time, by name of the model."""
+
+
+class _Comparison:
+    """Paired timing of models; results are in ``rows``."""
+
+    def __init__(
+        self, setting: Setting, device: str, done: Pieces, rounds: int, seconds: float, say: Callable[[str], None]
+    ) -> None:
+        self.setting, self.device, self.done, self.say = setting, device, done, say
+        self.rounds, self.seconds = rounds, seconds
+        self.rows: list[dict[str, Any]] = []
+
+    def run(
+        self, models: Mapping[str, PreTrainedModel], generator: torch.Generator, compiled_lengths: Sequence[int]
+    ) -> None:
+        """Run all tasks at all lengths, and compiled models at ``compiled_lengths``."""
+        setting, pairs = self.setting, self.setting.pairs
+        ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
+        for length in setting.lengths:
+            ids = self._tokens(setting.tokens // length, length, generator)
+            self._add("training step", length, partial(_steps, models, ids, setting), pairs)
+            if ours and length in compiled_lengths:
+                steps = partial(_steps, ours, ids, setting, is_compiled=True)
+                self._add("training step", length, steps, COMPILED_PAIRS)
+        if setting.is_half:
+            for model in models.values():
+                model.to(torch.bfloat16)
+        for length in setting.lengths:
+            prompt = self._tokens(1, length, generator)
+            for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
+                self._add(task, length, partial(_calls, way, models, prompt), pairs)
+            if ours and length in compiled_lengths:
+                ways = partial(_calls, compiled_decoding, ours, prompt, COMPILED)
+                self._add("tokens generated", length, ways, COMPILED_PAIRS)
+
+    def _tokens(self, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
+        return torch.randint(0, self.setting.sizes["vocab_size"], (count, length), generator=generator).to(self.device)
+
+    def _add(self, task: str, length: int, make: Make, pairs: Sequence[tuple[str, str]]) -> None:
+        name = f"{task}, {length:,} tokens{COMPILED if pairs is COMPILED_PAIRS else ''}"
+        self.rows += self.done.rows(name, partial(self._timed, task, length, make, pairs))
+
+    def _timed(self, task: str, length: int, make: Make, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+        self.say(f"timing {task}, {length:,} tokens")
+        with fresh_compiler() if pairs is COMPILED_PAIRS else nullcontext():
+            times = paired_times(
+                make(), rounds=self.rounds, seconds=self.seconds, warm_up=3 if self.setting.is_compiled else 1,
+                device=self.device,
+            )  # fmt: skip
+        about = {
+            "task": task, "length": length, "dtype": "bfloat16" if self.setting.is_half else "float32",
+            "width": self.setting.width,
+        }  # fmt: skip
+        return [{**about, **ratios(times, one, other)} for one, other in pairs]
 
 
 def _steps(

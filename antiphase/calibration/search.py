@@ -21,6 +21,8 @@ from antiphase.errors import InputError
 
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Returns one score per sample, higher is better."""
+Head = tuple[int, int]
+"""0-based layer and head."""
 METHODS = ("exhaustive", "cached", "screen")
 SCREENED_SHARE = 0.2
 """Share of the exhaustive search's evaluations that the screen may use; at least one head is always tried."""
@@ -117,7 +119,7 @@ class _Trials:
     is_cached: bool
     """Whether the layers below a head are run only once."""
 
-    def of(self, heads: Sequence[tuple[int, int]]) -> Iterator[HeadResult]:
+    def of(self, heads: Sequence[Head]) -> Iterator[HeadResult]:
         """Yield a result for each (layer, head), in order."""
         lower = LowerLayerCache(self.model) if self.is_cached else None
         for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
@@ -196,7 +198,7 @@ def search_calibration(
     split = split_samples(named, held_out=held_out, seed=seed)
 
     heads = [(layer, head) for layer, maps in every.heads.items() for head in maps]
-    slopes: dict[tuple[int, int], float] = {}
+    slopes: dict[Head, float] = {}
     if method == "screen":
         slopes = slopes_of(model, every, surrogate or score, split.search)
         heads = screened_heads(slopes)
@@ -208,18 +210,9 @@ def search_calibration(
     for found in trials.of([head for head in heads if head not in results]):
         results[found.layer, found.head] = found
         report(found, len(heads))
-    kept: dict[int, list[int]] = {}
-    for layer, head in heads:
-        if results[layer, head].change > 0:
-            kept.setdefault(layer, []).append(head)
-
-    plan = CalibrationPlan(kept, **rule)
-    before = scores_of(model, score, split.held_out, split.held_out_numbers)
-    with calibrated(model, plan):
-        after = scores_of(model, score, split.held_out, split.held_out_numbers)
-    gain = changes_of(after, before, rounding=rounding)
-    return CalibrationPlan(
-        kept, **rule, fingerprint=fingerprint(model),
+    plan = CalibrationPlan(by_layer([head for head in heads if results[head].change > 0]), **rule)
+    return replace(
+        plan, fingerprint=fingerprint(model),
         scores={
             "method": method, "seed": seed,
             "evaluations": len(heads) + (SLOPE_COST if slopes else 0),
@@ -227,8 +220,7 @@ def search_calibration(
             "samples": {name: len(given) for name, given in named.items()},
             "search_samples": split.search_numbers, "rounding": rounding,
             "search_before": mean_of(base),
-            "held_out_before": mean_of(before), "held_out_after": mean_of(after),
-            "held_out_gain": mean_of(gain), "held_out_gain_interval": list(gain_interval(gain, seed=seed)),
+            **_judged(model, plan, score, split, rounding=rounding, seed=seed),
             "heads": {
                 f"{layer}.{head}": {
                     "change": found.change, "improved": found.improved, "worsened": found.worsened,
@@ -241,7 +233,29 @@ def search_calibration(
     )  # fmt: skip
 
 
-def screened_heads(slopes: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
+def _judged(
+    model: PreTrainedModel, plan: CalibrationPlan, score: Score, split: Split, *, rounding: float, seed: int
+) -> dict[str, Any]:
+    """The score on the held-out samples, without and with the plan."""
+    before = scores_of(model, score, split.held_out, split.held_out_numbers)
+    with calibrated(model, plan):
+        after = scores_of(model, score, split.held_out, split.held_out_numbers)
+    gain = changes_of(after, before, rounding=rounding)
+    return {
+        "held_out_before": mean_of(before), "held_out_after": mean_of(after),
+        "held_out_gain": mean_of(gain), "held_out_gain_interval": list(gain_interval(gain, seed=seed)),
+    }  # fmt: skip
+
+
+def by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
+    """Heads by layer, from (layer, head) pairs."""
+    found: dict[int, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(layer, []).append(head)
+    return found
+
+
+def screened_heads(slopes: Mapping[Head, float]) -> list[Head]:
     """The most promising heads, as many as ``SCREENED_SHARE`` of an exhaustive search's evaluations allows."""
     count = max(1, int(SCREENED_SHARE * len(slopes)) - SLOPE_COST)
     return sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
@@ -249,12 +263,12 @@ def screened_heads(slopes: Mapping[tuple[int, int], float]) -> list[tuple[int, i
 
 def slopes_of(
     model: PreTrainedModel, every: CalibrationPlan, score: Score, samples: Mapping[str, Sequence[Any]]
-) -> dict[tuple[int, int], float]:
+) -> dict[Head, float]:
     """Derivative of the score with respect to a gate on each of the plan's heads, by (layer, head).
 
     The mean over data sets of the derivative of each data set's mean score.
     """
-    total: dict[tuple[int, int], float] = {}
+    total: dict[Head, float] = {}
     for given in samples.values():
         for start in range(0, len(given), SCREENED_AT_ONCE):
             some = given[start : start + SCREENED_AT_ONCE]

@@ -11,14 +11,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from antiphase.cli import (
-    ablations,
-    calibrate,
-    extend,
     folders,
     measure,
-    reproduce,
     tools,
-    train,
 )
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
@@ -32,9 +27,9 @@ app = typer.Typer(
 )
 
 COMMANDS: tuple[Callable[..., None] | str, ...] = (
-    train.compare, train.tune, train.scaling, train.upcycle, train.train, extend.extend, ablations.ablations,
+    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
-    reproduce.reproduce, tools.report, tools.build, tools.env,
+    "reproduce", tools.report, tools.build, tools.env,
 )  # fmt: skip
 """In the order of the help; a name stands for the command of a folder."""
 for command in COMMANDS:
@@ -43,7 +38,7 @@ for command in COMMANDS:
     else:
         app.command()(command)
 app.add_typer(folders.group("evaluate"), name="evaluate")
-app.add_typer(calibrate.app, name="calibrate")
+app.add_typer(folders.group("calibrate"), name="calibrate")
 app.add_typer(folders.group("study"), name="study")
 
 

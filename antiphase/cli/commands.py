@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +44,7 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     first = [name for name, option in options.items() if option.is_argument]
     last = [name for name in ("seed", "device") if name in parameters]
     middle = [name for name in parameters if name not in (*first, *last)]
+    middle.sort(key=lambda name: name == "settings")  # --set, which changes anything else, after what has a flag
     ordered = [
         *(parameters[name] for name in first),
         _parameter("output", OUTPUTS[kind.folder], **({"default": None} if kind.folder == "optional" else {})),
@@ -63,9 +64,10 @@ class _Option:
 
     def __init__(self, field: Field[Any], hint: Any, flag: Flag, quick: Mapping[str, Any]) -> None:
         self.field, self.flag, self.quick = field, flag, quick
-        kinds = [part for part in (typing.get_args(hint) or (hint,)) if part is not NoneType]
-        is_list = typing.get_origin(hint) not in (None, typing.Union) and issubclass(typing.get_origin(hint), Sequence)
-        self.kind = kinds[0]
+        if typing.get_origin(hint) is UnionType:
+            (hint,) = [part for part in typing.get_args(hint) if part is not NoneType]
+        is_list = isinstance(typing.get_origin(hint), type) and issubclass(typing.get_origin(hint), Sequence)
+        self.kind = typing.get_args(hint)[0] if is_list else hint
         self.is_repeated = is_list and (flag.repeated or not flag.separated)
         self.is_argument = not flag.name.startswith("--")
 
@@ -79,7 +81,8 @@ class _Option:
         names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if default is MISSING:
-            needed = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
+            one = str if flag.separated else self.kind
+            needed = list[one] if self.is_repeated else one  # type: ignore[valid-type]  # a type by value
             return _parameter(self.field.name, Annotated[needed, option])
         if self.is_repeated:
             several = list[self.kind] | None  # type: ignore[name-defined]  # a type by value
@@ -108,7 +111,7 @@ class _Option:
         """A value as the command line takes it."""
         if isinstance(value, tuple):
             return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
-        return str(value)
+        return "" if value is None else str(value)
 
     def _bounds(self) -> dict[str, Any]:
         """Those of a seed are the parser's own; others are checked with the settings."""
@@ -118,7 +121,7 @@ class _Option:
         """What the field holds for what the command line gave."""
         if self.flag.separated:
             given = value if isinstance(value, list) else [] if value is None else [value]
-            return [one for text in given for one in self._listed(text)] or self._when_empty()
+            return [one for text in given for one in self._listed(text)] or self.field.default
         return (value or ()) if self.is_repeated else value
 
     def _listed(self, text: str) -> list[Any]:
@@ -127,10 +130,6 @@ class _Option:
         if self.kind is str:
             return [part.strip() for part in text.split(",")]
         return numbers(self.flag.name, text, self.kind)
-
-    def _when_empty(self) -> Any:
-        """What a list that was not given is: the default, which the parser does not know for a repeated flag."""
-        return self.field.default if self.is_repeated else ()
 
 
 def _parameter(name: str, annotation: Any, *, default: Any = MISSING) -> inspect.Parameter:

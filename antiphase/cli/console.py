@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphase.config import Preset
     from antiphase.records import Record
     from antiphase.studies.jobs import Job
 
@@ -33,16 +32,6 @@ def make_console(*, quiet: bool = False) -> Console:
 def sayer(console: Console) -> Callable[[str], None]:
     """What a study says, between its progress bars."""
     return lambda message: console.print(f"[dim]{message}[/]")
-
-
-def describe(console: Console, preset: Preset) -> None:
-    """What is about to be trained."""
-    compare, run = preset.compare, preset.run
-    console.print(
-        f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "
-        f"{run.training.steps:,} steps of {run.training.batch_size} × {run.data.sequence_length} tokens each",
-        highlight=False,
-    )
 
 
 @contextmanager
@@ -87,22 +76,6 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
 
 
 @contextmanager
-def count_progress(console: Console, words: str) -> Iterator[Callable[[int, int], None]]:
-    """One bar over things that are done one after the other."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(words), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress:
-
-        def show(done: int, count: int) -> None:
-            if not progress.tasks:  # what cannot be begun shows no bar
-                progress.add_task(words, total=count)
-            progress.update(progress.tasks[0].id, completed=done, total=count)
-
-        yield show
-
-
-@contextmanager
 def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
     """One bar over things that are done one after the other, each of them bit by bit."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -135,11 +108,13 @@ def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     return write
 
 
-def finish(console: Console, record: Record, output: Path, *, page: Page | None = None) -> None:
-    """The table in the terminal, and the page; None: a report."""
+def finish(
+    console: Console, record: Record, output: Path, *, page: Page | None = None, further: Sequence[Record] = ()
+) -> None:
+    """The table in the terminal, and the page, with further records; None: a report."""
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
 
     print_summary(record, console)
-    written = (page or write_report)([record], output / "report.html")
+    written = (page or write_report)([record, *further], output / "report.html")
     console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)

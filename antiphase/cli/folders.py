@@ -6,17 +6,32 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from antiphase.cli.commands import command_of
-from antiphase.cli.console import finish, make_console, sayer, share_progress
+from antiphase.cli.console import (
+    finish,
+    job_progress,
+    make_console,
+    page_writer,
+    run_progress,
+    sayer,
+    share_progress,
+)
 from antiphase.registry import PACKAGES, Measurement, every
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from antiphase.records import Record
+    from antiphase.studies.plan import Plan
 
 GROUPS = {
     "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
     "attention goes; outliers and few bits.",
+    "calibrate": "Reduce attention sinks of a pretrained model, head by head, without training.",
     "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }
 """Commands that have folders below them, and their help."""
@@ -35,27 +50,50 @@ def _runner(measurement: Measurement) -> Callable[..., Any]:
     return evaluate
 
 
+def _trained(plan: Plan, output: Path, *, resume: bool) -> tuple[Console, Record]:
+    """The record of a training run or of a study of several; of processes that share a run, one speaks."""
+    from antiphase.training.distributed import is_first_process
+
+    console = make_console(quiet=plan.steps is not None and not is_first_process())
+    for words in plan.announced:
+        console.print(words, highlight=False)
+    watch = {"watch": page_writer(console, output)} if plan.is_watched else {}
+    progress: Any = job_progress(console) if plan.steps is None else run_progress(console, plan.steps)
+    with progress as report:
+        return console, plan.run(output, resume=resume, say=sayer(console), report=report, **watch)
+
+
+def _measured(measurement: Measurement, settings: Any, output: Path | None, *, resume: bool) -> tuple[Console, Record]:
+    """The record of any other work."""
+    console = make_console()
+    resumed = {"resume": resume} if settings.folder == "resumable" else {}
+    is_short = settings.folder == "optional"
+    progress = nullcontext(_silent) if is_short else share_progress(console, settings.counted)
+    with progress as report:
+        return console, _runner(measurement)(settings, output, **resumed, say=sayer(console), report=report)
+
+
 def command(measurement: Measurement) -> Callable[..., None]:
     """The command of a folder."""
 
     def run(settings: Any, *, output: Path | None, resume: bool) -> None:
         from antiphase.report.terminal import print_summary
 
-        console = make_console()
-        is_short = settings.folder == "optional"
-        resumed = {"resume": resume} if settings.folder == "resumable" else {}
-        progress = nullcontext(_silent) if is_short else share_progress(console, settings.parts)
-        with progress as report:
-            record = _runner(measurement)(settings, output, **resumed, say=sayer(console), report=report)
+        plan = getattr(measurement.measure, "plan", None)
+        if plan is not None and output is not None:
+            console, record = _trained(plan(settings, output), output, resume=resume)
+        else:
+            console, record = _measured(measurement, settings, output, resume=resume)
         presentation = measurement.presentation
         if getattr(settings, "as_json", False):
             for row in record.values["rows"]:
                 typer.echo(json.dumps(row, ensure_ascii=False))
-        elif is_short or output is None:
+        elif settings.folder == "optional" or output is None:
             print_summary(record, console)
-        else:
-            finish(console, record, output, page=presentation.page)
-            if closing := presentation.closing(record):
+        elif not console.quiet:
+            further = presentation.further(record, output)
+            finish(console, record, output, page=presentation.page, further=further)
+            if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
 
     return command_of(measurement.settings, run)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from antiphase.errors import InputError
 
-if TYPE_CHECKING:
-    from antiphase.config import Preset
-
-
-PresetOption = Annotated[str, typer.Option("--preset", help="Name of a shipped preset, or a YAML file.")]
 OutputOption = Annotated[
     Path, typer.Option("--output", help="Folder for the results; must be new unless --resume is given.")
 ]
@@ -42,9 +37,6 @@ SetOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the work in --output.")]
-SeedsOption = Annotated[
-    str | None, typer.Option("--seeds", help="Random seeds, comma-separated, e.g. 0,1,2.", show_default=False)
-]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.")]
 TaskCodeOption = Annotated[
     bool,
@@ -52,48 +44,8 @@ TaskCodeOption = Annotated[
         "--trust-task-code", help="Run Python code that comes with tasks: functions, metrics, unsandboxed templates."
     ),
 ]
-CausalModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Local folder or Hub name of a causal language model.")
-]
-TaskOption = Annotated[
-    list[str] | None,
-    typer.Option("--task", help="Task file (YAML), at least 'template: trec' and 'data: FILE'. Repeatable."),
-]
-TaskSamples = Annotated[int, typer.Option("--samples", help="Number of samples from each task.")]
-ShotsOption = Annotated[
-    int | None, typer.Option("--shots", help="Examples before each prompt; default: as in the task file.")
-]
-AlphaOption = Annotated[
-    float, typer.Option("--alpha", help="A key is a sink if it receives more than alpha / N of the attention.")
-]
-BetaOption = Annotated[float, typer.Option("--beta", help="Factor on weights on sinks.")]
-ModeOption = Annotated[str, typer.Option("--mode", help="Which queries determine the sinks: paper, prompt or running.")]
 LARGEST_RANGE = 10_000
 """Numbers that ``2-9`` may stand for."""
-
-
-def chosen_preset(
-    name: str,
-    settings: list[str] | None,
-    data: list[str] | None,
-    validation: list[str] | None,
-    seeds: str | None,
-    device: str | None,
-) -> Preset:
-    """The preset with all flags that change it."""
-    from antiphase.config import load_preset
-
-    return load_preset(name, overrides(settings, seeds, device), data=data or [], validation=validation or [])
-
-
-def overrides(settings: list[str] | None, seeds: str | None, device: str | None) -> list[str]:
-    """All flags that change a preset, as KEY=VALUE."""
-    overrides = list(settings or [])
-    if seeds is not None:
-        overrides.append(f"compare.seeds={numbers('--seeds', seeds, int)}")
-    if device is not None and device != "auto":
-        overrides.append(f"training.device={device}")
-    return overrides
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:

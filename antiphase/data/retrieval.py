@@ -289,26 +289,15 @@ class RetrievalTask:
         questions = [language.question(*(keys[index] for index in group)) for group in groups]
         answers = [[language.answer(values[index]) for index in group] for group in groups]
         opening, instruction, ending = language.opening(), language.instruction(), language.ending()
-        used = len(opening) + len(instruction) + sum(map(len, needles))
-        used += sum(map(len, questions)) + sum(len(answer) for group in answers for answer in group)
-        used += sum(len(language.between(left)) for group in groups for left in range(1, len(group)))
-        used += len(ending) * len(groups)
-        room = self.sequence_length - used
-        if room < 0:
-            raise InputError(
-                f"data.sequence_length ({self.sequence_length}) is too short for {self.needles} needles and "
-                f"{self.queries} queries, which take {used} tokens: raise it, or lower data.needles or data.queries"
-            )
+        between = [language.between(left) for group in groups for left in range(1, len(group))]
+        answered = [answer for group in answers for answer in group]
+        room = self._room([opening, instruction, *needles, *questions, *answered, *between, *[ending] * len(groups)])
         filler, cuts = language.filler(room, generator)
         kind = {name: index for index, name in enumerate(SPANS)}
         ids = [*opening, *instruction]
         kinds = [kind["first_token"]] * len(opening) + [kind["instruction"]] * len(instruction)
         done = 0
-        # At equal positions, depth 0 comes first and depth 1 last.
-        order = sorted(
-            range(self.needles), key=lambda i: (places[i] if 0 < places[i] < 1 else places[i] * 3 - 1, ties[i])
-        )
-        for index in order:
+        for index in self._order(places, ties):
             cut = min(cuts, key=lambda place: abs(place - places[index] * room))
             ids += filler[done:cut] + needles[index]
             kinds += [kind["filler"]] * (cut - done)
@@ -332,6 +321,26 @@ class RetrievalTask:
             ids += ending
         kinds += [-1] * (len(ids) - len(kinds))
         return ids, positions, prompt_end, kinds
+
+    def _room(self, parts: Sequence[Sequence[int]]) -> int:
+        """Number of tokens that these parts leave for filler.
+
+        Raises:
+            InputError: the parts are longer than a sequence.
+        """
+        used = sum(map(len, parts))
+        if used > self.sequence_length:
+            raise InputError(
+                f"data.sequence_length ({self.sequence_length}) is too short for {self.needles} needles and "
+                f"{self.queries} queries, which take {used} tokens: raise it, or lower data.needles or data.queries"
+            )
+        return self.sequence_length - used
+
+    def _order(self, places: list[float], ties: list[float]) -> list[int]:
+        """Indices of the needles by depth; at equal positions, depth 0 comes first and depth 1 last."""
+        return sorted(
+            range(self.needles), key=lambda i: (places[i] if 0 < places[i] < 1 else places[i] * 3 - 1, ties[i])
+        )
 
 
 def needle(city: str, number: str) -> str:

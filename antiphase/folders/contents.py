@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.reading.files import read_text, reading
 from antiphase.records import write_atomically
 
 TEXT = "text.sha256"
 START = "start.sha256"
 MODEL = "model.sha256"
+RESTORE = "restore it, or choose another folder"
 
 
 def hash_of(tree: Any) -> str:
@@ -22,8 +24,12 @@ def hash_of(tree: Any) -> str:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
+    """SHA-256 of a file.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    with reading(path, ""), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -64,8 +70,7 @@ def check_text(folder: Path, study: Path) -> None:
     Raises:
         InputError: it read a different text.
     """
-    content = study / TEXT
-    if content.is_file() and not is_same_content(folder, content.read_text("utf-8").strip()):
+    if (study / TEXT).is_file() and not is_same_content(folder, read_text(study / TEXT, "", RESTORE).strip()):
         raise InputError(
             f"{folder} was trained on other text than its study began with; bring the text back and remove that "
             "folder, and --resume trains the run again"
@@ -109,7 +114,7 @@ def _keep(path: Path, digest: str) -> bool:
 
 
 def _is_kept(path: Path, digest: str) -> bool:
-    return not path.is_file() or path.read_text("utf-8").strip() == digest
+    return not path.is_file() or read_text(path, "", RESTORE).strip() == digest
 
 
 def _write(path: Path, digest: str) -> None:

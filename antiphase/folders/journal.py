@@ -16,6 +16,7 @@ from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import Resumable
+from antiphase.reading.files import reading
 from antiphase.records import Record, finite, write_atomically
 
 JOURNAL = "journal.jsonl"
@@ -44,7 +45,8 @@ def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
     """
     if not path.is_file():
         return []
-    content = path.read_bytes()
+    with reading(path, ""):
+        content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         write_atomically(path, whole)
@@ -54,7 +56,7 @@ def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
 def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not set(names) <= found.keys():
         raise InputError(

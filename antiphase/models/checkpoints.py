@@ -31,7 +31,9 @@ from antiphase.reading.models import (
     asking_hub,
     check_shapes,
     check_tensors,
+    check_tokenizer,
     is_finite,
+    load_tokenizer,
     local_folder,
     read_config,
     usable_config,
@@ -126,7 +128,8 @@ def convert(
         The configuration of the new checkpoint.
 
     Raises:
-        InputError: the source cannot be converted, or the target exists; no partial target remains.
+        InputError: the source cannot be converted, its tokenizer does not fit it, or the target exists; no partial
+            target remains.
     """
     given, target = target, Path(target).resolve()  # a link stays and the folder it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -134,11 +137,13 @@ def convert(
     checkpoint = Checkpoint(source)
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
+    config = conversion.config
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    if (checkpoint.folder / "tokenizer.json").is_file():
+        check_tokenizer(load_tokenizer(str(checkpoint.folder), flag=FLAG), model, f"{FLAG} {source}")
     with _written_folder(target) as folder:
         _write_shards(conversion, checkpoint, folder, say)
-        config = conversion.config
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         for pattern in COPIED_FILES:
@@ -146,7 +151,7 @@ def convert(
                 shutil.copy2(path, folder / path.name)
         if to == "antiphase":
             write_model_card(model, folder)
-    return conversion.config
+    return config
 
 
 def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, say: Callable[[str], None]) -> None:

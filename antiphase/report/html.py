@@ -61,17 +61,32 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
     Raises:
         InputError: there is no record, or ``output`` is a folder or cannot be written.
     """
-    output = Path(output)
     if not records:
         raise InputError("a report needs at least one record: name the folder of a run")
+    check_page(output)
+    sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
+    page = resources.files(__package__) / "page.html"
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
+    return write_page(template.render(title="antiphase report", sections=sections, refresh=refresh), output)
+
+
+def check_page(output: Path) -> None:
+    """
+    Raises:
+        InputError: ``output`` is not the name of a page.
+    """
     if output.is_dir():
         raise InputError(f"--output {output} is a folder; name a file, for example {output / 'report.html'}")
     if output.suffix not in (".html", ".htm"):
         raise InputError(f"--output {output} must end in .html, so that it cannot overwrite a record or another file")
-    sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
-    page = resources.files(__package__) / "page.html"
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
-    text = template.render(title="antiphase report", sections=sections, refresh=refresh)
+
+
+def write_page(text: str, output: Path) -> Path:
+    """Write a page, with its folder. Returns ``output``.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character

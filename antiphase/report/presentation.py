@@ -50,5 +50,7 @@ class Presentation:
     """Further tables, folded away."""
     page: Callable[[Sequence[Record], Path], Path] | None = None
     """Writes the page that records of this kind alone have; None: a report."""
-    closing: Callable[[Record], str] = lambda record: ""
-    """What the terminal says last."""
+    further: Callable[[Record, Path], Sequence[Record]] = lambda record, output: ()
+    """Other records in the record's folder, which its page shows too."""
+    closing: Callable[[Record, Path], str] = lambda record, output: ""
+    """What the terminal says last of a record and the folder that it was written to."""

@@ -11,16 +11,6 @@ from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Table
 
 PRESENTATIONS = {
-    "compare": "comparison.COMPARE",
-    "train": "comparison.TRAIN",
-    "tune": "tuning.PRESENTATION",
-    "scaling": "scaling.PRESENTATION",
-    "ablations": "ablations.PRESENTATION",
-    "reproduce": "reproduction.PRESENTATION",
-    "budget": "reproduction.BUDGET",
-    "calibrate-search": "calibration.SEARCH",
-    "calibrate-apply": "calibration.APPLY",
-    "calibrate-study": "calibration.STUDY",
     "benchmark-attention": "benchmarks.ATTENTION",
     "benchmark-model": "benchmarks.MODEL",
     "benchmark-calibration": "benchmarks.CALIBRATION",

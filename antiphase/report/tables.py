@@ -7,7 +7,6 @@ empty, and a table without rows is None.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ from antiphase.records import Record
 
 Row = Mapping[str, Any]
 
-LARGEST_CURVE = 1500
-"""Rows of the learning-curve table; a longer curve is thinned, so that the page stays small."""
 SPAN_ORDER = ("answer", "other_needles", "filler", "question", "instruction", "first_token")
 
 
@@ -160,42 +157,6 @@ def point_words(point: GridPoint) -> str:
     return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted)
 
 
-def runs_table(record: Record) -> Table | None:
-    """One row for each training run."""
-    rows = []
-    for run in runs_of(record):
-        final, best = run.get("final") or {}, run.get("best") or {}
-        numbers = [run.get("learning_rate"), final.get("loss"), final.get("accuracy"), best.get("accuracy")]
-        speed = [best.get("step"), run.get("passes"), run.get("tokens_per_second"), run.get("seconds")]
-        rows.append([run["arm"], run.get("seed"), *numbers, *speed, run.get("folder")])
-    columns = columns_of(
-        *("Arm", "Seed|integer", "Learning rate|number", "Final loss|loss", "Final accuracy|percent"),
-        *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(record)} at step|integer"),
-        *("Tokens per second|integer", "Seconds|number", "Folder"),
-    )
-    return _table("Runs", columns, rows)
-
-
-def curve_table(record: Record) -> Table | None:
-    """Every evaluation of every run."""
-    rows = [
-        [run["arm"], run.get("seed"), *(point.get(key) for key in ("step", "train_loss", "loss", "accuracy"))]
-        for run in runs_of(record)
-        for point in run.get("curve") or []
-    ]
-    note = ""
-    if len(rows) > LARGEST_CURVE:
-        rows = [row for row in rows if present(row[4:])] or rows
-        stride = math.ceil(len(rows) / LARGEST_CURVE)
-        rows = rows[::stride]
-        note = "Shortened: the record holds every step."
-    columns = columns_of(
-        *("Arm", "Seed|integer", "Step|integer", "Training loss|loss", "Held-out loss|loss"),
-        "First-query accuracy|percent",
-    )
-    return _table("Learning curves", columns, rows, note)
-
-
 def needle_summary(record: Record) -> Table | None:
     """Accuracy with its interval for each arm and place in the grid."""
     rows = []
@@ -325,16 +286,6 @@ def span_mean(rows: Iterable[Row], span: str, measure: str) -> float | None:
     else:
         values = present(((row.get("spans") or {}).get(span) or {}).get(measure) for row in rows)
     return statistics.fmean(values) if values else None
-
-
-def by_layer(record: Record, key: str, title: str) -> Table | None:
-    """A number for each layer and run: ``lambdas`` or ``gradient_norms``."""
-    runs = [run for run in runs_of(record) if present(run.get(key) or [])]
-    width = max((len(run[key]) for run in runs), default=0)
-    # Arms may differ in depth.
-    rows = [[run["arm"], run.get("seed"), *run[key], *[None] * (width - len(run[key]))] for run in runs]
-    columns = columns_of("Arm", "Seed|integer", *(f"Layer {layer}|number" for layer in range(width)))
-    return _table(title, columns, rows)
 
 
 def scalars(record: Record) -> Table | None:

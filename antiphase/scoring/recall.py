@@ -17,8 +17,6 @@ from transformers import PreTrainedModel
 from antiphase.data.streams import Batch
 from antiphase.scoring.likelihood import negative_log_likelihoods
 
-FREQUENT = 5
-"""Largest frequency of a bigram in the training text for an AR-hit; Zoology uses 1,250 in 10B tokens."""
 TOKENS_AT_ONCE = 1 << 22
 """Number of training tokens that are searched in one step."""
 
@@ -44,12 +42,12 @@ class RecallSlices:
         return {name: getattr(self, name) for name in names} | {"hits": int(self.hits.sum())}
 
 
-def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, frequent: int = FREQUENT) -> RecallSlices:
+def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, frequent: int) -> RecallSlices:
     """Divide the predicted tokens of a batch into AR-hits and others.
 
     Args:
         training: (tokens,) ids of the training text; None if there is none.
-        frequent: bigrams that are more frequent in it are not hits.
+        frequent: bigrams that are more frequent in it are not hits; Zoology uses 1,250 in 10B tokens.
     """
     predicted = torch.zeros_like(batch.labels, dtype=torch.bool)
     predicted[:, 1:] = batch.labels[:, 1:] >= 0

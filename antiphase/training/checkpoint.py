@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from antiphase.errors import InputError
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.held import written_beside
+from antiphase.reading.files import reading
 from antiphase.reading.models import is_finite
 
 FOLDER = "checkpoint"
@@ -125,14 +126,15 @@ def _read(source: Path) -> dict[str, Any]:
     Raises:
         InputError: the checkpoint is damaged; the message names the file.
     """
+    if not (source / MANIFEST).is_file():
+        raise InputError(f"{source} is damaged: {MANIFEST} is missing")
     try:
-        content = (source / MANIFEST).read_bytes()
+        with reading(source / MANIFEST, ""):
+            content = (source / MANIFEST).read_bytes()
         tree = json.loads(content)
         del tree["sha256"]
         if sealed(tree) != content:
             raise ValueError
-    except FileNotFoundError:
-        raise InputError(f"{source} is damaged: {MANIFEST} is missing") from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{source} is damaged: {MANIFEST} is not what the run wrote") from None
     if tree["format"] != FORMAT:

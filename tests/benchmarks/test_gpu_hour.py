@@ -196,15 +196,12 @@ def command(*words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["pilot", "--rehearsal", "--prepared", "missing"], "--prepared missing lacks train.parquet; make it with the"),
-        (["attention", "--rehearsal"], "set TRITON_INTERPRET=1 before it"),
-        (["kernels", "--minutes", "0"], "--minutes must be above 0, got 0"),
-        (["prepare", "--data", "x"], "--trec is missing"),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    (["pilot", "--rehearsal", "--prepared", "missing"], "--prepared missing lacks train.parquet; make it with the"),
+    (["attention", "--rehearsal"], "set TRITON_INTERPRET=1 before it"),
+    (["kernels", "--minutes", "0"], "--minutes must be above 0, got 0"),
+    (["prepare", "--data", "x"], "--trec is missing"),
+])  # fmt: skip
 def test_what_cannot_be_used_is_one_sentence(words, told, tmp_path):
     found = command(*words, "--records", str(tmp_path / "out"), "--work", str(tmp_path / "work"))
     assert found.returncode == 2, found.stderr

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from antiphase.benchmarks import memory
-from antiphase.benchmarks.attention import _is_timed, correctness
+from antiphase.benchmarks.attention import correctness
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.schemes import (
     COMPARED,
@@ -79,16 +79,6 @@ def test_ways_to_decode_in_bf16_get_bf16_and_give_it(scheme):
     assert query.dtype == torch.bfloat16
     assert key.dtype == value.dtype == (scheme.cache_dtype or torch.bfloat16)
     assert all(one is other for one, other in zip(given[0], given[1], strict=True))
-
-
-def test_a_cache_in_its_own_dtype_is_not_timed_twice():
-    by_dtype = {
-        dtype: [scheme.name for scheme in SOFTMAX_DECODING
-                if _is_timed(scheme, Case(21, 3, 4, dtype, "decode"), quick=True)]
-        for dtype in (torch.float32, torch.bfloat16)
-    }  # fmt: skip
-    names = ["softmax", "softmax (math)", "softmax (eager)", "softmax (products)", "softmax (fp32 cache)"]
-    assert by_dtype == {torch.float32: names[:-1], torch.bfloat16: names}
 
 
 def test_operations_are_those_of_the_formulas():

@@ -102,9 +102,8 @@ def test_the_interval_covers_the_true_gain_as_often_as_it_says():
 def test_the_interval_of_two_data_sets_is_that_of_their_mean():
     generator = torch.Generator().manual_seed(5)
     changes = {
-        "a": torch.randn(400, generator=generator).double(),
-        "b": 3 * torch.randn(100, generator=generator).double(),
-    }
+        "a": torch.randn(400, generator=generator).double(), "b": 3 * torch.randn(100, generator=generator).double(),
+    }  # fmt: skip
     low, high = gain_interval(changes, seed=0)
     spread = 1.96 * float((changes["a"].var() / 400 + changes["b"].var() / 100).sqrt()) / 2
     assert (high - low) / 2 == pytest.approx(spread, rel=0.08)

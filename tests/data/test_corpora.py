@@ -111,18 +111,13 @@ def test_missing_and_empty_inputs_are_refused_at_the_call(tmp_path):
     write(tmp_path / "only" / ".hidden", "x")
     write(tmp_path / "binary" / "x.png", b"\x89")
     cases = {
-        str(tmp_path / "missing.txt"): "no such file or folder",
-        "missing.txt": "no such file or folder",
-        "a/b/missing.txt": "no such file or folder",
-        "./gone": "no such file or folder",
+        str(tmp_path / "missing.txt"): "no such file or folder", "missing.txt": "no such file or folder",
+        "a/b/missing.txt": "no such file or folder", "./gone": "no such file or folder",
         write(tmp_path / "empty.txt", ""): "empty",
         write(tmp_path / "weights.safetensors", "x"): "cannot be read as text",
-        write(tmp_path / "t.parquet.gz", "x"): "cannot be read as text",
-        str(tmp_path / "none"): "no file",
-        str(tmp_path / "only"): "no file",
-        str(tmp_path / "binary"): "no file",
-        "/dev/null": "neither",
-    }
+        write(tmp_path / "t.parquet.gz", "x"): "cannot be read as text", str(tmp_path / "none"): "no file",
+        str(tmp_path / "only"): "no file", str(tmp_path / "binary"): "no file", "/dev/null": "neither",
+    }  # fmt: skip
     for path, words in cases.items():
         with pytest.raises(InputError) as caught:
             documents([good, path])  # not iterated: a long run must not find out at its second file
@@ -185,15 +180,10 @@ def test_parquet_is_read_whole_whatever_kind_of_string(tmp_path):
     assert list(documents([write_parquet(tmp_path / "d.parquet", {"n": [1, 2, 3], "w": words})])) == ["x", "y", "x"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt.gz", "one\r\ntwo"),
-        ("a.gz", "one\ntwo"),
-        ("a.jsonl.gz", '{"text": "one\\ntwo"}'),
-        ("a.csv.gz", 'text\n"one\ntwo"'),
-    ],
-)
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.txt.gz", "one\r\ntwo"), ("a.gz", "one\ntwo"), ("a.jsonl.gz", '{"text": "one\\ntwo"}'),
+    ("a.csv.gz", 'text\n"one\ntwo"'),
+])  # fmt: skip
 def test_gzip(tmp_path, name, content):
     whole = gzip.compress(content.encode())
     assert list(documents([write(tmp_path / name, whole)])) == ["one\ntwo"]
@@ -230,25 +220,15 @@ def test_null_and_empty_rows_are_left_out(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "words"),
-    [
-        ("a.jsonl", '{"text": "a"}\n\n{"text": \n', "line 3"),
-        ("a.jsonl", '{"text": "a"}\n["b"]\n', "line 2"),
-        ("a.jsonl", '[\n{"text": "a"}\n]', "line 1"),
-        ("a.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2"),
-        ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "int"),
-        ("a.jsonl", '{"text": "\\ud83d"}\n', "surrogate"),
-        ("a.jsonl", "[" * 100_000, "line 1"),
-        ("a.jsonl", '{"n": ' + "9" * 5000 + "}", "line 1"),
-        ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', "line 4"),
-        ("a.csv", "text,label\na\n", "line 2"),
-        ("a.csv", 'text\n"a\nb\nc\n', "malformed"),
-        ("a.tsv", 'text\tn\na\t1\n"b" c\t2\n', "line 3: malformed"),
-        ("a.csv", "text,label\n", "empty"),
-        ("a.parquet", "PAR1 not really", "Parquet"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("a.jsonl", '{"text": "a"}\n\n{"text": \n', "line 3"), ("a.jsonl", '{"text": "a"}\n["b"]\n', "line 2"),
+    ("a.jsonl", '[\n{"text": "a"}\n]', "line 1"), ("a.jsonl", '{"text": "a"}\n{"body": "b"}\n', "line 2"),
+    ("a.jsonl", '{"text": "a"}\n{"text": 5}\n', "int"), ("a.jsonl", '{"text": "\\ud83d"}\n', "surrogate"),
+    ("a.jsonl", "[" * 100_000, "line 1"), ("a.jsonl", '{"n": ' + "9" * 5000 + "}", "line 1"),
+    ("a.csv", 'text,label\n"a\nb",1\nc,d,e\n', "line 4"), ("a.csv", "text,label\na\n", "line 2"),
+    ("a.csv", 'text\n"a\nb\nc\n', "malformed"), ("a.tsv", 'text\tn\na\t1\n"b" c\t2\n', "line 3: malformed"),
+    ("a.csv", "text,label\n", "empty"), ("a.parquet", "PAR1 not really", "Parquet"),
+])  # fmt: skip
 def test_malformed_tables_are_refused_with_the_place(tmp_path, name, content, words):
     text = message([write(tmp_path / name, content)])
     assert name in text
@@ -326,15 +306,12 @@ def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch):
     assert "title, text" in message(["nobody-here/poems"], text_field="body")
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (DatasetNotFoundError("Dataset 'x' doesn't exist on the Hub"), "no such dataset"),
-        (ConnectionError("Couldn't reach 'x' on the Hub"), "could not be reached"),
-        (ValueError('Bad split: trian.\nAvailable splits: ["train"]'), "Available splits"),
-        (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "scripts"),
-    ],
-)
+@pytest.mark.parametrize(("error", "words"), [
+    (DatasetNotFoundError("Dataset 'x' doesn't exist on the Hub"), "no such dataset"),
+    (ConnectionError("Couldn't reach 'x' on the Hub"), "could not be reached"),
+    (ValueError('Bad split: trian.\nAvailable splits: ["train"]'), "Available splits"),
+    (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "scripts"),
+])  # fmt: skip
 def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, words):
     def refuse(*arguments, **options):
         raise error

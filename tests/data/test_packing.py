@@ -22,8 +22,6 @@ from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-VALIDATION_BOOKS = ROOT / ".." / "shared" / "data" / "books" / "validation"
-
 BOOK = (
     "Chapter 12\n\nIt is a truth universally acknowledged, that a single man in possession of a good "
     "fortune, must be in want of a wife.  However little known the feelings or views of such a man may be on "
@@ -164,18 +162,6 @@ def test_long_documents_are_cut(tokenizer):
     assert longest < packing.PIECE + 200
     assert len(batches) == 2
     assert [starts for batch in batches for _, starts in batch].count(True) == 2
-
-
-def test_tokens_of_a_real_book_are_those_of_one_call(tmp_path):
-    if not VALIDATION_BOOKS.is_dir():
-        pytest.skip("needs the books of ../shared/data, which are not here")
-    (first, *_) = documents([str(VALIDATION_BOOKS)])
-    excerpt = tmp_path / "excerpt.txt"
-    excerpt.write_text(first[:300_000], encoding="utf-8")
-    tokenizer = train_tokenizer([first[:300_000]], 1024)
-    packed = pack([str(excerpt)], tokenizer, sequence_length=64, cache=tmp_path / "cache")
-    assert packed.tokens.tolist() == tokenizer(first[:300_000])["input_ids"]
-    assert tokenizer.decode(packed.tokens.tolist()) == first[:300_000]
 
 
 def test_large_vocabularies_take_32_bits(corpus, tmp_path):
@@ -352,16 +338,6 @@ def test_a_damaged_cache_is_made_again(damage, corpus, tokenizer, tmp_path, monk
     counter = Counter(monkeypatch)
     assert pack(corpus, tokenizer, sequence_length=16, cache=cache).tokens.tolist() == expected
     assert counter.calls == 1
-
-
-def test_the_sidecar_says_what_the_file_holds(corpus, tokenizer, tmp_path):
-    packed = pack(corpus, tokenizer, sequence_length=16, cache=tmp_path / "cache")
-    (sidecar,) = (tmp_path / "cache").glob("*.json")
-    tree = json.loads(sidecar.read_text())
-    assert tree["tokens"] == len(packed.tokens)
-    assert tree["documents"] == 3
-    assert tree["dtype"] == "uint16"
-    assert tree["versions"]["tokenizers"]
 
 
 def test_packers_at_the_same_time_tokenize_once_and_agree(corpus, tokenizer, tmp_path, monkeypatch):

@@ -271,14 +271,10 @@ def test_answers_of_unequal_length_are_filled_up_with_no_position():
 # ------------------------------------------------------------------------------------------ errors
 
 
-@pytest.mark.parametrize(
-    ("sizes", "names"),
-    [
-        ({"needles": 10}, ["data.needles (10)", "9 different keys"]),
-        ({"needles": 0}, ["data.needles", "at least 1", "0"]),
-        ({"queries": 0}, ["data.queries", "at least 1", "0"]),
-    ],
-)
+@pytest.mark.parametrize(("sizes", "names"), [
+    ({"needles": 10}, ["data.needles (10)", "9 different keys"]), ({"needles": 0}, ["data.needles", "at least 1", "0"]),
+    ({"queries": 0}, ["data.queries", "at least 1", "0"]),
+])  # fmt: skip
 def test_sizes_that_no_sequence_can_have_are_refused_by_name(sizes, names):
     with pytest.raises(InputError) as caught:
         symbol_task(**sizes)

@@ -24,12 +24,3 @@ def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, antiph
     assert [table.title for table in summary.main_tables(record)] == ["Common mode", "Sparsity and noise of the maps"]
     assert len(figures.figures_of(record)["cancellation"].axes) == 3
     refused("not empty", "evaluate cancellation run --output c")
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    ("nowhere --samples 3", "MODEL nowhere: there is no such folder"),
-    ("nowhere --samples 0", "--samples must be at least 1"),
-    ("nowhere --needles -1", "--needles must be at least 1"),
-])  # fmt: skip
-def test_what_cannot_be_measured_is_refused_and_leaves_nothing(refused, words, said):
-    refused(said, "evaluate cancellation", words, "--output c")

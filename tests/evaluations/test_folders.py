@@ -5,7 +5,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 
 import pytest
@@ -19,10 +19,12 @@ from antiphase.errors import InputError
 from antiphase.evaluations.long_context import LongContext, Point
 from antiphase.evaluations.perplexity.measure import held_out_perplexity
 from antiphase.evaluations.result import Result
+from antiphase.evaluations.running import evaluate
 from antiphase.flags import Settings, argument, flag, flags_of
 from antiphase.records import Record, finite
 from antiphase.registry import every, measurement_of, measurements
 from antiphase.report import figures, html, summary
+from antiphase.studies.plan import Plan
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records"
 FOLDERS = every()
@@ -37,12 +39,17 @@ def test_a_folder_is_whole(measurement):
     assert f"antiphase {measurement.command} " in own.__doc__, "the help has an example"
     for field in fields(own):
         assert field.metadata["flag"].help.endswith("."), field.name
+    words = {name for name, value in vars(own).items() if name[0] != "_" and isinstance(value, (str, dict))}
+    assert words <= {*vars(Settings), *flags_of(own)}, "nobody reads it"
     shown = measurement.presentation
-    assert shown.introduction.endswith(".")
+    assert callable(shown.introduction) or shown.introduction.endswith(".")
     for drawing in shown.figures.values():
         assert drawing.title
         for words in (drawing.caption, drawing.alternative):
             assert callable(words) or words.endswith(".")
+    if measurement.parent == "antiphase.studies":
+        assert typing.get_type_hints(measurement.measure.plan)["return"] is Plan
+        return
     if measurement.parent != "antiphase.evaluations":
         assert typing.get_type_hints(measurement.run)["return"] is Record
         return
@@ -65,7 +72,7 @@ def test_other_records_have_nothing_of_it(measurement):
 
 
 def test_records_without_a_folder_are_found_to_have_none():
-    assert measurement_of("compare") is None
+    assert measurement_of("benchmark-model") is None
 
 
 def test_the_committed_records_are_what_their_types_say():
@@ -76,7 +83,7 @@ def test_the_committed_records_are_what_their_types_say():
             continue  # small records of training runs, in a form of their own
         record = Record.load(path)
         measurement = measurement_of(record.kind)
-        if measurement is None or not record.kind.startswith("evaluate-"):
+        if measurement is None or not record.kind.startswith(("evaluate-", "calibrate-")):
             continue
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
@@ -84,7 +91,8 @@ def test_the_committed_records_are_what_their_types_say():
         assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
-    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation"}
+    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
+                    "search", "study"}  # fmt: skip
 
 
 def assert_holds(found, values, where):
@@ -164,6 +172,7 @@ class Example(Settings):
     files: Sequence[str] = flag("Some files.", name="--data", default=())
     sizes: Sequence[int] = flag("Sizes.", default=(4, 2), least=1, separated=True)
     shares: Sequence[float] = flag("Shares.", default=(), least=0, most=1, separated=True)
+    layers: Sequence[int] | None = flag("Layers.", default=None, separated=True, ranges=True)
     way: str = flag("How.", default="slow", choices=("slow", "fast"))
     most_words: int | None = flag("Words.", default=None, least=2)
     loud: bool = flag("Say it.", default=False)
@@ -188,16 +197,17 @@ def test_a_command_gives_the_defaults_of_the_fields():
 def test_a_command_reads_every_kind_of_flag():
     settings, given = called(
         "M", "--output", "out", "--data", "a", "--data", "b", "--sizes", "7,8", "--shares", "0.5,1", "--way", "fast",
-        "--most-words", "3", "--loud", "--seed", "9", "--resume",
+        "--layers", "2-4,7", "--most-words", "3", "--loud", "--seed", "9", "--resume",
     )  # fmt: skip
     assert settings == Example(
-        name="M", files=["a", "b"], sizes=[7, 8], shares=[0.5, 1.0], way="fast", most_words=3, loud=True, seed=9
-    )
+        name="M", files=["a", "b"], sizes=[7, 8], shares=[0.5, 1.0], layers=[2, 3, 4, 7], way="fast", most_words=3,
+        loud=True, seed=9,
+    )  # fmt: skip
     assert given["resume"]
     settings.check()
     assert settings.by_flag() == {
-        "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0], "--way": "fast",
-        "--most-words": 3, "--loud": True, "--seed": 9,
+        "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0],
+        "--layers": [2, 3, 4, 7], "--way": "fast", "--most-words": 3, "--loud": True, "--seed": 9,
     }  # fmt: skip
 
 
@@ -213,6 +223,36 @@ def test_a_command_reads_every_kind_of_flag():
 def test_a_value_out_of_range_is_refused_by_its_flag(values, message):
     with pytest.raises(InputError, match=message):
         Example(name="M", **values).check()
+
+
+def outside(own):
+    """Values that the flag refuses, of those that its bounds, choices and commas speak of."""
+    if own.least is not None:
+        yield own.least - 1
+    if own.most is not None and own.most < 2**53:
+        yield own.most + 1
+    if own.choices:
+        yield "nonsense"
+
+
+@each
+def test_every_bound_of_every_flag_is_kept_before_anything_is_done(measurement, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kind, run = measurement.settings, evaluate if measurement.parent == "antiphase.evaluations" else measurement.run
+    hints = typing.get_type_hints(kind)
+    lists = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
+    texts = [
+        one.name for one in fields(kind) if one.default is MISSING or (lists.get(one.name), one.default) == (str, ())
+    ]
+    given = {name: ["1"] if name in lists else "1" for name in texts}
+    for name, own in flags_of(kind).items():
+        wrong = [[value] if name in lists else value for value in outside(own)]
+        if own.separated and not own.allows_duplicates and own.choices:
+            wrong.append([own.choices[0]] * 2)
+        for value in wrong:
+            with pytest.raises(InputError, match=rf"^{own.name} must "):
+                run(kind(**{**given, name: value}), tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_words_for_numbers_are_refused_by_the_flag():

@@ -230,29 +230,19 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     assert not [path for path in (folder / "out").rglob("*") if path.is_file() and b"sk-hidden" in path.read_bytes()]
 
 
-@pytest.mark.parametrize(
-    ("fields", "pattern"),
-    [
-        ({"data": []}, "--data must name one or more files"),
-        ({"data": ["a/x.jsonl", "b/x.jsonl"]}, "--data must name one or more files of different names"),
-        ({"data": ["nowhere.jsonl"]}, "--data nowhere.jsonl: there is no such"),
-        ({"samples": 0}, "--samples must be at least 1"),
-        ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1"),
-        ({"max_new_tokens": 399}, "--samples 12 is more than the 0 rows of towns"),
-        ({"samples": 19}, "--samples 19 is more than the 18 rows of towns"),
-        ({"judge": "no/judge"}, "--judge no/judge"),
-        ({"judge_timeout": 0.0}, "--judge-timeout must be above 0"),
-        ({"judge_key_file": "k"}, "cannot be used without --judge-url"),
-        ({"judge_price": (1.0, 2.0)}, "cannot be used without --judge-url"),
-        ({"judge_url": "http://h/v1", "judge_price": (1.0,)}, "--judge-price must be two numbers"),
-        ({"judge_url": "http://h/v1", "judge_budget": 1.0}, "--judge-budget needs --judge-price"),
-        ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are both given; give one"),
-        ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere: there is no such file"),
-        ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
-        ({"judge_url": "nowhere"}, "--judge-url nowhere: this is no address"),
-        ({"name": "no/model", "judge": "model"}, "MODEL no/model"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "pattern"), [
+    ({"data": []}, "--data must name one or more files"),
+    ({"data": ["a/x.jsonl", "b/x.jsonl"]}, "--data must name one or more files of different names"),
+    ({"max_new_tokens": 399}, "--samples 12 is more than the 0 rows of towns"),
+    ({"samples": 19}, "--samples 19 is more than the 18 rows of towns"),
+    ({"judge_price": (1.0, 2.0)}, "cannot be used without --judge-url"),
+    ({"judge_url": "http://h/v1", "judge_price": (1.0,)}, "--judge-price must be two numbers"),
+    ({"judge_url": "http://h/v1", "judge_budget": 1.0}, "--judge-budget needs --judge-price"),
+    ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are both given; give one"),
+    ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere: there is no such file"),
+    ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
+    ({"name": "no/model", "judge": "model"}, "MODEL no/model"),
+])  # fmt: skip
 def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**{"judge": "model", **fields}), folder / "out")
@@ -271,17 +261,3 @@ def test_a_model_without_numbers_is_named(folder, monkeypatch):
     monkeypatch.setattr(module, "load_model", broken)
     with pytest.raises(InputError, match=r"MODEL model: .* not numbers"):
         evaluate(request(), folder / "out", judge=Reader())
-
-
-def test_the_summaries_of_real_news(folder, shared):
-    """Each text measure on published data: gold summaries copy little, the lead copies all."""
-    path = shared / "data" / "summarization" / "xsum-1000.jsonl"
-    items = module.load_items(str(path))
-    assert len(items) == 1000
-    controls = {system.role: system for system in module.controls_of(items[:200], 0)}
-    assert len(controls["wrong"].items) > 180
-    mean = {role: module.score(s.items, s.outputs, [None] * len(s.items)) for role, s in controls.items()}
-    assert mean["lead"]["copied"] > 0.99
-    assert mean["gold"]["copied"] < 0.15
-    assert mean["lead"]["coverage"] < 0.5 < mean["gold"]["coverage"] == 1
-    assert mean["gold"]["entity_coverage"] == 1 > mean["wrong"]["entity_coverage"]

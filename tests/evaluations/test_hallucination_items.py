@@ -55,11 +55,8 @@ def judged(items, outputs, judge=honest):
 SYSTEMS = {
     "perfect": lambda items: [item.references[0] for item in items],
     "constant": lambda items: [items[0].references[0]] * len(items),
-    "empty": lambda items: ["", " ", "\n"] + [""] * (len(items) - 3),
-    "copying": lead,
-    "listing": lambda items: [
-        item.context if item.kind == "summarization" else ", ".join(COLOURS) for item in items
-    ],
+    "empty": lambda items: ["", " ", "\n"] + [""] * (len(items) - 3), "copying": lead,
+    "listing": lambda items: [item.context if item.kind == "summarization" else ", ".join(COLOURS) for item in items],
 }  # fmt: skip
 
 
@@ -141,9 +138,8 @@ def test_rows_of_either_kind_are_read(tmp_path):
     rows = [
         {"document": " A text. ", "summary": "Text.", "id": 1},
         {"context": "A text.", "question": "What?", "answers": {"text": ["text", "a text"]}},
-        {"article": "A text.", "highlights": "Text."},
-        {"passage": "A text.", "question": "What?", "answer": "text"},
-    ]
+        {"article": "A text.", "highlights": "Text."}, {"passage": "A text.", "question": "What?", "answer": "text"},
+    ]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     items = load_items(str(path))
     assert [item.kind for item in items] == ["summarization", "question answering"] * 2
@@ -154,19 +150,16 @@ def test_rows_of_either_kind_are_read(tmp_path):
     assert "{broken" in items[1].asked("{broken")
 
 
-@pytest.mark.parametrize(
-    ("row", "pattern"),
-    [
-        ({"document": "A text."}, "line 1: summarization needs one of the columns summary, highlights, target"),
-        ({"summary": "A text."}, "needs one of the columns document, article"),
-        ({"document": "  ", "summary": "x"}, "line 1: the text is empty"),
-        ({"document": 3, "summary": "x"}, "line 1: the text is empty or not text"),
-        ({"document": "A text.", "summary": ""}, "there is no right summary"),
-        ({"document": "A text.", "summary": None}, "there is no right summary"),
-        ({"context": "A text.", "question": "Q", "answers": []}, "there is no right answer"),
-        ({"context": "A text.", "question": " ", "answer": "x"}, "the question is empty"),
-    ],
-)
+@pytest.mark.parametrize(("row", "pattern"), [
+    ({"document": "A text."}, "line 1: summarization needs one of the columns summary, highlights, target"),
+    ({"summary": "A text."}, "needs one of the columns document, article"),
+    ({"document": "  ", "summary": "x"}, "line 1: the text is empty"),
+    ({"document": 3, "summary": "x"}, "line 1: the text is empty or not text"),
+    ({"document": "A text.", "summary": ""}, "there is no right summary"),
+    ({"document": "A text.", "summary": None}, "there is no right summary"),
+    ({"context": "A text.", "question": "Q", "answers": []}, "there is no right answer"),
+    ({"context": "A text.", "question": " ", "answer": "x"}, "the question is empty"),
+])  # fmt: skip
 def test_rows_that_cannot_be_used_are_named(tmp_path, row, pattern):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")

@@ -129,19 +129,14 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
     assert len(done) == 8
 
 
-@pytest.mark.parametrize(
-    ("fields", "pattern"),
-    [
-        ({"names": ["softmax", "softmax"]}, "MODEL must name at least one, without repetition"),
-        ({"tasks": ["first", "first"]}, "--tasks must name at least one, without repetition"),
-        ({"num_fewshot": [-1]}, "--num-fewshot must be at least 0"),
-        ({"limit": 2.5}, "--limit must be a number of rows, or a share"),
-        ({"limit": 0}, "--limit must be a number of rows, or a share"),
-        ({"batch_size": "many"}, "--batch-size must be a number from 1, or auto"),
-        ({"include_path": "nowhere"}, "--include-path nowhere: there is no such folder"),
-        ({"names": ["missing/model"]}, "MODEL missing/model"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "pattern"), [
+    ({"names": ["softmax", "softmax"]}, "MODEL must name at least one, without repetition"),
+    ({"tasks": ["first", "first"]}, "--tasks must name at least one, without repetition"),
+    ({"limit": 2.5}, "--limit must be a number of rows, or a share"),
+    ({"limit": 0}, "--limit must be a number of rows, or a share"),
+    ({"batch_size": "many"}, "--batch-size must be a number from 1, or auto"),
+    ({"names": ["missing/model"]}, "MODEL missing/model"),
+])  # fmt: skip
 def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**fields), folder / "out")

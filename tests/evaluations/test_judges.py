@@ -109,19 +109,12 @@ def test_failures_are_repeated_with_growing_pauses(ask):
     assert pauses == [9, 60]
 
 
-@pytest.mark.parametrize(
-    ("reply", "reason"),
-    [
-        ((503, b"busy"), "status 503, 3 times"),
-        (None, "no connection, 3 times"),
-        (30.0, "no reply within 0.2 s, 3 times"),
-        ((200, b"<html>login</html>"), "not a chat completion, 3 times"),
-        ((200, b"[]"), "not a chat completion, 3 times"),
-        ((200, completion(None)), "not a chat completion, 3 times"),
-        ((200, b"[" * 100_000), "not a chat completion, 3 times"),
-        ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
-    ],
-)
+@pytest.mark.parametrize(("reply", "reason"), [
+    ((503, b"busy"), "status 503, 3 times"), (None, "no connection, 3 times"), (30.0, "no reply within 0.2 s, 3 times"),
+    ((200, b"<html>login</html>"), "not a chat completion, 3 times"), ((200, b"[]"), "not a chat completion, 3 times"),
+    ((200, completion(None)), "not a chat completion, 3 times"),
+    ((200, b"[" * 100_000), "not a chat completion, 3 times"), ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
+])  # fmt: skip
 def test_what_never_answers_gives_no_answer_and_says_why(ask, reply, reason):
     ((answer,), endpoint, pauses) = ask(reply, timeout=0.2)
     assert answer.text is None
@@ -186,20 +179,15 @@ def test_an_endpoint_that_only_fails_is_given_up(ask):
     assert [answer.text for answer in found].count("Yes.") == 2
 
 
-@pytest.mark.parametrize(
-    ("url", "key", "pattern"),
-    [
-        ("localhost:8000", None, "this is no address"),
-        ("ftp://host/v1", None, "this is no address"),
-        ("http://", None, "this is no address"),
-        ("http://host:99999/v1", None, "this is no address"),
-        ("http://ho st/v1", None, "this is no address"),
-        ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
-        (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
-        (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),
-        ("https://example.org/v1", f"{KEY}\nX-Other: 1", "contains a line break"),
-    ],
-)
+@pytest.mark.parametrize(("url", "key", "pattern"), [
+    ("localhost:8000", None, "this is no address"), ("ftp://host/v1", None, "this is no address"),
+    ("http://", None, "this is no address"), ("http://host:99999/v1", None, "this is no address"),
+    ("http://ho st/v1", None, "this is no address"),
+    ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
+    (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
+    (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),
+    ("https://example.org/v1", f"{KEY}\nX-Other: 1", "contains a line break"),
+])  # fmt: skip
 def test_addresses_and_keys_that_cannot_be_used(url, key, pattern):
     with pytest.raises(InputError, match=pattern) as caught:
         EndpointJudge(url, "wise", key=key)
@@ -210,15 +198,12 @@ def test_the_identity_of_a_judge_holds_no_key():
     assert KEY not in EndpointJudge("https://example.org/v1", "wise", key=KEY).identity
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("Yes", True), ("no.", False), (" **Yes**, it is.", True), ("No, it adds a name.", False),
-        ("Let me see. The summary is faithful. Yes.", True), ("<think>No name…</think>\nno", False),
-        ("", None), (None, None), ("42", None), ("I cannot say", None), ("Yes and no", None), ("No. Or yes", None),
-        ("yesterday", None), ("nothing", None), ("{}", None), ("maybe yes or", None),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), [
+    ("Yes", True), ("no.", False), (" **Yes**, it is.", True), ("No, it adds a name.", False),
+    ("Let me see. The summary is faithful. Yes.", True), ("<think>No name…</think>\nno", False), ("", None),
+    (None, None), ("42", None), ("I cannot say", None), ("Yes and no", None), ("No. Or yes", None), ("yesterday", None),
+    ("nothing", None), ("{}", None), ("maybe yes or", None),
+])  # fmt: skip
 def test_only_a_clear_yes_or_no_is_a_verdict(text, expected):
     assert verdict(text) is expected
 

@@ -181,11 +181,9 @@ def written_answers(folder):
     return make
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError],
-    ids=lambda kind: kind.__name__,
-)
+@pytest.mark.parametrize("error", [
+    ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError,
+], ids=lambda kind: kind.__name__)  # fmt: skip
 @pytest.mark.parametrize("name", ["sums", "written"])
 def test_a_bug_in_the_model_is_not_the_tasks(build, tokenizer, written_answers, monkeypatch, name, error):
     model = build()

@@ -40,9 +40,8 @@ def write(folder, lines="", name="plain.yaml", **fields):
     """A task of the folder; ``lines`` are appended as they stand, since plain YAML knows no functions."""
     settings = {
         "task": "plain", "dataset_path": "json", "test_split": "test",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "output_type": "generate_until", "doc_to_text": "{{q}}", "doc_to_target": "answer",
-        "metric_list": [{"metric": "exact_match"}], **fields,
+        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}, "output_type": "generate_until",
+        "doc_to_text": "{{q}}", "doc_to_target": "answer", "metric_list": [{"metric": "exact_match"}], **fields,
     }  # fmt: skip
     path = folder / "tasks" / name
     path.write_text(yaml.safe_dump(settings) + lines)
@@ -105,17 +104,14 @@ def parts_of_lm_eval():
     return [utils.env, task_module.get_metric, _yaml_loader._import_func_in_yml]
 
 
-@pytest.mark.parametrize(
-    ("bring", "said"),
-    [
-        (function, "the function code.same that a YAML file in .*tasks names is Python; .* --trust-task-code"),
-        (whole_task, "the function code.Task "), (included, "the function code.same "),
-        (outside_the_folder, "the function code.same "), (file_by_its_path, "the function code.same "),
-        (group, "the function code.same "), (metric, "the metric .*measure is not lm-eval's own"),
-        (metric_by_evaluate, "the metric .*measure is not lm-eval's own"),
-        (template, r"a template executes Python .*unsafe.*; read it, then add --trust-task-code"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("bring", "said"), [
+    (function, "the function code.same that a YAML file in .*tasks names is Python; .* --trust-task-code"),
+    (whole_task, "the function code.Task "), (included, "the function code.same "),
+    (outside_the_folder, "the function code.same "), (file_by_its_path, "the function code.same "),
+    (group, "the function code.same "), (metric, "the metric .*measure is not lm-eval's own"),
+    (metric_by_evaluate, "the metric .*measure is not lm-eval's own"),
+    (template, r"a template executes Python .*unsafe.*; read it, then add --trust-task-code"),
+])  # fmt: skip
 def test_python_of_a_folder_runs_only_if_it_is_trusted(folder, bring, said):
     name = bring(folder)
     before = parts_of_lm_eval()

@@ -5,8 +5,6 @@ whole maps in fp64 from the tensors that a layer hands over, and is itself held 
 returned. An identity leaves logits as they are; statistics are those of the oracle's maps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from scipy import stats
 from torch import Tensor
 
 import antiphase
@@ -81,6 +80,7 @@ CASES = {
     "V2": Case(own("differential_v2"), "V2"),
     "V2 across": Case(own("differential_v2_across")),
     "antiphase encoder": Case(lambda: antiphase.VanillaConfig(attention_type="differential", **ENCODER), "V1", True),
+    "antiphase decoder of 2017": Case(lambda: antiphase.VanillaConfig(is_causal=True, **ENCODER)),
     "differential_llama": Case(inside(lambda: hf.LlamaConfig(**GROUPED)), "inside"),
     "differential_mistral": Case(
         inside(lambda: hf.MistralConfig(**GROUPED, sliding_window=WINDOW)), "inside", window=(WINDOW, WINDOW)
@@ -133,9 +133,6 @@ def near(found, expected):
 
 
 # ------------------------------------------------------------------------------------------ the oracle
-
-Change = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Layer, weights (B, maps, N, N), which are visible (N, N), and scores, to other weights."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,10 @@ def _lambda(form, module, kwargs):
 
 @contextmanager
 def by_hand(model, case, change=None):
-    """All attention within the block computed by hand; without a change, held against the model's own."""
+    """All attention within the block computed by hand; without a change, held against the model's own.
+
+    ``change`` maps layer, weights (B, maps, N, N), which are visible (N, N), and scores to other weights.
+    """
     calls = []
     form = change or (lambda layer, weights, visible, scores: weights)
     seen = []
@@ -386,15 +386,16 @@ def test_slopes_are_those_of_maps_moved_by_hand(name):
     assert slopes[1, 2] != 0
 
 
+@pytest.mark.parametrize(("granularity", "shared"), [("tensor", (1, 2, 3)), ("head", (2, 3)), ("row", (3,))])
 @without_sinks
-def test_quantization_rounds_scores_before_the_softmax(name):
+def test_quantization_rounds_scores_before_the_softmax(name, granularity, shared):
     model = built(name)
 
     def change(layer, weights, visible, scores):
-        step = scores.abs().amax((-1, -2), keepdim=True) / 7  # 4 bits, a step by map
-        return ((scores / step).round() * step).masked_fill(~visible, -torch.inf).softmax(-1)
+        step = scores.abs().amax(shared, keepdim=True) / 7  # 4 bits
+        return ((scores / step).nan_to_num().round() * step).masked_fill(~visible, -torch.inf).softmax(-1)
 
-    with quantized_logits(model, 4):
+    with quantized_logits(model, 4, granularity=granularity):
         found = logits_of(model)
     with by_hand(model, CASES[name], change):
         near(found, logits_of(model))
@@ -428,7 +429,9 @@ def test_statistics_and_rows_are_those_of_the_maps(name):
             whole = signed(case.form, layer)
             shares = whole.abs() / whole.abs().sum(-1, keepdim=True)
             close(found.differences.span_share["some"][number], whole[..., 5:9].sum(-1).mean(-1))
+            close(found.differences.span_share_absolute["some"][number], shares[..., 5:9].sum(-1).mean(-1))
             close(found.differences.entropy[number], torch.special.entr(shares).sum(-1).mean(-1))
+            close(found.differences.negative_share[number], (shares * (whole < 0)).sum(-1).mean(-1))
     positions = torch.tensor([[3, 11], [0, N - 1]])
     for row, layer in zip(attention_rows(model, ids, positions), layers, strict=True):
         expected = torch.stack([pairs(case.form, layer.weights)[b][:, :, positions[b]] for b in range(2)])
@@ -464,8 +467,14 @@ def test_figures_that_are_made_of_rows(name):
         with pytest.raises(ValueError, match="has no list of numbered layers"):
             outliers(model, given.input_ids)
     elif name != "softmax with sink logits":
-        largest = max(call.scores.abs().max().item() for call in layers)
-        assert outliers(model, given.input_ids).rows[0].top["1"] == pytest.approx(largest, rel=1e-5)
+        found = [row for row in outliers(model, given.input_ids).rows if row.what == "attention logits"]
+        logits = [call.scores[call.visible.expand_as(call.scores)] for call in layers]
+        for row, scores in zip(found, [torch.cat(logits), *logits], strict=True):
+            sizes = scores.abs().sort(descending=True).values
+            assert row.top == pytest.approx({place: sizes[int(place) - 1].item() for place in row.top}, rel=1e-5)
+            assert row.median == pytest.approx(sizes.median().item(), rel=0.02)
+            if row.layer != "all":
+                assert row.kurtosis == pytest.approx(stats.kurtosis(scores, fisher=False), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.is_encoder])

@@ -40,47 +40,6 @@ def built(config, auto=hf.AutoModelForCausalLM):
     return model
 
 
-def paper(module, query, key, value, mask, *, scaling, **kwargs):
-    """Equations 1 to 3 of 2410.05258, head by head, for maps that are neighbours."""
-    heads, own = [], module.differential
-    lam = float(own.lam())
-    groups = query.shape[1] // key.shape[1]
-    for head in range(query.shape[1] // 2):
-        group = head // groups
-        maps = []
-        for which in (0, 1):
-            scores = query[:, 2 * head + which] @ key[:, 2 * group + which].transpose(1, 2) * scaling
-            maps.append(torch.softmax(scores.masked_fill(~mask[:, 0], -torch.inf), dim=-1))
-        values = torch.cat([value[:, 2 * group], value[:, 2 * group + 1]], dim=-1)
-        out = (maps[0] - lam * maps[1]) @ values
-        out = out / torch.sqrt((out**2).mean(-1, keepdim=True) + 1e-5) * own.head_norm.weight * (1 - own.lambda_init)
-        heads += out.chunk(2, dim=-1)
-    return torch.stack(heads, dim=2), None
-
-
-@pytest.mark.parametrize("name", [*DECODERS, "bert"])
-def test_every_architecture_computes_the_papers_equations(name):
-    config, auto = (BERT, hf.AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], hf.AutoModelForCausalLM)
-    model, ids = built(config, auto), ids_of(2, 21)
-    found = model(ids).logits
-    hf.AttentionInterface.register("antiphase_replacement_paper", paper)
-    hf.AttentionMaskInterface.register(
-        "antiphase_replacement_paper",
-        lambda **kwargs: hf.AttentionMaskInterface._global_mapping["sdpa"](
-            **{**kwargs, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-        ),
-    )
-    try:
-        model.set_attn_implementation("antiphase_replacement_paper")
-        expected = model(ids).logits
-    finally:
-        del hf.AttentionInterface._global_mapping["antiphase_replacement_paper"]
-        del hf.AttentionMaskInterface._global_mapping["antiphase_replacement_paper"]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    depths = [module.lambda_init for module in model.modules() if type(module).__name__ == "DifferentialHeads"]
-    assert depths == pytest.approx([0.2, 0.8 - 0.6 * 2.718281828**-0.3, 0.8 - 0.6 * 2.718281828**-0.6])
-
-
 def test_a_differential_llama_is_the_model_of_this_project():
     theirs = built(hf.LlamaConfig(**GROUPED, rms_norm_eps=1e-6))
     fields = {name: value for name, value in GROUPED.items() if name != "pad_token_id"}

@@ -5,24 +5,15 @@ import json
 import re
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
-import antiphase
 from antiphase import AntiphaseConfig
 from antiphase.errors import InputError
 
 
-@pytest.mark.parametrize(
-    ("typo", "meant"),
-    [
-        ("hiden_size", "hidden_size"),
-        ("num_layers", "num_hidden_layers"),
-        ("attention_typ", "attention_type"),
-        ("head_norm_epsilon", "head_norm_eps"),
-        ("rms_norm_epsilon", "rms_norm_eps"),
-        ("max_position_embedding", "max_position_embeddings"),
-    ],
-)
+@pytest.mark.parametrize(("typo", "meant"), [
+    ("hiden_size", "hidden_size"), ("attention_typ", "attention_type"),
+])  # fmt: skip
 def test_an_unknown_field_is_an_error_with_the_nearest_name(typo, meant):
     with pytest.raises(InputError, match=rf"unknown configuration field '{typo}'; did you mean '{meant}'\?"):
         AntiphaseConfig(**{typo: 8})
@@ -37,28 +28,16 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
     ("fields", "names"),
     [
         ({"attention_type": "diferential"}, ["attention_type", "did you mean 'differential'"]),
-        ({"attention_type": None}, ["attention_type"]),
-        ({"num_attention_heads": 7}, ["num_attention_heads", "7"]),
         ({"num_attention_heads": 7, "head_dim": 8}, ["num_attention_heads", "even"]),
         ({"num_attention_heads": 6, "num_key_value_heads": 3}, ["num_key_value_heads", "even", "3"]),
         ({"num_attention_heads": 8, "num_key_value_heads": 6}, ["num_key_value_heads", "divide", "6"]),
         ({"hidden_size": 100, "num_attention_heads": 12}, ["num_attention_heads", "hidden_size", "100", "head_dim"]),
         ({"hidden_size": 36}, ["head_dim", "even", "3"]),
         ({"head_dim": 0}, ["head_dim"]),
-        ({"head_dim": -2}, ["head_dim"]),
-        ({"head_dim": 2.0}, ["head_dim"]),
-        ({"head_dim": "8"}, ["head_dim"]),
-        ({"hidden_size": "48"}, ["hidden_size", "'48'"]),
         ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
         ({"num_hidden_layers": True}, ["num_hidden_layers"]),
-        ({"vocab_size": 3.0}, ["vocab_size"]),
-        ({"intermediate_size": None}, ["intermediate_size"]),
-        ({"num_key_value_heads": 0}, ["num_key_value_heads"]),
         ({"max_position_embeddings": 0}, ["max_position_embeddings"]),
-        ({"max_position_embeddings": "2k"}, ["max_position_embeddings"]),
         ({"head_norm_eps": -1e-5}, ["head_norm_eps"]),
-        ({"rms_norm_eps": "1e-5"}, ["rms_norm_eps"]),
-        ({"initializer_range": -0.02}, ["initializer_range"]),
         ({"sliding_window": 0}, ["sliding_window"]),
         ({"layer_types": ["full_attention"]}, ["layer_types", "12 layers"]),
         ({"layer_types": ["full_attention"] * 11 + ["chunked"]}, ["layer_types", "chunked"]),
@@ -134,15 +113,6 @@ def test_a_typo_in_config_json_is_an_error(tiny_config, tmp_path):
         AutoConfig.from_pretrained(tmp_path)
 
 
-def test_the_configuration_of_a_saved_model_loads(tiny_model, tmp_path):
-    model = tiny_model()
-    model.save_pretrained(tmp_path)
-    loaded = AutoConfig.from_pretrained(tmp_path)
-    assert loaded.architectures == ["AntiphaseForCausalLM"]
-    rebuilt = AutoModelForCausalLM.from_config(loaded)
-    assert {n: p.shape for n, p in rebuilt.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
-
-
 def test_fields_can_be_overridden_while_loading(tiny_config, tmp_path):
     tiny_config().save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path, max_position_embeddings=7).max_position_embeddings == 7
@@ -160,12 +130,6 @@ def test_copies_are_equal_and_a_deep_one_is_independent(tiny_config, duplicate):
         assert config.rope_parameters["rope_theta"] == 10000.0
 
 
-def test_two_configurations_share_no_mutable_default():
-    first, second = AntiphaseConfig(), AntiphaseConfig()
-    first.rope_parameters["rope_theta"] = 1.0
-    assert second.rope_parameters["rope_theta"] == 10000.0
-
-
 def test_the_difference_to_the_defaults_rebuilds_the_configuration(tiny_config):
     config = tiny_config("softmax", head_norm_eps=2e-5)
     difference = config.to_diff_dict()
@@ -175,10 +139,3 @@ def test_the_difference_to_the_defaults_rebuilds_the_configuration(tiny_config):
     assert AntiphaseConfig.from_dict(difference).to_dict() == config.to_dict()
     assert json.loads(config.to_json_string())["hidden_size"] == 48
     assert repr(config).startswith("AntiphaseConfig {")
-
-
-def test_auto_classes_know_the_models(tiny_config):
-    assert type(AutoConfig.for_model("antiphase", hidden_size=64, num_attention_heads=4)) is AntiphaseConfig
-    model = AutoModelForCausalLM.from_config(tiny_config())
-    assert type(model) is antiphase.AntiphaseForCausalLM
-    assert model.config._attn_implementation == "antiphase"

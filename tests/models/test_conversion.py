@@ -51,24 +51,19 @@ LONG = {
 }  # fmt: skip
 STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LAYOUTS = {
-    "mha": {"heads": 8},
-    "gqa": {"heads": 8, "key_heads": 4},
+    "mha": {"heads": 8}, "gqa": {"heads": 8, "key_heads": 4},
     "odd-number-of-differential-heads": {"heads": 6, "key_heads": 2},
     "odd-number-of-differential-heads-mha": {"heads": 6},
-    "own-head-width": {"heads": 8, "key_heads": 4, "head_dim": 10},
-    "tied": {"heads": 8, "tie_word_embeddings": True},
+    "own-head-width": {"heads": 8, "key_heads": 4, "head_dim": 10}, "tied": {"heads": 8, "tie_word_embeddings": True},
     "rope": {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("source", "kind", "layout"),
-    [
-        *(pytest.param(llama, "softmax", layout, id=f"llama-{name}") for name, layout in LAYOUTS.items()),
-        pytest.param(llama, "softmax", {"heads": 3, "key_heads": 1}, id="llama-odd-number-of-heads"),
-        *(pytest.param(diffllama, "differential", layout, id=f"diffllama-{name}") for name, layout in LAYOUTS.items()),
-    ],
-)
+@pytest.mark.parametrize(("source", "kind", "layout"), [
+    *(pytest.param(llama, "softmax", layout, id=f"llama-{name}") for name, layout in LAYOUTS.items()),
+    pytest.param(llama, "softmax", {"heads": 3, "key_heads": 1}, id="llama-odd-number-of-heads"),
+    *(pytest.param(diffllama, "differential", layout, id=f"diffllama-{name}") for name, layout in LAYOUTS.items()),
+])  # fmt: skip
 def test_a_model_becomes_ours_and_itself_again(source, kind, layout):
     theirs = source(**layout)
     ours = convert_model(theirs)
@@ -121,10 +116,9 @@ def test_lambda_vectors_are_kept_in_fp32():
 
 
 @pytest.mark.parametrize("control", [False, True])
-@pytest.mark.parametrize(
-    ("heads", "key_heads", "fields"),
-    [(8, 8, {}), (8, 2, {}), (3, 3, {}), (3, 1, {"head_dim": 10}), (8, 4, {"tie_word_embeddings": True})],
-)
+@pytest.mark.parametrize(("heads", "key_heads", "fields"), [
+    (8, 8, {}), (8, 2, {}), (3, 3, {}), (3, 1, {"head_dim": 10}), (8, 4, {"tie_word_embeddings": True}),
+])  # fmt: skip
 def test_upcycling_preserves_the_function_and_splits_the_gradient(heads, key_heads, fields, control):
     theirs = convert_model(llama(heads, key_heads, **fields).double())  # Llama's own norms round to fp32
     ours = convert_model(theirs, attention_type="differential_v2", control=control)
@@ -166,14 +160,6 @@ def test_a_head_of_its_own_in_a_tied_model_is_refused(tiny_model):
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 2)
     with pytest.raises(InputError, match=r"lm_head\.weight differs"):
         convert_model(model, attention_type="differential_v2")
-
-
-@pytest.mark.parametrize("control", [False, True])
-def test_upcycled_logits_are_equal_in_fp32_at_the_start_of_training(control):
-    torch.manual_seed(3)
-    theirs = hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=2)).eval()
-    ours = convert_model(theirs, attention_type="differential_v2", control=control)
-    assert_same_function(ours, theirs, tolerance=1e-6)
 
 
 def test_only_v2_separates_the_pair():

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import antiphase
-from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
@@ -147,31 +146,19 @@ def test_upcycling_keeps_the_start(attention_type, tied):
     assert all(getattr(upcycled.config, name) == getattr(model.config, name) for name in fields)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"initializer": "fan-in"}, "initializer must be normal or fan_in, got 'fan-in'"),
-        ({"embedding_range": 0.0}, "embedding_range must be a number above 0"),
-        ({"embedding_multiplier": float("inf")}, "embedding_multiplier must be a number above 0"),
-        ({"embedding_multiplier": True}, "embedding_multiplier must be a number above 0"),
-        ({"residual_init_scale": -1.0}, "residual_init_scale must be a number of at least 0"),
-        ({"residual_init_scale": "deep"}, "residual_init_scale must be a number of at least 0, or 'depth'"),
-        ({"head_norm_init": float("nan")}, "head_norm_init must be a number"),
-        ({"head_norm": False, "head_norm_init": 0.05}, r"head_norm_init \(0\.05\) cannot be used without head_norm"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"initializer": "fan-in"}, "initializer must be normal or fan_in, got 'fan-in'"),
+    ({"embedding_range": 0.0}, "embedding_range must be a number above 0"),
+    ({"embedding_multiplier": float("inf")}, "embedding_multiplier must be a number above 0"),
+    ({"embedding_multiplier": True}, "embedding_multiplier must be a number above 0"),
+    ({"residual_init_scale": -1.0}, "residual_init_scale must be a number of at least 0"),
+    ({"residual_init_scale": "deep"}, "residual_init_scale must be a number of at least 0, or 'depth'"),
+    ({"head_norm_init": float("nan")}, "head_norm_init must be a number"),
+    ({"head_norm": False, "head_norm_init": 0.05}, r"head_norm_init \(0\.05\) cannot be used without head_norm"),
+])  # fmt: skip
 def test_impossible_starts_are_refused_by_name(fields, message):
     with pytest.raises(InputError, match=message):
         antiphase.AntiphaseConfig(**SIZES, **fields)
-
-
-def test_settings_take_every_start():
-    words = ["initializer=fan_in", "residual_init_scale=depth", "head_norm_init=0.05", "embedding_range=0.1"]
-    changes = ["compare.arms={a: {}}", *(f"model.{word}" for word in words)]
-    model = load_preset("half-hour", changes).run.model
-    assert (model.initializer, model.residual_init_scale, model.head_norm_init) == ("fan_in", "depth", 0.05)
-    with pytest.raises(InputError, match=r"model\.residual_init_scale must be a number, got 'deep'"):
-        load_preset("half-hour", ["model.residual_init_scale=deep"])
 
 
 def first_ratio(kind, width, **fields):

@@ -9,7 +9,6 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 import antiphase
-from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.layers.lambdas import lambda_init
@@ -18,32 +17,27 @@ from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
-from antiphase.probing.rows import attention_rows
 from antiphase.training.run_model import attention_only, lambdas
 from support.layers import formula, random_layer, rotary
 from support.models import assert_near, logits_in_pieces
 
 VARIANTS = {
-    "norm of softmax heads": ("softmax", {"head_norm": True}),
-    "gate": ("softmax", {"output_gate": True}),
+    "softmax": ("softmax", {}), "V1": ("differential", {}), "V2": ("differential_v2", {}),
+    "norm of softmax heads": ("softmax", {"head_norm": True}), "gate": ("softmax", {"output_gate": True}),
     "gate on differential heads": ("differential", {"output_gate": True}),
-    "gate on V2": ("differential_v2", {"output_gate": True}),
-    "sink logits": ("softmax", {"sink_logits": True}),
+    "gate on V2": ("differential_v2", {"output_gate": True}), "sink logits": ("softmax", {"sink_logits": True}),
     "DEX": ("softmax", {"dex_heads": [[0, 3], [], [1, 2, 7]], "dex_steps": 4}),
-    "no head norm": ("differential", {"head_norm": False}),
-    "no factor": ("differential", {"head_scale": False}),
+    "no head norm": ("differential", {"head_norm": False}), "no factor": ("differential", {"head_scale": False}),
     "neither": ("differential", {"head_norm": False, "head_scale": False}),
     "constant": ("differential", {"lambda_init": 0.5}),
     "fixed": ("differential", {"lambda_form": "fixed", "lambda_init": 0.8}),
-    "scalar": ("differential", {"lambda_form": "scalar"}),
-    "head": ("differential", {"lambda_form": "head"}),
+    "scalar": ("differential", {"lambda_form": "scalar"}), "head": ("differential", {"lambda_form": "head"}),
     "grouped": ("differential", {"num_noise_heads": 2}),
     "grouped, one noise head": ("differential", {"num_noise_heads": 1, "num_key_value_heads": 2}),
     "linear": ("differential_v2", {"lambda_form": "linear"}),
-    "no lambda": ("differential_v2", {"lambda_form": "fixed"}),
-    "across": ("differential_v2_across", {}),
+    "no lambda": ("differential_v2", {"lambda_form": "fixed"}), "across": ("differential_v2_across", {}),
     "across, linear": ("differential_v2_across", {"lambda_form": "linear", "num_key_value_heads": 2}),
-}
+}  # fmt: skip
 every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 
@@ -52,45 +46,26 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 
 @pytest.mark.parametrize("implementation", ["eager", "antiphase"])
 @every_variant
-def test_a_variant_computes_its_formula(tiny_config, name, implementation):
+def test_a_variant_computes_its_formula_and_every_gradient(tiny_config, name, implementation):
     kind, fields = VARIANTS[name]
     config = tiny_config(kind, **{"head_norm_eps": 0.05, **fields})
-    x = torch.randn(7, 48, dtype=torch.float64)
+    x = torch.randn(7, 48, dtype=torch.float64, requires_grad=True)
     for index in (0, 2):
         layer = random_layer(config, index, implementation)
-        out, _ = layer(x[None], rotary(layer.head_dim, 7))
-        torch.testing.assert_close(out[0], formula(layer, x), rtol=1e-5, atol=1e-5)  # λ is fp32
+        (out, _), expected = layer(x[None], rotary(layer.head_dim, 7)), formula(layer, x)
+        torch.testing.assert_close(out[0], expected, rtol=1e-5, atol=1e-5)  # λ is fp32
+        names, given = zip(("x", x), *layer.named_parameters(), strict=True)
+        gradients = (torch.autograd.grad(one.sin().sum(), given) for one in (out[0], expected))
+        for field, one, other in zip(names, *gradients, strict=True):
+            torch.testing.assert_close(
+                one, other, rtol=1e-4, atol=1e-5, msg=lambda text, field=field: f"{field}: {text}"
+            )
 
 
 def test_constants_and_schedule_of_lambda_init(tiny_config):
     found = [attention_layer(tiny_config(lambda_init=0.5), index).lambda_init for index in (0, 2)]
     assert found == [0.5, 0.5]
     assert attention_layer(tiny_config(), 2).lambda_init == lambda_init(2)
-
-
-@every_variant
-def test_gradients_are_those_of_the_function(tiny_config, name):
-    """Every parameter's, by finite differences, in the fast implementation."""
-    kind, fields = VARIANTS[name]
-    fields = fields | {"hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1}
-    fields |= {"dex_heads": [[0, 3]]} if "dex_heads" in fields else {}
-    fields |= {"num_noise_heads": 1} if "num_noise_heads" in fields else {}
-    layer = random_layer(tiny_config(kind, **fields), 0, "antiphase").double()
-    x = torch.randn(1, 4, 8, dtype=torch.float64, requires_grad=True)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-    position = rotary(layer.head_dim, 4)
-
-    def run(x, *values):
-        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x, position))[0]
-
-    # where λ is cast to fp32 for the sake of checkpoints, finite differences see its rounding
-    rounded = any(
-        parameter.dtype != torch.float64 or "lambda" in n or "dex_" in n
-        for n, parameter in zip(names, parameters, strict=True)
-    )
-    eps, atol = (1e-3, 2e-3) if rounded else (1e-6, 1e-6)
-    inputs = (x, *(parameter.detach().double().requires_grad_() for parameter in parameters))
-    assert torch.autograd.gradcheck(run, inputs, eps=eps, atol=atol, rtol=1e-2 if rounded else 1e-4)
 
 
 # ------------------------------------------------------------------------------------------ sink logits
@@ -177,7 +152,7 @@ def test_a_variant_generates_with_every_cache_and_comes_back_from_its_folder(tin
     assert all(torch.equal(tensor, again.state_dict()[n]) for n, tensor in model.state_dict().items())
     torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     assert own_fields(again.config) == own_fields(model.config)
-    assert bool(own_fields(again.config)) != (kind == "differential_v2_across" and not fields)
+    assert bool(own_fields(again.config)) == bool(fields)
 
 
 @every_variant
@@ -283,68 +258,14 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
 # ------------------------------------------------------------------------------------------ what measures models
 
 
-@every_variant
-def test_statistics_are_those_of_eager_weights_or_refused_in_words(tiny_model, name):
-    kind, fields = VARIANTS[name]
-    model = tiny_model(kind, attn_implementation="eager", **fields)
-    ids = torch.randint(3, 61, (2, 11))
-    if fields.get("sink_logits"):
-        with pytest.raises(ValueError, match="does not support the arguments s_aux"):
-            antiphase.attention_statistics(model, input_ids=ids)
-        return
-    stats = antiphase.attention_statistics(model, input_ids=ids)
-    assert stats.received.shape == (3, 2, 8, 11)
-    rows = attention_rows(model, ids, torch.arange(11).expand(2, -1))
-    for layer, row in enumerate(rows):
-        sums = row.maps.flatten(1, 2).sum(2) / torch.arange(11, 0, -1)  # (B, maps, M)
-        torch.testing.assert_close(stats.received[layer], sums, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("implementation", ["eager", "antiphase"])
-@every_variant
-def test_rows_are_the_weights_that_the_model_multiplies_with(tiny_model, name, implementation):
-    kind, fields = VARIANTS[name]
-    model = tiny_model(kind, attn_implementation="eager", **fields)
-    ids = torch.randint(3, 61, (2, 9))
-    wanted = model(ids, output_attentions=True, use_cache=False).attentions
-    model.set_attn_implementation(implementation)
-    for row, weights in zip(attention_rows(model, ids, torch.arange(9).expand(2, -1)), wanted, strict=True):
-        torch.testing.assert_close(row.weights(), weights, rtol=1e-4, atol=1e-5)
-
-
-@every_variant
-def test_calibration_works_or_is_refused_in_words(tiny_model, name):
-    kind, fields = VARIANTS[name]
-    model = tiny_model(kind, **fields)
-    ids = torch.randint(3, 61, (1, 24))
-    before = model(ids).logits
-    unchanged = CalibrationPlan(heads={1: [0, 5]}, alpha=1e-3, beta=1.0)  # everything a sink, all of it kept
-    strong = CalibrationPlan(heads={1: [0, 1, 2, 3, 4, 5, 6, 7]}, alpha=1.0, beta=0.1)
-    if fields.get("sink_logits"):
-        with (
-            pytest.raises(ValueError, match="does not support the arguments s_aux"),
-            antiphase.calibrated(model, strong),
-        ):
-            model(ids)
-        assert torch.equal(model(ids).logits, before)
-        return
-    with antiphase.calibrated(model, unchanged):
-        torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
-    with antiphase.calibrated(model, strong):
-        assert (model(ids).logits - before).abs().max() > 1e-3
-    assert torch.equal(model(ids).logits, before)
-
-
 # ------------------------------------------------------------------------------------------ bad input
 
 
 @pytest.mark.parametrize(("kind", "fields", "said"), [
-    ("softmax", {"lambda_form": "fixed"}, "lambda_form must be left out in softmax"),
     ("differential", {"lambda_form": "sigmoid"}, "lambda_form must be one of exponential, scalar, head, fixed"),
     ("differential_v2", {"lambda_form": "linar"}, "did you mean 'linear'"),
     ("differential_v2", {"lambda_init": 0.5}, "lambda_init needs attention_type=differential, got differential_v2"),
     ("differential", {"lambda_init": 1.0}, "lambda_init must be a number from 0 and below 1"),
-    ("differential", {"lambda_init": True}, "lambda_init must be a number"),
     ("differential", {"head_norm": 1}, "head_norm must be true or false"),
     ("softmax", {"head_scale": True}, "head_scale needs attention_type=differential"),
     ("differential", {"sink_logits": True}, "sink_logits needs attention_type=softmax"),
@@ -354,11 +275,9 @@ def test_calibration_works_or_is_refused_in_words(tiny_model, name):
     ("differential", {"dex_heads": [[0]] * 3}, "dex_heads needs attention_type=softmax"),
     ("softmax", {"dex_heads": [[0]]}, "dex_heads must list heads for each of the 3 layers"),
     ("softmax", {"dex_heads": [[0], [8], []]}, "dex_heads must name different heads from 0 to 7"),
-    ("softmax", {"dex_heads": [[0], [1, 1], []]}, "dex_heads must name different heads"),
     ("softmax", {"dex_steps": 3}, "dex_steps cannot be used without dex_heads"),
     ("softmax", {"dex_steps": -1}, "dex_steps must be a whole number from 0"),
     ("differential_v2_across", {"num_key_value_heads": 1}, "num_key_value_heads must be at least 2"),
-    ("differential_v2_acros", {}, "did you mean 'differential_v2_across'"),
 ])  # fmt: skip
 def test_fields_that_do_not_fit_are_named(tiny_config, kind, fields, said):
     with pytest.raises(InputError, match=said):

@@ -7,13 +7,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase import differential_attention
 from antiphase.ops import blocks, blockwise
 from antiphase.ops.shapes import product_dtype
 from support import attention
-from support.attention import inputs, run
+from support.attention import Largest, inputs, run
 
 
 @pytest.fixture(params=["one block", "many blocks"])
@@ -190,19 +189,6 @@ def test_nan_in_a_query_stays_in_its_row():
     out = differential_attention(query, key, value, 0.5, attn_mask=mask, is_causal=True, impl="blockwise")
     assert out[0, 0, 3].isnan().all()
     assert out[0, 0, [0, 1, 2, 4, 5]].isfinite().all()
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the most entries of any tensor that an operation returns."""
-
-    size = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor):
-                self.size = max(self.size, tensor.numel())
-        return result
 
 
 def largest_tensor(batch, heads, length, window=0):

@@ -22,10 +22,9 @@ def reference(halves, query, key, value, lam, **options):
 
 
 MASKS = {
-    "none": lambda keys: None,
-    "padding": lambda keys: torch.arange(keys) >= torch.tensor([0, 2])[:, None, None, None],
+    "none": lambda keys: None, "padding": lambda keys: torch.arange(keys) >= torch.tensor([0, 2])[:, None, None, None],
     "nothing to see in one row": lambda keys: torch.arange(keys) >= torch.tensor([0, keys])[:, None, None, None],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("halves", [1, 2])

@@ -125,7 +125,7 @@ def test_enough_queries_means_that_no_single_one_makes_a_sink():
 
 
 @pytest.mark.parametrize("length", [51, 1001])
-def test_null_lines_are_counts_of_maps_with_no_sink_at_all(length):
+def test_sink_baselines_are_counts_of_maps_with_no_sink_at_all(length):
     lines = sink_baselines(length, alpha=5.0)
     local = torch.eye(length, dtype=torch.float64)
     uniform = torch.ones(length, length, dtype=torch.float64).tril()

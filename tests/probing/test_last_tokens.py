@@ -16,15 +16,12 @@ OWN = {
     "softmax with head norm": {"attention_type": "softmax", "head_norm": True},
     "gate": {"attention_type": "softmax", "output_gate": True},
     "sink logits": {"attention_type": "softmax", "sink_logits": True},
-    "dex": {"attention_type": "softmax", "dex_heads": [[0, 3], [1], []]},
-    "V1": {},
+    "dex": {"attention_type": "softmax", "dex_heads": [[0, 3], [1], []]}, "V1": {},
     "V1 without head norm": {"head_norm": False},
     "V1 with a window": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 5},
-    "V1 with shared noise": {"num_key_value_heads": 4, "num_noise_heads": 2},
-    "V1 and gate": {"output_gate": True},
-    "V2": {"attention_type": "differential_v2"},
-    "V2 across": {"attention_type": "differential_v2_across"},
-}
+    "V1 with shared noise": {"num_key_value_heads": 4, "num_noise_heads": 2}, "V1 and gate": {"output_gate": True},
+    "V2": {"attention_type": "differential_v2"}, "V2 across": {"attention_type": "differential_v2_across"},
+}  # fmt: skip
 EVERY = [*OWN, *FOREIGN]
 
 

@@ -5,10 +5,7 @@ import torch
 import transformers as hf
 from transformers.models.gpt_oss import modeling_gpt_oss
 
-import antiphase
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
-from antiphase.instrumentation.hooks import wrapped_attention
-from antiphase.layers.functions import join_halves
 from antiphase.probing.maps import attention_maps, visible_pairs
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
@@ -144,54 +141,6 @@ def test_models_of_this_package_show_both_maps(tiny_model, kind, implementation,
             assert one.lam.shape == (heads, N)
             assert bool((one.lam == one.lam[:, :1]).all()) == (kind == "differential"), "in V2 λ is a token's own"
     assert [int(one.visible[-1].sum()) for one in found] == [N, 5, N]
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
-def test_differential_attention_inside_other_architectures(name, ids):
-    """The weights are those that give the outputs of the layer's attention function."""
-    config = FOREIGN[name]().config
-    config.attention_probs_dropout_prob = config.attn_pdrop = 0.0
-    model = hf.AutoModel.from_config(antiphase.differential_config(config)).eval()
-    calls = []
-
-    def wrap(function):
-        def observe(module, query, key, value, *args, **kwargs):
-            found = function(module, query, key, value, *args, **kwargs)
-            calls.append((module, value, found[0]))
-            return found
-
-        return observe
-
-    with wrapped_attention(model, wrap), torch.no_grad():
-        model(ids)
-    found = attention_maps(model, ids)
-    assert len(found) == len(calls) == 3
-    for one, (module, value, output) in zip(found, calls, strict=True):
-        assert one.maps.shape == (2, 2, N, N)
-        assert bool(one.visible.all()) == (name == "bert")
-        heads = one.weights() @ join_halves(value)[0].repeat_interleave(2 * 2 // value.shape[1], dim=0)
-        expected = module.differential.finish(heads[None].transpose(1, 2))
-        torch.testing.assert_close(output.flatten(2), expected.flatten(2), rtol=1e-4, atol=1e-5)
-
-
-def test_diffllama_is_the_same_model_in_another_form(ids):
-    """Its two calls a layer count once, and map i is subtracted from by map i + H."""
-    model = hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**{**SIZES, "num_attention_heads": 8, "num_key_value_heads": 4}))
-    model = enlarged(model)
-    found = attention_maps(model, ids)
-    model.set_attn_implementation("eager")
-    with torch.no_grad():
-        expected = model(ids, output_attentions=True).attentions
-    assert len(found) == 3
-    for number, (one, whole) in enumerate(zip(found, expected, strict=True)):
-        layer = model.model.layers[number].self_attn
-        lam = (
-            torch.exp((layer.lambda_q1 * layer.lambda_k1).sum())
-            - torch.exp((layer.lambda_q2 * layer.lambda_k2).sum())
-            + layer.lambda_init
-        )
-        assert one.maps.shape == (4, 2, N, N)
-        torch.testing.assert_close(one.weights(), whole[0, :4] - lam.detach() * whole[0, 4:], rtol=1e-5, atol=1e-6)
 
 
 def test_the_model_is_unchanged_after_an_error(ids):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers as hf
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from antiphase.probing.rows import attention_rows
-from support.models import FOREIGN, SIZES, foreign_model
+from support.attention import Largest
+from support.models import SIZES, foreign_model
 
 POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
 
@@ -20,11 +20,10 @@ def rows_of(whole, positions):
     return torch.stack([whole[row][:, positions[row]] for row in range(len(positions))])
 
 
-@pytest.mark.parametrize(
-    ("kind", "key_maps"),
-    [*((kind, count) for kind in ("softmax", "differential") for count in (8, 4, 2)), ("differential_v2", 4),
-     ("differential_v2", 2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "key_maps"), [
+    *((kind, count) for kind in ("softmax", "differential") for count in (8, 4, 2)), ("differential_v2", 4),
+    ("differential_v2", 2),
+])  # fmt: skip
 @pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
 def test_rows_equal_the_weights_that_eager_attention_shows(tiny_model, kind, key_maps, implementation):
     ids = torch.randint(3, 61, (2, 13))
@@ -41,40 +40,6 @@ def test_rows_equal_the_weights_that_eager_attention_shows(tiny_model, kind, key
         assert (found.maps >= 0).all()
         assert (found.lam is None) == (kind == "softmax")
     assert model.config._attn_implementation == implementation
-
-
-def test_lambda_of_each_layer_comes_with_its_rows(tiny_model):
-    model = tiny_model()
-    for layer, found in zip(
-        model.model.layers, attention_rows(model, torch.randint(3, 61, (2, 13)), POSITIONS), strict=True
-    ):
-        assert found.lam.shape == (1, 1, 1)
-        assert_near(found.lam.item(), layer.self_attn.lam().item())
-        assert_near(found.weights().sum(-1), (1 - found.lam).expand(2, 4, 3))
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-@pytest.mark.parametrize("implementation", ["eager", "sdpa", "antiphase"])
-def test_rows_of_other_models_equal_their_own_weights(name, implementation):
-    ids = torch.randint(3, 61, (2, 13))
-    eager, model = (foreign_model(name, how) for how in ("eager", implementation))
-    layers = attention_rows(model, ids, POSITIONS)
-    whole = eager(ids, output_attentions=True).attentions
-    assert len(layers) == len(whole) == 2  # DiffLlama calls its attention function twice a layer
-    for number, (found, expected) in enumerate(zip(layers, whole, strict=True)):
-        rows = rows_of(expected, POSITIONS)
-        if name == "diffllama":
-            attention = model.model.layers[number].self_attn
-            lam = (
-                torch.exp((attention.lambda_q1 * attention.lambda_k1).sum())
-                - torch.exp((attention.lambda_q2 * attention.lambda_k2).sum())
-                + attention.lambda_init
-            )
-            assert_near(found.maps, torch.stack(rows.chunk(2, dim=1), dim=2))
-            assert_near(found.weights(), rows[:, :2] - lam * rows[:, 2:])
-        else:
-            assert found.lam is None
-            assert_near(found.weights(), rows)
 
 
 def test_arguments_that_would_change_the_rows_are_refused_by_name():
@@ -102,19 +67,6 @@ def test_a_window_given_to_the_function_narrows_the_rows():
     assert (first.maps > 0)[0, 0, 0].sum(-1).tolist() == [4, 1, 4]
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the most entries of any tensor that an operation returns."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else [out]:
-            if isinstance(tensor, torch.Tensor):
-                self.entries = max(self.entries, tensor.numel())
-        return out
-
-
 @pytest.mark.parametrize("kind", ["softmax", "differential"])
 def test_no_tensor_is_quadratic_in_the_length(tiny_model, kind):
     length = 700
@@ -123,10 +75,10 @@ def test_no_tensor_is_quadratic_in_the_length(tiny_model, kind):
     with Largest() as largest:
         layers = attention_rows(model, torch.randint(3, 61, (1, length)), positions)
     assert all(found.maps.numel() == 8 * 2 * length for found in layers)
-    assert largest.entries <= 8 * length * 12  # rows, keys repeated by head, or values
-    assert largest.entries < length**2 / 7
+    assert largest.size <= 8 * length * 12  # rows, keys repeated by head, or values
+    assert largest.size < length**2 / 7
 
     eager = tiny_model(kind, max_position_embeddings=length, attn_implementation="eager")
     with Largest() as whole:
         eager(torch.randint(3, 61, (1, length)))
-    assert whole.entries >= 8 * length**2  # the measure sees a map where there is one
+    assert whole.size >= 8 * length**2  # the measure sees a map where there is one

@@ -10,7 +10,6 @@ import transformers as hf
 import antiphase
 from antiphase.errors import InputError
 from antiphase.probing import statistics
-from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 
 LAYERS, MAPS, N = 3, 4, 33
@@ -99,63 +98,6 @@ def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-3, atol=1e-5)
     assert torch.equal(found.enough_queries[0], queries >= last[:, None] / 2.0)
     assert found.layers == list(range(LAYERS))
-
-
-@pytest.mark.parametrize("name", ["differential", "differential_v2", "diffllama"])
-@torch.no_grad()
-def test_differences_join_the_right_maps(name):
-    config = (
-        hf.DiffLlamaConfig(**SIZES, num_key_value_heads=2)
-        if name == "diffllama"
-        else antiphase.AntiphaseConfig(
-            **SIZES, attention_type=name, num_key_value_heads=4 if name == "differential" else 2
-        )
-    )
-    model = build(config)
-    ids = inputs_of("none")["input_ids"]
-    span = torch.zeros_like(ids, dtype=torch.bool)
-    span[:, 5:15] = True
-    found = attention_statistics(model, spans={"some": span}, input_ids=ids)
-    rows = attention_rows(model, ids, torch.arange(N).expand(2, -1))
-    for layer, of_layer in enumerate(rows):
-        maps = of_layer.maps  # (B, heads, 2, N, N); DiffLlama's second maps come after all first ones
-        maps = (maps.transpose(1, 2) if name == "diffllama" else maps).flatten(1, 2)
-        signed = of_layer.weights()
-        shares = signed.abs() / signed.abs().sum(-1, keepdim=True)
-        negative = (-signed).clamp(min=0).sum(-1) / signed.abs().sum(-1)
-        differences = found.differences
-        close = {"rtol": 1e-5, "atol": 1e-7}
-        torch.testing.assert_close(found.received[layer], maps.sum(-2) / torch.arange(N, 0, -1), **close)
-        torch.testing.assert_close(differences.span_share["some"][layer], signed[..., 5:15].sum(-1).mean(-1), **close)
-        torch.testing.assert_close(
-            differences.span_share_absolute["some"][layer], shares[..., 5:15].sum(-1).mean(-1), **close
-        )
-        torch.testing.assert_close(differences.entropy[layer], torch.special.entr(shares).sum(-1).mean(-1), **close)
-        torch.testing.assert_close(differences.negative_share[layer], negative.mean(-1), **close)
-
-
-@torch.no_grad()
-def test_top_logits_are_the_largest_scores():
-    model = build(CONFIGS["softmax"]())
-    inputs = inputs_of("left")
-    found = attention_statistics(model, top=5, **inputs)
-    seen = {}
-
-    def spy(module, query, key, value, mask, **kwargs):
-        keys = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        seen[module.layer_idx] = query @ keys.mT * kwargs["scaling"]
-        return original(module, query, key, value, mask, **kwargs)
-
-    from antiphase.instrumentation.hooks import wrapped_attention
-    from antiphase.layers.functions import antiphase_attention as original
-
-    with wrapped_attention(model, lambda function: spy):
-        model(**inputs)
-    real = inputs["attention_mask"].bool()
-    visible = torch.ones(N, N, dtype=torch.bool).tril() & real[:, None] & real[:, :, None]
-    for layer, scores in seen.items():
-        expected = (scores * visible[:, None]).abs().flatten(2).topk(5).values
-        torch.testing.assert_close(found.top_logits[layer], expected)
 
 
 @torch.no_grad()

@@ -2,14 +2,17 @@
 
 import base64
 import copy
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.report import compared, summary, tables, write_report
+from antiphase.report import summary, tables, write_report
+from antiphase.studies.compare import tables as trained
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -65,11 +68,11 @@ def test_every_table_stands_on_the_page(comparison, both):
     page, _ = both
     found = [
         *summary.main_tables(comparison),
-        *(compared.comparison(comparison), tables.runs_table(comparison), tables.curve_table(comparison)),
+        *(trained.comparison(comparison), trained.runs_table(comparison), trained.curve_table(comparison)),
         *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
         *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
-        tables.by_layer(comparison, "gradient_norms", ""),
+        trained.by_layer(comparison, "gradient_norms", ""),
     ]
     for table in found:
         assert [column.name for column in table.columns] in page.rows
@@ -185,3 +188,16 @@ def test_wrong_use_is_one_clear_error(comparison, tmp_path):
         write_report([], tmp_path / "report.html")
     with pytest.raises(InputError, match=r"is a folder.*report\.html"):
         write_report([comparison], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path):
+    """Without the arrays, which are not committed."""
+    records = {}
+    for path in sorted((Path(__file__).parents[2] / "docs" / "records").rglob("*.json")):
+        if "kind" in json.loads(path.read_text(encoding="utf-8")):  # the files of docs/records/evidence are no records
+            record = Record.load(path)
+            records.setdefault(record.kind, record)
+    assert len(records) > 20
+    for kind, record in records.items():
+        assert kind in write_report([record], tmp_path / f"{kind}.html").read_text(encoding="utf-8")

@@ -9,6 +9,7 @@ import pytest
 
 from antiphase.records import Record
 from antiphase.report import figures, plots
+from antiphase.studies.compare import figures as trained
 
 
 def numbers(data):
@@ -25,7 +26,7 @@ def drawn(figure):
 
 
 def test_learning_curves_are_the_runs_and_their_median(comparison):
-    accuracy, loss = drawn(plots.learning_curves(comparison)).axes
+    accuracy, loss = drawn(trained.learning_curves(comparison)).axes
     for axes, key in ((accuracy, "accuracy"), (loss, "loss")):
         lines = {str(line.get_label()): line for line in axes.lines}
         for arm in comparison.values["arms"]:
@@ -45,7 +46,7 @@ def test_learning_curves_are_the_runs_and_their_median(comparison):
 
 def test_median_only_where_every_seed_was_measured(comparison):
     comparison.values["runs"][0]["curve"][3]["accuracy"] = None
-    axes = drawn(plots.learning_curves(comparison)).axes[0]
+    axes = drawn(trained.learning_curves(comparison)).axes[0]
     (median,) = [line for line in axes.lines if line.get_label() == "softmax, median of 3 seeds"]
     assert 150 not in list(numbers(median.get_xdata()))
     assert 200 in list(numbers(median.get_xdata()))
@@ -107,9 +108,9 @@ def test_knock_outs_have_a_panel_where_the_record_has_them(comparison):
 
 
 def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison):
-    figure = drawn(plots.attention_maps(comparison))
+    figure = drawn(trained.attention_maps(comparison))
     images = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
-    for arm, choice in plots.strongest_heads(comparison).items():
+    for arm, choice in trained.strongest_heads(comparison).items():
         weights = comparison.arrays[f"attention_map.{arm}"]
         on_answer = numpy.abs(weights[:, :, 39, 10:12]).sum(-1)
         assert on_answer[choice.layer, choice.head] == on_answer.max() == pytest.approx(choice.answer_weight)
@@ -123,17 +124,17 @@ def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison)
 
 @pytest.mark.parametrize("rows", [[37, 38, 39], [37], None])
 def test_attention_maps_of_the_last_rows_alone(comparison, rows):
-    whole = plots.strongest_heads(comparison)
+    whole = trained.strongest_heads(comparison)
     comparison.arrays = {name: weights[:, :, -3:] for name, weights in comparison.arrays.items()}
     comparison.values["attention_map"]["rows"] = rows
-    assert plots.strongest_heads(comparison) == whole
-    figure = drawn(plots.attention_maps(comparison))
+    assert trained.strongest_heads(comparison) == whole
+    figure = drawn(trained.attention_maps(comparison))
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == comparison.values["attention_map"]["tokens"][-3:]
 
 
 def test_lambdas_by_layer(comparison):
-    (axes,) = drawn(plots.lambdas(comparison)).axes
+    (axes,) = drawn(trained.lambdas(comparison)).axes
     (median,) = [line for line in axes.lines if line.get_label() == "differential, median of 3 seeds"]
     numpy.testing.assert_allclose(numbers(median.get_ydata()), [0.22, 0.35, 0.46])
     assert len(axes.lines) == 4
@@ -141,7 +142,7 @@ def test_lambdas_by_layer(comparison):
 
 def test_an_arm_has_one_colour_everywhere(comparison):
     arms = comparison.values["arms"]
-    lines = drawn(plots.learning_curves(comparison)).axes[0].lines
+    lines = drawn(trained.learning_curves(comparison)).axes[0].lines
     bars = drawn(plots.allocation_bars(comparison)).axes[0].containers
     for arm in arms:
         assert {line.get_color() for line in lines if arm in str(line.get_label())} == {plots.arm_colour(arms, arm)}

@@ -12,7 +12,11 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import ablations, compared, reproduction, terminal, tuning, write_report
+from antiphase.report import compared, terminal, write_report
+from antiphase.studies.ablations.presentation import losses, slices
+from antiphase.studies.compare.tables import comparison, headline
+from antiphase.studies.reproduce import presentation as reproduction
+from antiphase.studies.tune.presentation import end_of
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
@@ -42,7 +46,7 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
 
 
 def test_each_row_of_the_headline_says_what_its_numbers_are():
-    table = compared.headline(demo())
+    table = headline(demo())
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
     kinds = ("median", "who learned", "Parameters", "Guess rate")
@@ -56,7 +60,7 @@ def test_each_row_of_the_headline_says_what_its_numbers_are():
 
 
 def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
-    table = compared.comparison(demo())
+    table = comparison(demo())
     names = [column.name for column in table.columns]
     for row in table.text():
         cells = dict(zip(names, row, strict=True))
@@ -161,22 +165,22 @@ def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks()
 def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits, is_shown):
     record = Record.load(RECORDS / "reproduce" / "ablations.json")
     record.values["slices"]["hits"] = hits
-    table = ablations.losses(record)
+    table = losses(record)
     assert (f"AR-hit (n = {hits})" in [column.name for column in table.columns]) is is_shown
     assert ("Of fewer than 200" in table.note) is not is_shown
     assert f"AR-hits: {hits} tokens" in table.note
     assert all(len(row) == len(table.columns) for row in table.rows)
-    slices = ablations.slices(record)
-    assert any(column.name.startswith("AR-hit") for column in slices.columns) is is_shown
-    assert all(len(row) == len(slices.columns) for row in slices.rows)
+    parts = slices(record)
+    assert any(column.name.startswith("AR-hit") for column in parts.columns) is is_shown
+    assert all(len(row) == len(parts.columns) for row in parts.rows)
 
 
 def test_a_grid_of_rates_counts_who_learned():
     record = Record.load(RECORDS / "demo-learning-rate.json")
     rows = {(row["arm"], row["learning_rate"]): row for row in record.values["rates"]}
-    assert tuning.end_of(record, rows["differential", 4e-3]) == ("1 of 2 learned", "0.109–2.035")
+    assert end_of(record, rows["differential", 4e-3]) == ("1 of 2 learned", "0.109–2.035")
     row = rows["softmax", 4e-3]
-    assert tuning.end_of(record, row) == (row["accuracy"], row["loss"])
+    assert end_of(record, row) == (row["accuracy"], row["loss"])
 
 
 def test_windows_and_orders_of_older_records_say_what_they_lack():

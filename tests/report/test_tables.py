@@ -10,10 +10,11 @@ from rich.console import Console
 
 from antiphase.records import Record
 from antiphase.report import benchmarks, compared, html, plots, summary, tables, terminal
+from antiphase.studies.compare import tables as trained
 
 
 def cells(record, measure):
-    table = compared.headline(record)
+    table = trained.headline(record)
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
@@ -51,7 +52,7 @@ def test_headline_holds_the_records_numbers(comparison):
 
 
 def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison):
-    table = compared.headline(grid_comparison)
+    table = trained.headline(grid_comparison)
     rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
     assert len(rows) == 2
     assert all("8 needles" in row for row in rows)
@@ -71,21 +72,21 @@ def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparis
     ],
 )
 def test_a_seed_that_never_passes_is_later_than_all(passes, expected):
-    assert compared.steps_to_threshold(passes) == expected
+    assert trained.steps_to_threshold(passes) == expected
 
 
 def test_missing_seeds_are_counted_aloud():
-    assert compared.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
-    assert compared.median_and_range([None], "loss") == "–"
+    assert trained.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
+    assert trained.median_and_range([None], "loss") == "–"
 
 
 def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, awkward):
     for record in (comparison, grid_comparison, awkward):
         makers = (
-            *(compared.headline, compared.comparison, tables.runs_table, tables.curve_table, tables.needle_summary),
+            *(trained.headline, trained.comparison, trained.runs_table, trained.curve_table, tables.needle_summary),
             *(tables.needle_cells, tables.perplexity, tables.allocation, tables.settings, tables.environment),
         )
-        found = [make(record) for make in makers] + [tables.by_layer(record, "lambdas", "λ")]
+        found = [make(record) for make in makers] + [trained.by_layer(record, "lambdas", "λ")]
         found += [tables.allocation(record, by_layer=True), tables.provenance(record)]
         for table in found:
             assert table is None or all(len(row) == len(table.columns) for row in table.text()), table
@@ -127,8 +128,8 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
 
 def test_long_curves_are_shortened_and_say_so(comparison):
     comparison.values["runs"][0]["curve"] = [{"step": step, "loss": 1.0} for step in range(5000)]
-    table = tables.curve_table(comparison)
-    assert len(table.rows) <= tables.LARGEST_CURVE
+    table = trained.curve_table(comparison)
+    assert len(table.rows) <= trained.LARGEST_CURVE
     assert "Shortened" in table.note
 
 

@@ -4,26 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from antiphase.scoring import constrained
 from antiphase.scoring.constrained import choose_options, shared_beginning
-
-SIZES = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-def build(kind, tiny_model):
-    if kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-    elif kind == "window":
-        model = MistralForCausalLM(MistralConfig(**SIZES, sliding_window=6)).eval()
-    else:
-        return tiny_model(kind)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return model
 
 
 @torch.no_grad()
@@ -57,10 +40,10 @@ APART, ONE_STEP, TWO_STEPS = [[3, 4, 5], [7], [8, 9]], [[3, 4], [3, 5]], [[3, 5,
 
 
 @pytest.mark.parametrize("shared", [0, 1, 9])
-@pytest.mark.parametrize("kind", ["llama", "window", "softmax", "differential", "differential_v2"])
-def test_equal_to_decoding_by_hand(kind, shared, tiny_model, monkeypatch):
+@pytest.mark.parametrize("kind", ["llama", "mistral", "softmax", "differential", "differential_v2"])
+def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
     monkeypatch.setattr(constrained, "CACHED_TOKENS", 40)  # several batches
-    model = build(kind, tiny_model)
+    model = any_model(kind)
     begin = list(range(20, 20 + shared))
     rests = [torch.randint(30, 61, (length,)).tolist() for length in (1, 5, 3, 8, 3, 11, 2)]
     prompts = [begin + rest for rest in rests]
@@ -77,9 +60,9 @@ def test_equal_to_decoding_by_hand(kind, shared, tiny_model, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("kind", ["llama", "differential"])
-def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, rests, read, tiny_model, monkeypatch):
+def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, rests, read, any_model, monkeypatch):
     monkeypatch.setattr(constrained, "LONG_PROMPT", 2)
-    model = build(kind, tiny_model)
+    model = any_model(kind)
     begin = list(range(20, 20 + shared))
     prompts = [begin + torch.randint(30, 61, (length,)).tolist() for length in rests]
     asked, found = asked_for(model, prompts, [APART] * 4)
@@ -87,8 +70,8 @@ def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, 
     assert found == [by_hand(model, prompt, APART) for prompt in prompts]
 
 
-def test_options_of_each_prompt(tiny_model):
-    model = build("llama", tiny_model)
+def test_options_of_each_prompt(any_model):
+    model = any_model("llama")
     prompts = [[5, 6, 7], [5, 6, 8, 9]]
     options = [[[1], [2, 3]], [[4, 5], [4, 6], [7]]]
     assert choose_options(model, prompts, options) == [
@@ -96,9 +79,9 @@ def test_options_of_each_prompt(tiny_model):
     ]
 
 
-@pytest.mark.parametrize("kind", ["llama", "window", "differential"])
-def test_what_free_decoding_writes_is_chosen(kind, tiny_model):
-    model = build(kind, tiny_model)
+@pytest.mark.parametrize("kind", ["llama", "mistral", "differential"])
+def test_what_free_decoding_writes_is_chosen(kind, any_model):
+    model = any_model(kind)
     prompts = [[20, 21, *torch.randint(30, 61, (length,)).tolist()] for length in (5, 2, 9, 5, 7, 3)]
     written = [
         model.generate(torch.tensor([prompt]), max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=0)
@@ -113,10 +96,10 @@ def test_what_free_decoding_writes_is_chosen(kind, tiny_model):
 @pytest.mark.parametrize(
     ("options", "steps"), [([APART] * 4, []), ([APART, ONE_STEP, TWO_STEPS, APART], [(2, 1), (1, 1)])]
 )
-@pytest.mark.parametrize("kind", ["llama", "window", "differential"])
-def test_the_model_is_not_asked_for_what_is_decided(kind, options, steps, tiny_model):
+@pytest.mark.parametrize("kind", ["llama", "mistral", "differential"])
+def test_the_model_is_not_asked_for_what_is_decided(kind, options, steps, any_model):
     """Prompts are read once; a step holds only the rows for which several options are left."""
-    model = build(kind, tiny_model)
+    model = any_model(kind)
     prompts = [[20, 21, *torch.randint(30, 61, (5,)).tolist()] for _ in range(4)]
     asked, found = asked_for(model, prompts, options)
     assert asked == [(1, 2), (4, 5), *steps]
@@ -133,8 +116,8 @@ def test_the_shared_beginning_is_the_longest_that_leaves_a_token(prompts):
     assert more > min(map(len, prompts)) - 1 or any(prompt[:more] != prompts[0][:more] for prompt in prompts)
 
 
-def test_logits_that_are_no_numbers_choose_nothing(tiny_model):
-    model = build("llama", tiny_model)
+def test_logits_that_are_no_numbers_choose_nothing(any_model):
+    model = any_model("llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
     assert choose_options(model, [[3, 4], [3, 5]], [OPTIONS] * 2) == [-1, -1]

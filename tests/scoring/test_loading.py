@@ -88,12 +88,6 @@ def damaged(saved):
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize("with_head", [True, False])
-def test_missing_weights_are_not_drawn_at_random(damaged, with_head, capfd):
-    assert damaged(lambda tensors: tensors.pop(LAYER), with_head=with_head) == f"it has no weights for {LAYER}"
-    assert "LOAD REPORT" not in capfd.readouterr().err  # one sentence, not a page of transformers'
-
-
 def test_the_first_missing_tensor_is_named_and_the_others_are_counted(damaged):
     def change(tensors):
         for name in [name for name in tensors if name.startswith("model.layers.1.")]:
@@ -102,29 +96,12 @@ def test_the_first_missing_tensor_is_named_and_the_others_are_counted(damaged):
     assert damaged(change) == "it has no weights for model.layers.1.input_layernorm.weight and 13 more"
 
 
-def test_weights_of_another_shape_are_not_drawn_at_random(damaged):
-    def change(tensors):
-        tensors[LAYER] = tensors[LAYER][:7].clone()
-        tensors["model.norm.weight"] = tensors["model.norm.weight"][:9].clone()
-
-    assert damaged(change) == f"{LAYER} has the shape (7, 48), expected (40, 48) and 1 more"
-
-
 def test_weights_that_the_configuration_leaves_out_are_told(saved):
     saved("one")  # a differential model that is called softmax computes something else
     path = saved.folder / "one" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "attention_type": "softmax"}))
     with pytest.raises(InputError, match=r"no place for model\.layers\.0\.self_attn\.head_norm\.weight and 14 more$"):
         load_model(str(path.parent))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("name", [LAYER, "model.layers.0.self_attn.lambda_q1", "lm_head.weight"])
-def test_weights_that_are_not_finite_are_refused(damaged, name, value):
-    def change(tensors):
-        tensors[name].view(-1)[-1] = value
-
-    assert damaged(change) == f"NaN or infinite weights in {name}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -1,7 +1,5 @@
 """The needle score of systems whose score is known: it rewards finding and nothing else."""
 
-from collections.abc import Callable
-
 import numpy
 import pytest
 import torch
@@ -34,7 +32,6 @@ def context_of(row, first_answer):
     return [index for index in row[:first_answer].tolist() if FIRST_NUMBER <= index < FIRST_NUMBER + NUMBERS]
 
 
-System = Callable[[list[int], list[int], numpy.random.Generator], int]
 """Numbers in the context and true earlier answers to an answer."""
 
 

@@ -92,7 +92,7 @@ def test_counting_pairs_does_not_depend_on_the_cut(monkeypatch, at_once, kind):
 
 
 def test_a_copying_system_is_perfect_on_hits_and_a_uniform_one_alike_everywhere():
-    slices = recall_slices(batch_of(walks(5, 20)), None)
+    slices = recall_slices(batch_of(walks(5, 20)), None, frequent=5)
     assert slices.hits.sum() == 5 * 9  # the second round, but for the step from its last word to its first
     found = recall_losses(System(copying), slices)
     assert found["ar_hit"] < 1e-6
@@ -120,11 +120,11 @@ def test_only_predicted_tokens_count_and_an_empty_slice_is_none():
     ids = walks(2, 20)
     labels = ids.clone()
     labels[:, 11:] = -100
-    slices = recall_slices(batch_of(ids, labels), None)
+    slices = recall_slices(batch_of(ids, labels), None, frequent=5)
     assert not slices.hits.any()
     assert recall_losses(System(uniform), slices)["ar_hit"] is None
     labels = torch.full_like(ids, -100)
     labels[0, 12], labels[1, 5] = ids[0, 12], ids[1, 5]
-    found = recall_losses(System(copying), recall_slices(batch_of(ids, labels), None))
+    found = recall_losses(System(copying), recall_slices(batch_of(ids, labels), None, frequent=5))
     assert found["ar_hit"] < 1e-6
     assert found["others"] == pytest.approx(math.log(WORDS))

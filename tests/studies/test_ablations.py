@@ -13,7 +13,7 @@ from antiphase.report import figures, summary
 from antiphase.scoring.loading import load_model
 from antiphase.scoring.perplexity import perplexity
 from antiphase.scoring.recall import recall_losses, recall_slices
-from antiphase.studies.ablations import ABLATIONS, TABLE_6, ablation_preset, parameter_count
+from antiphase.studies.ablations.rows import ABLATIONS, TABLE_6, ablation_preset, parameter_count
 
 EIGHT_MAPS = ["model.num_attention_heads=8", "model.hidden_size=32"]
 

@@ -8,7 +8,8 @@ from antiphase.config import arm_run, load_preset
 from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.studies.budget import STATE_BYTES, Fleet, budget, forward_flops, run_budget
+from antiphase.studies.reproduce import ReproduceSettings
+from antiphase.studies.reproduce.budget import STATE_BYTES, Fleet, budget, forward_flops, run_budget
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
@@ -51,10 +52,16 @@ def test_checkpoints_keep_less():
     assert kept["days"] == pytest.approx(plain["days"] * 4 / 3)
 
 
-@pytest.mark.parametrize(("devices", "flops", "message"), [(0, 1e14, "--devices"), (1, 0.0, "--device-flops")])
-def test_fleets_out_of_range(devices, flops, message):
+@pytest.mark.parametrize(
+    ("fleet", "message"),
+    [
+        ({"devices": 0}, "--devices must be at least 1, got 0"),
+        ({"device_flops": 0.0}, "--device-flops must be above 0"),
+    ],
+)
+def test_fleets_out_of_range(fleet, message):
     with pytest.raises(InputError, match=message):
-        Fleet(devices, flops)
+        ReproduceSettings(scale="paper", **fleet).check()
 
 
 def test_recurrent_networks_are_refused():

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,15 @@ from transformers import LlamaForCausalLM
 
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
+from antiphase.calibration.search import METHODS
+from antiphase.flags import flags_of
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.studies.calibrate.apply import measure as applying
+from antiphase.studies.calibrate.measuring import SCORES, by_mode, hash_of_sample
+from antiphase.studies.calibrate.search import SearchSettings
+from antiphase.studies.calibrate.search import measure as searching
 from antiphase.tasks.tasks import load_task
 from support.records import values
 
@@ -30,6 +37,7 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     code, out, _ = antiphase(f"{SEARCH} --score probability --output s")
     assert code == 0
     assert "Held-out probability of right answers before" in out
+    assert out.endswith("plan:   s/plan.json\n")
     found = values(tmp_path / "s")
     plan = CalibrationPlan.load(tmp_path / "s" / "plan.json")
     assert (plan.alpha, plan.mode) == (1.2, "prompt")
@@ -63,9 +71,7 @@ def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
     assert antiphase(f"{SEARCH} --output whole")[0] == 0
     lines = read_lines(tmp_path / "whole" / "heads.jsonl")
     assert len(lines) == 8
-    from antiphase.studies import calibration
-
-    real, seen = calibration.append_line, []
+    real, seen = searching.append_line, []
 
     def killed(path, line):
         real(path, line)
@@ -73,26 +79,20 @@ def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
         if len(seen) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibration, "append_line", killed)
+    monkeypatch.setattr(searching, "append_line", killed)
     with pytest.raises(KeyboardInterrupt):
-        calibration.search(request_of(tmp_path), tmp_path / "part")
+        searching.search(SearchSettings(name="model", tasks=["task.yaml"], samples=24, alpha=1.2), tmp_path / "part")
     with open(tmp_path / "part" / "heads.jsonl", "ab") as file:
         file.write(b'{"layer": 0, "hea')  # the kill came in the middle of a line
     code, _, err = antiphase(f"{SEARCH} --output part")
     assert code == 2
     assert "add --resume" in err
-    monkeypatch.setattr(calibration, "append_line", lambda path, line: (seen.append(line), real(path, line)))
+    monkeypatch.setattr(searching, "append_line", lambda path, line: (seen.append(line), real(path, line)))
     assert antiphase(f"{SEARCH} --output part --resume")[0] == 0
     assert len(seen) == 8  # none was measured twice
     assert read_lines(tmp_path / "part" / "heads.jsonl") == lines
     for name in ("heads", "heads_alone", "held_out_gain"):
         assert values(tmp_path / "part")[name] == values(tmp_path / "whole")[name]
-
-
-def request_of(folder):
-    from antiphase.studies.calibration import SearchRequest
-
-    return SearchRequest(name="model", tasks=["task.yaml"], samples=24, alpha=1.2)
 
 
 def test_another_search_in_the_same_folder_is_refused(antiphase, refused, tmp_path, calibration_model):
@@ -110,6 +110,12 @@ def test_methods(method, antiphase, tmp_path):
     assert values(tmp_path / "s")["evaluations"] == {"cached": 8, "screen": 4}[method]
 
 
+def test_flags_name_the_methods_and_scores_that_there_are():
+    flags = flags_of(SearchSettings)
+    assert flags["method"].choices == METHODS
+    assert flags["score"].choices == tuple(SCORES)
+
+
 def test_apply_knows_samples_behind_other_examples(antiphase, refused, tmp_path):
     """A row that chose heads is left out with other shots as well; where nothing is left there is no judgement."""
     assert antiphase(f"{SEARCH} --output s")[0] == 0
@@ -125,8 +131,6 @@ def test_apply_knows_samples_behind_other_examples(antiphase, refused, tmp_path)
 
 def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path, monkeypatch):
     """Scores and texts of the second column are made within the calibrated block, those of the first outside."""
-    from antiphase.studies import calibration
-
     CalibrationPlan({0: [1]}).save(tmp_path / "p.json")
     inside = []
 
@@ -139,9 +143,9 @@ def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path,
     def scores_of(model, score, samples):
         return {name: torch.full((len(given),), 0.75 if inside else 0.25).double() for name, given in samples.items()}
 
-    monkeypatch.setattr(calibration, "calibrated", calibrated)
-    monkeypatch.setattr(calibration, "scores_of", scores_of)
-    monkeypatch.setattr(calibration, "generated_tokens", lambda *a, **k: [[40 if inside else 41]])
+    monkeypatch.setattr(applying, "calibrated", calibrated)
+    monkeypatch.setattr(applying, "scores_of", scores_of)
+    monkeypatch.setattr(applying, "generated_tokens", lambda *a, **k: [[40 if inside else 41]])
     apply = "calibrate apply model --plan p.json --task task.yaml --samples 24 --text glad --output a"
     assert antiphase(apply)[0] == 0
     row, text = values(tmp_path / "a")["tasks"][0], values(tmp_path / "a")["texts"][0]
@@ -151,16 +155,10 @@ def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path,
 
 @pytest.mark.parametrize(("mode", "stepwise"), [("paper", True), ("prompt", False), ("running", False)])
 def test_labels_are_fed_one_by_one_where_a_calls_own_queries_choose_sinks(mode, stepwise):
-    from antiphase.studies.calibration import by_mode
-
     assert by_mode(lambda **settings: settings, mode)() == {"stepwise": stepwise}
 
 
 def test_samples_are_known_by_what_was_asked_offered_and_right(calibration_model):
-    from dataclasses import replace
-
-    from antiphase.studies.calibration import hash_of_sample
-
     sample = load_task(str(calibration_model / "task.yaml"), tokenizer_of(calibration_model)).samples[0]
     assert hash_of_sample(sample) == hash_of_sample(replace(sample, row=7))
     others = [

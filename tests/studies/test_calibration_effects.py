@@ -3,12 +3,16 @@
 import json
 import math
 
+import numpy
 import pytest
 import torch
 import yaml
 
-from antiphase.studies import calibration_effects
-from antiphase.studies.calibration_effects import Cell, StudyRequest, study
+from antiphase.records import Record
+from antiphase.studies.calibrate import measuring
+from antiphase.studies.calibrate.study import StudySettings, presentation
+from antiphase.studies.calibrate.study import measure as studying
+from antiphase.studies.calibrate.study.cells import Cell
 
 COUNT, CHOSEN, JUDGES = 24, 11, 12  # one is the example before each prompt
 NOISE = 2.0**-30
@@ -55,7 +59,9 @@ class Planted:
 def found(calibration_model, monkeypatch, tmp_path):
     """The study's record and the planted scores."""
     monkeypatch.chdir(calibration_model)
-    return planted_study(StudyRequest(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path)
+    return planted_study(
+        StudySettings(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path
+    )
 
 
 def planted_study(request, monkeypatch, tmp_path):
@@ -68,7 +74,7 @@ def planted_study(request, monkeypatch, tmp_path):
         def evaluate(self, *arguments):
             return planted["scores"].evaluate(*arguments)
 
-    real = calibration_effects.split_samples
+    real = measuring.split_samples
 
     def split_samples(*arguments, **settings):
         split = real(*arguments, **settings)
@@ -82,10 +88,10 @@ def planted_study(request, monkeypatch, tmp_path):
         planted["scores"].sloped = {name: [sample.row for sample in given] for name, given in samples.items()}
         return slopes
 
-    monkeypatch.setattr(calibration_effects, "split_samples", split_samples)
-    monkeypatch.setattr(calibration_effects, "slopes_of", slopes_of)
-    monkeypatch.setattr(calibration_effects, "Cells", Cells)
-    record = study(request, tmp_path / "study")
+    monkeypatch.setattr(measuring, "split_samples", split_samples)
+    monkeypatch.setattr(studying, "slopes_of", slopes_of)
+    monkeypatch.setattr(studying, "Cells", Cells)
+    record = studying.study(request, tmp_path / "study")
     return record.values, planted["scores"], planted["split"]
 
 
@@ -183,7 +189,7 @@ def test_screened_heads(found):
     [([0.04, 0.5, 0.9, 1.0], 0), ([0.01, 0.02, 0.03, 0.04], 4), ([0.012, 0.024, 0.9, 1.0], 2), ([0.2], 0)],
 )
 def test_heads_beyond_chance_are_counted_at_a_false_discovery_rate(p_values, count):
-    assert calibration_effects.discoveries(p_values) == count
+    assert studying.discoveries(p_values) == count
 
 
 def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found):
@@ -199,6 +205,22 @@ def test_other_numbers_of_examples_are_asked_on_samples_that_chose_no_head(found
     assert [row["gain"] for row in rows if row.get("shots") == 4] == [0.0]  # no more than rounding
 
 
+def test_tables_and_figures_tell_the_gains_of_the_record(found):
+    """A row that was refused has none."""
+    values, _, _ = found
+    values["rows"]["shots"].append({"setting": "9 examples", "refused": "too long"})
+    record = Record(kind="calibrate-study", values=values, config={"score": "metric"})
+    rows = [(part, row) for part, listed in values["rows"].items() for row in listed if "gain" in row]
+    assert [row[0] for row in presentation.effects(record).rows] == [row["setting"] for _, row in rows]
+    assert [row[3] for row in presentation.effects(record).rows] == [f"{100 * row['gain']:+.1f}" for _, row in rows]
+    (axes,) = presentation.effect_rows(record).axes
+    dots = [float(line.get_xdata()[0]) for line in axes.lines if line.get_marker() == "o"]
+    assert dots == pytest.approx([100 * row["gain"] for part, row in rows if part not in presentation.SWEEPS])
+    for axes, part in zip(presentation.sweeps(record).axes, presentation.SWEEPS, strict=True):
+        expected = [(row["value"], 100 * row["gain"]) for row in values["rows"][part]]
+        assert axes.lines[0].get_xydata() == pytest.approx(numpy.array(expected))
+
+
 def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeypatch, tmp_path):
     monkeypatch.chdir(calibration_model)
     words = [
@@ -207,7 +229,7 @@ def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeyp
     (tmp_path / "text.txt").write_text(" ".join(words))
     settings = {"template": "continuation", "data": "text.txt", "length": 16, "continuation": 4}
     (tmp_path / "text.yaml").write_text(yaml.safe_dump(settings))
-    request = StudyRequest(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
+    request = StudySettings(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
     values, _, _ = planted_study(request, monkeypatch, tmp_path)
     assert values["rows"]["shots"] == []
     assert values["rows"]["kept heads"][0]["gain"] == pytest.approx(-0.15)

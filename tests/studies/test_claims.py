@@ -5,9 +5,9 @@ import pytest
 
 from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
-from antiphase.studies.claims import CLAIMS
-from antiphase.studies.judging import judge
-from antiphase.studies.readings import Floor
+from antiphase.studies.reproduce.claims import CLAIMS
+from antiphase.studies.reproduce.judging import judge
+from antiphase.studies.reproduce.readings import Floor
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)

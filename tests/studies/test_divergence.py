@@ -11,14 +11,15 @@ from antiphase.errors import DivergedError, InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
-from antiphase.studies import reproduce
-from antiphase.studies.ablations import ablation_preset, ablations, layer_means
-from antiphase.studies.compare import compare
+from antiphase.studies.ablations.measure import ablations, layer_means
+from antiphase.studies.ablations.rows import ablation_preset
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import is_diverged, run_jobs
-from antiphase.studies.scaling import scaling
+from antiphase.studies.reproduce import parts
+from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 from antiphase.training.loop import NextTokenLoss
 
 SMALL = ("training.steps=6", "training.evaluate_every=3", "training.checkpoint_every=2", "compare.seeds=[0,1]")
@@ -83,7 +84,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
     assert entry["differences"]["differential"]["seeds"] == 1
     assert record.values["verdicts"]["held-out loss"] == {"differential": "inconclusive"}
-    assert reproduce.diverged(record) == [1]
+    assert parts.diverged(record) == [1]
     table = {row[0]: row[1:] for row in drawn(record, tmp_path)["Headline"]}
     assert table["Diverged"] == ["–", "1 of 2, at step 5"]
     assert len(diverging.trained) == 4
@@ -97,7 +98,7 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
     every = [f"{arm}-seed{seed}" for arm in ("softmax", "differential") for seed in (0, 1)]
     record = compare(diverging(*every), tmp_path / "c")
     assert all(map(is_diverged, record.values["runs"]))
-    assert reproduce.diverged(record) == [0, 1]
+    assert parts.diverged(record) == [0, 1]
     assert "Headline" in drawn(record, tmp_path)
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from antiphase.config import load_preset
 from antiphase.errors import InputError
-from antiphase.studies.extend import extension, raised_base
+from antiphase.studies.extend.measure import extension, raised_base
 from antiphase.studies.training_run import train_run
 from support.records import values
 

@@ -14,13 +14,15 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.studies.ablations import ablation_preset, ablations
-from antiphase.studies.calibration import ApplyRequest, SearchRequest, apply, search
-from antiphase.studies.calibration_effects import StudyRequest, study
-from antiphase.studies.compare import compare
-from antiphase.studies.scaling import scaling
+from antiphase.studies.ablations.measure import ablations
+from antiphase.studies.ablations.rows import ablation_preset
+from antiphase.studies.calibrate.apply.measure import ApplySettings, apply
+from antiphase.studies.calibrate.search.measure import SearchSettings, search
+from antiphase.studies.calibrate.study.measure import StudySettings, study
+from antiphase.studies.compare.measure import compare
+from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 from antiphase.viewer.look.measure import LookSettings, look
 
 WORKS = """
@@ -79,8 +81,8 @@ COMMANDS = {
     "many-shot": lambda output, preset: evaluate(settings_of("many-shot", name="none", tasks=["none"]), output),
     "probe": lambda output, preset: evaluate(settings_of("probe", name="none", paths=["none"]), output),
     "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
-    "search": lambda output, preset: search(SearchRequest(name="none", tasks=["none"]), output),
-    "study": lambda output, preset: study(StudyRequest(name="none", tasks=["none"]), output),
+    "search": lambda output, preset: search(SearchSettings(name="none", tasks=["none"]), output),
+    "study": lambda output, preset: study(StudySettings(name="none", tasks=["none"]), output),
     "classify": lambda output, preset: classify(ClassifySettings(train=["none"]), output),
     "translate": lambda output, preset: translate(TranslateSettings(), output),
     "dependency": lambda output, preset: dependency(DependencySettings(), output),
@@ -101,7 +103,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
         monkeypatch.setattr(f"antiphase.studies.{module}.prepare", prepare)
     for module in ("running", "retrieval"):
         monkeypatch.setattr(f"antiphase.evaluations.{module}.load_model", prepare)
-    for module in ("viewer.look.measure", "studies.calibration", "studies.calibration_effects"):
+    for module in ("viewer.look.measure", "studies.calibrate.measuring"):
         monkeypatch.setattr(f"antiphase.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
         monkeypatch.setattr(f"antiphase.baselines.studies.{module}.measure.train_words", prepare)
@@ -114,7 +116,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
 
 def test_a_plan_is_not_applied_in_a_folder_in_use(held, tmp_path):
     CalibrationPlan({0: [0]}).save(tmp_path / "plan.json")
-    request = ApplyRequest(name="none", plan=str(tmp_path / "plan.json"), tasks=["none"])
+    request = ApplySettings(name="none", plan=str(tmp_path / "plan.json"), tasks=["none"])
     with pytest.raises(InputError, match="is in use by another process"):
         apply(request, held.path)
 

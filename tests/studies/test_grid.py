@@ -6,9 +6,13 @@ import pytest
 
 from antiphase.config import load_preset
 from antiphase.errors import InputError, Interrupted
-from antiphase.studies import ablations, grid, scaling, tune
-from antiphase.studies.compare import compare
+from antiphase.studies import grid
+from antiphase.studies.ablations.measure import ablations
+from antiphase.studies.ablations.rows import ablation_preset
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid, Variant
+from antiphase.studies.scaling.measure import scaling
+from antiphase.studies.tune.measure import tune
 
 
 @pytest.fixture
@@ -60,11 +64,9 @@ NAMES = {
 }
 STUDIES = {
     "compare": compare,
-    "tune": lambda preset, output, **more: tune.tune(preset, output, learning_rates=[1e-3, 2e-3], **more),
-    "scaling": lambda preset, output, **more: scaling.scaling(preset, output, widths=[16, 32], steps=[20, 10], **more),
-    "ablations": lambda preset, output, **more: ablations.ablations(
-        ablations.ablation_preset(preset, ["no-norm"])[0], output, **more
-    ),
+    "tune": lambda preset, output, **more: tune(preset, output, learning_rates=[1e-3, 2e-3], **more),
+    "scaling": lambda preset, output, **more: scaling(preset, output, widths=[16, 32], steps=[20, 10], **more),
+    "ablations": lambda preset, output, **more: ablations(ablation_preset(preset, ["no-norm"])[0], output, **more),
 }
 
 
@@ -107,7 +109,7 @@ def test_every_study_goes_on_with_the_same_runs_and_no_others(preset, tmp_path, 
 
 def test_sizes_that_no_run_can_have_are_refused_before_anything_is_written(preset, tmp_path):
     with pytest.raises(InputError, match="--widths 17 is not an even number of heads"):
-        scaling.scaling(preset, tmp_path / "out", widths=[17], steps=[])
+        scaling(preset, tmp_path / "out", widths=[17], steps=[])
     assert not (tmp_path / "out").exists()
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from antiphase.config import load_preset
 from antiphase.report.html import write_report
-from antiphase.studies import compare as compare_module
-from antiphase.studies.compare import compare, unfinished
+from antiphase.studies.compare import measure as compare_module
+from antiphase.studies.compare.measure import compare, unfinished
 from antiphase.studies.grid import Grid
 from antiphase.training.run_folder import CURVE
 

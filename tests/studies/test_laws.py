@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphase.studies.laws import Law, equal_loss, fit_law
+from antiphase.studies.scaling.laws import Law, equal_loss, fit_law
 
 SIZES = [1e5, 3e5, 1e6, 3e6, 1e7]
 

@@ -7,8 +7,8 @@ import pytest
 
 from antiphase.config import load_preset
 from antiphase.errors import InputError
-from antiphase.studies import compare as module
 from antiphase.studies import grid
+from antiphase.studies.compare import measure as module
 from antiphase.studies.registration import CLAIMS_FILE, register, registered
 
 CLAIMS = [{"name": "loss, b", "better": "lower"}]

@@ -13,15 +13,14 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.studies import reproduce as module
-from antiphase.studies import scales
-from antiphase.studies.budget import Fleet, run_budget
-from antiphase.studies.claims import CLAIMS, PRIMARY
-from antiphase.studies.judging import judge, judge_all
 from antiphase.studies.registration import CLAIMS_FILE, Registration
-from antiphase.studies.reproduce import reproduce
-from antiphase.studies.reproduce_request import PARTS, ReproduceRequest, scale_preset
-from antiphase.studies.scales import SCALES, Scale, estimate
+from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
+from antiphase.studies.reproduce import parts as module
+from antiphase.studies.reproduce.budget import Fleet, run_budget
+from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
+from antiphase.studies.reproduce.judging import judge, judge_all
+from antiphase.studies.reproduce.measure import reproduce, scale_preset
+from antiphase.studies.reproduce.scales import SCALES, Scale, estimate
 
 SMALLEST = Scale(
     "reproduce-tiny", 12_000, (16, 32, 48, 64), 8, 4, 3, (2,), (1, 4), 4, 2, ("softmax", "differential", "no-norm"), 8
@@ -67,7 +66,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ablations", study("ablations", {}))
     throughput = Record(kind="benchmark-model", values={"rows": []})
     monkeypatch.setattr(module, "benchmark_model", lambda **settings: called.update(throughput=settings) or throughput)
-    request = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS)
+    request = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS)
     record = reproduce(request, tmp_path / "all")
     assert set(record.values["parts"]) == set(PARTS) - {"harness", "hallucination"}
     assert len(record.values["claims"]) == len(CLAIMS)
@@ -107,14 +106,14 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="add --resume"):
         reproduce(request, tmp_path / "all")
     with pytest.raises(InputError, match="other settings"):
-        reproduce(ReproduceRequest(scale="tiny", data=[text]), tmp_path / "all", resume=True)
+        reproduce(ReproduceSettings(scale="tiny", data=[text]), tmp_path / "all", resume=True)
     lost = tmp_path / "all" / record.values["parts"]["outliers"][1]
     (lost / "record.json").unlink()  # as if it had been stopped there
     lost.rename(lost.with_name(f".{lost.name}"))
     again = reproduce(request, tmp_path / "all", resume=True)
     assert again.values["claims"] == record.values["claims"]
     assert (tmp_path / "all" / CLAIMS_FILE).read_bytes() == registration
-    only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["outliers"])
+    only = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS, only=["outliers"])
     later = reproduce(only, tmp_path / "all", resume=True).values
     assert (later["claims"], later["equal_loss"]) == (record.values["claims"], record.values["equal_loss"])
     for folder, content in written.items():
@@ -125,39 +124,39 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
 def test_requests_that_cannot_be_used(text):
     for request, message in (
         (
-            ReproduceRequest(scale="tini", data=[text]),
+            ReproduceSettings(scale="tini", data=[text]),
             "--scale must be one of tiny, small, medium or paper; did you mean 'tiny'",
         ),
-        (ReproduceRequest(scale="tiny", data=[]), "--data is missing"),
-        (ReproduceRequest(scale="tiny", data=[text], parts=["outlier"]), "--only must name some of .* 'outliers'"),
+        (ReproduceSettings(scale="tiny", data=[]), "--data is missing"),
+        (ReproduceSettings(scale="tiny", data=[text], only=["outlier"]), "--only must name some of .* 'outliers'"),
     ):
         with pytest.raises(InputError, match=message):
             scale_preset(request)
 
 
 def test_the_estimate_counts_runs_and_ladder(text):
-    request = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS)
-    told = estimate(request.scale, request.parts, scale_preset(request), cores=2)
+    request = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS)
+    told = estimate(request.scale, request.chosen, scale_preset(request), cores=2)
     scale = SCALES["tiny"]
     ladder = 2 * (4 * scale.ladder_steps + sum(scale.budgets[:-1])) + len(scale.ablations) * scale.ladder_steps
-    assert (told["runs"], told["short_runs"]) == (2, 2 * (4 + 3) + 12)
-    assert told["tokens"] == (2 * 4 + ladder) * 8 * 120
-    assert told["minutes"] == pytest.approx(told["tokens"] / 34_000 / 60)
+    assert (told.runs, told.short_runs) == (2, 2 * (4 + 3) + 12)
+    assert told.tokens == (2 * 4 + ladder) * 8 * 120
+    assert told.minutes == pytest.approx(told.tokens / 34_000 / 60)
     assert (
-        estimate(request.scale, request.parts, scale_preset(request), cores=64)["minutes"] == told["minutes"]
+        estimate(request.scale, request.chosen, scale_preset(request), cores=64).minutes == told.minutes
     )  # two runs take two cores
-    only = ReproduceRequest(scale="tiny", data=[text], settings=SETTINGS, parts=["needles"])
-    assert estimate(only.scale, only.parts, scale_preset(only), cores=2)["short_runs"] == 0
+    only = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS, only=["needles"])
+    assert estimate(only.scale, only.chosen, scale_preset(only), cores=2).short_runs == 0
 
 
 def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
-    request = ReproduceRequest(scale="small", data=[text])
+    request = ReproduceSettings(scale="small", data=[text])
     preset = scale_preset(request)
-    assert estimate(request.scale, request.parts, preset, cores=16)["minutes"] is None
+    assert estimate(request.scale, request.chosen, preset, cores=16).minutes is None
     monkeypatch.setattr(scales, "choose_device", lambda name: torch.device("cuda"))
-    told = estimate(request.scale, request.parts, preset, cores=16)
-    assert told["minutes"] == pytest.approx(told["tokens"] / 400_000 / 60)
-    assert 6 < told["minutes"] / 60 < 24  # a day on one GPU, evaluations and all
+    told = estimate(request.scale, request.chosen, preset, cores=16)
+    assert told.minutes == pytest.approx(told.tokens / 400_000 / 60)
+    assert 6 < told.minutes / 60 < 24  # a day on one GPU, evaluations and all
 
 
 def test_the_preset_of_one_gpu_has_thirty_million_parameters_and_forty_million_tokens():
@@ -175,30 +174,30 @@ def test_the_preset_of_one_gpu_has_thirty_million_parameters_and_forty_million_t
 
 
 def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
-    request = ReproduceRequest(scale="medium", data=[text])
+    request = ReproduceSettings(scale="medium", data=[text])
     preset = scale_preset(request)
     monkeypatch.setattr(scales, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    told = estimate(request.scale, request.parts, preset, cores=16)
+    told = estimate(request.scale, request.chosen, preset, cores=16)
     row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
     assert 0.3e9 < row["parameters"] < 0.5e9
     # no more than 40 % of 400 TFLOP/s
     assert 6 * row["parameters"] * SCALES["medium"].tokens_a_second < 0.4 * 4e14
-    assert 1 < told["minutes"] / 60 / 24 < 5
+    assert 1 < told.minutes / 60 / 24 < 5
 
 
 def test_the_training_of_tiny_is_estimated_below_eighty_minutes(text):
     """Of ninety on two cores, also by the 6,000 tokens a second that they reach with five million parameters."""
-    request = ReproduceRequest(scale="tiny", data=[text])
+    request = ReproduceSettings(scale="tiny", data=[text])
     preset = scale_preset(request)
-    told = estimate(request.scale, request.parts, preset, cores=2)
+    told = estimate(request.scale, request.chosen, preset, cores=2)
     row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
-    assert told["minutes"] < 80
-    assert told["tokens"] / (6000 * 5e6 / row["parameters"]) / 60 < 80
+    assert told.minutes < 80
+    assert told.tokens / (6000 * 5e6 / row["parameters"]) / 60 < 80
 
 
 def test_tiny_hides_its_facts_in_filler_and_fits_every_number_of_examples(text, tmp_path):
-    data = prepare(scale_preset(ReproduceRequest(scale="tiny", data=[text])).run.data, tmp_path)
+    data = prepare(scale_preset(ReproduceSettings(scale="tiny", data=[text])).run.data, tmp_path)
     task = data.task()
     filler = task.sample(50, torch.Generator().manual_seed(0)).spans["filler"].sum(1)
     assert filler.min() >= task.sequence_length // 5

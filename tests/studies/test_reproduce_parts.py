@@ -12,18 +12,19 @@ from typer.testing import CliRunner
 from antiphase.cli import app
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies import reproduce as module
 from antiphase.studies.registration import CLAIMS_FILE
-from antiphase.studies.reproduce import REQUEST, Work, begin, registered_claims
-from antiphase.studies.reproduce_request import ReproduceRequest, scale_preset
-from antiphase.studies.scales import SCALES
+from antiphase.studies.reproduce import ReproduceSettings
+from antiphase.studies.reproduce import measure as module
+from antiphase.studies.reproduce.measure import REQUEST, begin, registered_claims, scale_preset
+from antiphase.studies.reproduce.parts import Work, own_inputs
+from antiphase.studies.reproduce.scales import SCALES
 
 
 @pytest.fixture
 def request_of(tmp_path):
     (tmp_path / "book.txt").write_text("The harbour lay quiet. " * 50)
     (tmp_path / "held.txt").write_text("A lamp burned in the mill. " * 50)
-    return ReproduceRequest(scale="tiny", data=[str(tmp_path / "book.txt")], validation=[str(tmp_path / "held.txt")])
+    return ReproduceSettings(scale="tiny", data=[str(tmp_path / "book.txt")], validation=[str(tmp_path / "held.txt")])
 
 
 @pytest.fixture
@@ -112,7 +113,7 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
     preset, output = scale_preset(request_of), tmp_path / "new"
     begin(request_of, preset, output, resume=False)
     begin(request_of, preset, output, resume=True)
-    begin(replace(request_of, parts=("needles",)), preset, output, resume=True)
+    begin(replace(request_of, only=("needles",)), preset, output, resume=True)
     for flag, path in (("--data", "book.txt"), ("--validation", "held.txt")):
         before = (tmp_path / path).read_text()
         (tmp_path / path).write_text(before.replace("quiet", "quite").replace("lamp", "limp"))
@@ -172,29 +173,29 @@ def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_o
     begin(request_of, preset, output, resume=False)
     begin(request, preset, output, resume=True)
     parts = ("harness", "hallucination")
-    before = {part: request.own(part) for part in parts}
-    assert (request.own("needles"), request_of.own("needles")) == ([], [])
+    before = {part: own_inputs(request, part) for part in parts}
+    assert (own_inputs(request, "needles"), own_inputs(request_of, "needles")) == ([], [])
     other_judge = replace(request, judge=str(tmp_path / "other"))
     for changed, part in ((replace(request, tasks=["sums", "arc"]), "harness"), (other_judge, "hallucination")):
         begin(changed, preset, output, resume=True)
-        assert [one for one in parts if changed.own(one) != before[one]] == [part]
+        assert [one for one in parts if own_inputs(changed, one) != before[one]] == [part]
     content = ("tasks/sums.yaml", "harness"), ("news.jsonl", "hallucination"), ("judge/config.json", "hallucination")
     for path, part in content:
         (tmp_path / path).write_text("task: other")
         begin(request, preset, output, resume=True)
-        assert [one for one in parts if request.own(one) != before[one]] == [part]
-        before[part] = request.own(part)
+        assert [one for one in parts if own_inputs(request, one) != before[one]] == [part]
+        before[part] = own_inputs(request, part)
 
 
 @pytest.mark.slow
 def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_journal(work, request_of):
     counted = Counted(stop=True)
-    work.request = replace(request_of, tasks=["one"])
+    work.settings = replace(request_of, tasks=["one"])
     work.folders["harness"] = []
     with pytest.raises(KeyboardInterrupt):
         work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
     for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl"])):
-        work.request = replace(request_of, tasks=tasks)
+        work.settings = replace(request_of, tasks=tasks)
         work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
         assert counted.calls == calls
         assert counted.found[-1] == kept
@@ -203,12 +204,12 @@ def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_jou
 @pytest.mark.slow
 def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_of):
     counted = Counted()
-    work.request = replace(request_of, tasks=["one"])
+    work.settings = replace(request_of, tasks=["one"])
     work.seeds = [0]
     work.folders["harness"] = []
     work.once("harness", "seed0", counted, seed=0)
     for tasks in ([], ["two"]):
-        work.request = replace(request_of, tasks=tasks)
+        work.settings = replace(request_of, tasks=tasks)
         assert [record.values for record in work.kept("harness")] == [{"call": 1}]
         assert work.folders["harness"] == [Path("harness/seed0")]
     assert work.kept("needles") == []  # nothing is there
@@ -240,7 +241,7 @@ def test_models_that_read_too_little_are_not_judged(request_of):
     with pytest.raises(
         InputError, match="--judge: the models of --scale tiny have too short a context for a text and its sum"
     ):
-        request.check()
+        scale_preset(request)
 
 
 def test_the_budget_is_told_before_anything_starts(tmp_path, request_of, monkeypatch):

@@ -10,8 +10,8 @@ from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
-from antiphase.report.scaling import loss_laws, losses
-from antiphase.studies.scaling import ladder_of, resized, scaling, shortened
+from antiphase.studies.scaling.measure import ladder_of, resized, scaling, shortened
+from antiphase.studies.scaling.presentation import loss_laws, losses
 from antiphase.training.optimizer import learning_rate
 from support.records import values as values_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphase.studies.tune import BEFORE, gradient_spikes
+from antiphase.studies.tune.measure import BEFORE, gradient_spikes
 
 CALM = [1.0, 1.2, 0.9] * 7
 

@@ -14,7 +14,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
-from antiphase.studies.upcycle import upcycle, upcycle_preset
+from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.loop import train
 
 ARMS = ["softmax", "control", "differential_v2"]
@@ -50,7 +50,7 @@ def test_what_cannot_be_upcycled_is_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match="not a finished run"):
         upcycle_preset(str(tmp_path), tmp_path / "up")
     model = trained(tmp_path / "differential", tiny_preset, kind="differential")
-    with pytest.raises(InputError, match="no softmax model"):
+    with pytest.raises(InputError, match="is not a softmax model"):
         upcycle_preset(model, tmp_path / "up")
     model = trained(tmp_path / "run", tiny_preset)
     with pytest.raises(InputError, match=r"--seeds must not hold 3"):

@@ -8,11 +8,10 @@ import transformers as hf
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 FOREIGN = {
-    "llama": hf.LlamaConfig(**SIZES, attention_bias=True),
-    "diffllama": hf.DiffLlamaConfig(**SIZES),
+    "llama": hf.LlamaConfig(**SIZES, attention_bias=True), "diffllama": hf.DiffLlamaConfig(**SIZES),
     "mistral": hf.MistralConfig(**SIZES, sliding_window=4),
     "gpt2": hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
-}
+}  # fmt: skip
 """Configurations by name, of two layers each."""
 
 

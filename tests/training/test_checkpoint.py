@@ -90,12 +90,11 @@ def of_runs(model, fused):
 
 
 OPTIMIZERS = {
-    "of runs, fused": lambda model: of_runs(model, fused=True),
-    "of runs": lambda model: of_runs(model, fused=False),
+    "of runs, fused": lambda model: of_runs(model, fused=True), "of runs": lambda model: of_runs(model, fused=False),
     "Adam of epochs": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3, fused=True),
     "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-3, amsgrad=True),
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

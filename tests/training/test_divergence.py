@@ -46,14 +46,10 @@ class NoGradient(torch.autograd.Function):
         return gradient * math.inf
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda loss: loss * math.nan, "its loss is nan"),
-        (lambda loss: loss + math.inf, "its loss is inf"),
-        (NoGradient.apply, "its gradient norm is (nan|inf)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    (lambda loss: loss * math.nan, "its loss is nan"), (lambda loss: loss + math.inf, "its loss is inf"),
+    (NoGradient.apply, "its gradient norm is (nan|inf)"),
+])  # fmt: skip
 def test_a_run_stops_at_the_first_step_that_is_not_finite(tmp_path, run, kept, monkeypatch, change, reason):
     monkeypatch.setattr(NextTokenLoss, "forward", at_step(8, change))
     with pytest.raises(DivergedError, match=f"--output {tmp_path / 'run'}: training diverged at step 8, {reason}; "):

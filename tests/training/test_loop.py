@@ -299,15 +299,10 @@ def test_device_that_is_not_there_is_refused(name):
         choose_device(name)
 
 
-@pytest.mark.parametrize(
-    ("override", "field"),
-    [
-        ("model.num_attention_heads=3", "num_attention_heads"),
-        ("model.num_key_value_heads=3", "num_key_value_heads"),
-        ("model.head_dim=3", "head_dim"),
-        ("training.device=nonsense", "--device"),
-    ],
-)
+@pytest.mark.parametrize(("override", "field"), [
+    ("model.num_attention_heads=3", "num_attention_heads"), ("model.num_key_value_heads=3", "num_key_value_heads"),
+    ("model.head_dim=3", "head_dim"), ("training.device=nonsense", "--device"),
+])  # fmt: skip
 def test_refused_sizes_write_nothing(tmp_path, run, override, field):
     with pytest.raises(InputError, match=field):
         run(tmp_path / "run", override)

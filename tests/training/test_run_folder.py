@@ -49,39 +49,6 @@ def test_folder_that_holds_nothing_may_be_used(tmp_path, settings, left_behind):
     assert (folder / "run.yaml").is_file()
 
 
-@pytest.mark.parametrize("resume", [False, True])
-@pytest.mark.parametrize("name", ["notes.txt", ".hidden"])
-def test_folder_of_something_else_is_refused_and_left_alone(tmp_path, settings, name, resume):
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(InputError, match="exists and holds no run of antiphase"):
-        open_run(tmp_path, settings(), resume=resume)
-    assert {path.name for path in tmp_path.iterdir()} == {name, "tiny.yaml"}
-
-
-def test_file_in_the_place_of_the_folder_is_refused(tmp_path, settings):
-    (tmp_path / "file").write_text("mine")
-    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(InputError, match=f"--output {folder}"):
-            open_run(folder, settings(), resume=False)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_run_that_is_there_needs_resume(tmp_path, settings):
-    open_run(tmp_path / "run", settings(), resume=False)
-    with pytest.raises(InputError, match="add --resume to continue it"):
-        open_run(tmp_path / "run", settings(), resume=False)
-    open_run(tmp_path / "run", settings(), resume=True)
-
-
-def test_resume_with_other_settings_names_them(tmp_path, settings):
-    open_run(tmp_path / "run", settings(), resume=False)
-    before = (tmp_path / "run" / "run.yaml").read_bytes()
-    other = settings("training.learning_rate=1e-3", "model.hidden_size=32", "data.paths=[a]")
-    with pytest.raises(InputError, match=r"\(model\.hidden_size, data\.paths, training\.learning_rate\)"):
-        open_run(tmp_path / "run", other, resume=True)
-    assert (tmp_path / "run" / "run.yaml").read_bytes() == before
-
-
 def test_resume_on_another_machine_may_use_other_threads_and_another_cache(tmp_path, settings):
     open_run(tmp_path / "run", settings("training.threads=1"), resume=False)
     open_run(tmp_path / "run", settings("training.threads=16", "data.cache=elsewhere"), resume=True)

@@ -12,9 +12,9 @@ from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.studies.compare import compare
+from antiphase.studies.compare.measure import compare
 from antiphase.studies.training_run import train_run
-from antiphase.studies.tune import tune
+from antiphase.studies.tune.measure import tune
 
 WORDS = ["harbour", "boat", "gull", "wall", "water", "storm", "noon", "market", "voice", "bread", "morning", "pier"]
 SIZES = (
@@ -61,26 +61,6 @@ def test_held_out_share_is_not_trained_on_and_given_text_is_measured_on(tmp_path
     assert share.training_text.tokens.tolist() == given.training_text.tokens[: 160 * len(share.training_text)].tolist()
     text = given.tokenizer.decode(given.validation_text.tokens)
     assert text == (tmp_path / "held-out.txt").read_text()
-
-
-def test_every_row_counts_in_full_and_an_epoch_holds_each_block_once(tmp_path, text_settings):
-    data = prepare(text_settings("data.needle_share=0").data, tmp_path / "a")
-    stream, blocks = data.stream(batch_size=4, seed=3), len(data.training_text)
-    steps = -(-blocks // 4)
-    rows = torch.cat([stream.batch(step).input_ids for step in range(steps)])[:blocks]
-    assert torch.equal(stream.batch(0).labels, stream.batch(0).input_ids)
-    expected = torch.stack([data.training_text.block(index) for index in range(blocks)])
-    assert sorted(rows.tolist()) == sorted(expected.tolist())
-    assert not torch.equal(rows, expected)
-
-
-def test_batch_of_a_step_does_not_depend_on_what_was_read_before(tmp_path, text_settings):
-    data = prepare(text_settings().data, tmp_path / "a")
-    in_turn = data.stream(batch_size=4, seed=3)
-    batches = [in_turn.batch(step) for step in range(40)]  # more than an epoch
-    for step in (39, 0, 17):
-        assert torch.equal(data.stream(batch_size=4, seed=3).batch(step).input_ids, batches[step].input_ids)
-    assert not torch.equal(data.stream(batch_size=4, seed=4).batch(0).input_ids, batches[0].input_ids)
 
 
 def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings):

@@ -6,12 +6,10 @@ Skipped where Chromium or Playwright is not installed; Playwright's own download
 import itertools
 import re
 import shutil
-from collections.abc import Callable
 
 import numpy
 import pytest
 
-from antiphase.records import Record
 from antiphase.viewer.look.page import write_look
 from antiphase.viewer.look.tables import layers_of
 
@@ -22,15 +20,12 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (Debian: apt-get install chromium)"),
 ]
 
-Look = Callable[..., Record]
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 DESKTOP = {"viewport": {"width": 1280, "height": 900}}
 WAYS = {
-    "desktop": DESKTOP,
-    "dark": {**DESKTOP, "color_scheme": "dark"},
-    "phone": PHONE,
+    "desktop": DESKTOP, "dark": {**DESKTOP, "color_scheme": "dark"}, "phone": PHONE,
     "dark phone": {**PHONE, "color_scheme": "dark"},
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 
 import numpy
@@ -17,7 +16,6 @@ from antiphase.records import Record
 from antiphase.viewer.look.page import look_page, write_look
 from antiphase.viewer.look.tables import layer_table, layers_of, mask_words, piece_counts
 
-Look = Callable[..., Record]
 LARGEST = 8_000_000
 """Bytes of a page for 12 layers of 12 heads on 256 tokens."""
 

@@ -1,17 +1,13 @@
 """Figures of attention maps draw the record's numbers, read back from the axes."""
 
-from collections.abc import Callable
-
 import numpy
 import pytest
 
-from antiphase.records import Record
 from antiphase.report import write_report
 from antiphase.report.figures import save_figures
 from antiphase.viewer.look import plots as look_plots
 from antiphase.viewer.look.tables import layers_of
 
-Look = Callable[..., Record]
 NAMES = {"look-heads", "look-head", "look-masks", "look-positions"}
 
 
@@ -67,13 +63,10 @@ def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(l
     assert (found[0].layer, found[1]) == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("causal", "titles"),
-    [
-        (True, ["causal\nlayers 0, 1", "global\nnot in this model"]),
-        (False, ["global\nlayers 0, 1", "causal\nnot in this model"]),
-    ],
-)
+@pytest.mark.parametrize(("causal", "titles"), [
+    (True, ["causal\nlayers 0, 1", "global\nnot in this model"]),
+    (False, ["global\nlayers 0, 1", "causal\nnot in this model"]),
+])  # fmt: skip
 def test_masks_are_drawn_and_the_plain_ones_always(look_record, causal, titles):
     figure = look_plots.masks(look_record(causal=causal))
     assert [axes.get_title() for axes in figure.axes] == titles

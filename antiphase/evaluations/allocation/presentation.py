@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from antiphase.evaluations.allocation import Allocation, MapAllocation
 from antiphase.report import tables
-from antiphase.report.comparison import ALLOCATION
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.retrieval import ALLOCATION
 from antiphase.report.tables import Column, Table, depth_text, format_value, present
 
 PAPER_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.evaluations.needles import Accuracy, Needles, Trend
-from antiphase.report.comparison import NEEDLES
 from antiphase.report.presentation import Presentation
+from antiphase.report.retrieval import NEEDLES
 from antiphase.report.tables import Column, Table, depth_text, format_value
 
 PAPER: dict[tuple[int, int], tuple[float, float]] = {

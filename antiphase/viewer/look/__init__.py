@@ -19,7 +19,7 @@ class LookSettings(Settings):
     """
 
     folder = "new"
-    parts = "texts"
+    counted = "texts"
 
     name: str = argument("MODEL", "Local folder or Hub name of a model.")
     text: str = flag("Text to look at.")

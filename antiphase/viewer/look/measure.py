@@ -58,7 +58,9 @@ def look(
                 f"--target is missing: {request.name} has an encoder and a decoder; give the text that it writes"
             )
         if not is_pair and request.target is not None:
-            raise InputError(f"--target is only for encoder–decoders, and {request.name} is none; remove it")
+            raise InputError(
+                f"--target is only for encoder–decoders; {request.name} has no encoder and decoder; remove it"
+            )
         ids = _encoded(loaded, request, "--text", getattr(config, "source_vocab_size", None))
         read, sequences = None, {TEXT: _sequence(loaded, request.text, ids)}
         if request.target is not None:

@@ -22,8 +22,9 @@ from jinja2 import Environment, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from antiphase.errors import InputError
-from antiphase.records import Record, write_atomically
+from antiphase.records import Record
 from antiphase.report import tables
+from antiphase.report.html import check_page, write_page
 from antiphase.viewer.look.tables import (
     LayerMaps,
     is_look,
@@ -42,18 +43,10 @@ def write_look(records: Sequence[Record], output: Path) -> Path:
     Raises:
         InputError: a record has no attention maps, or ``output`` cannot be written.
     """
-    output = Path(output)
     if not records or not all(is_look(record) for record in records):
         raise InputError("an interactive page needs records of antiphase look only")
-    if output.is_dir() or output.suffix not in (".html", ".htm"):
-        raise InputError(f"--output {output} must be a file that ends in .html")
-    text = look_page(records)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(output, text.encode("utf-8", errors="replace"))
-    except OSError as error:
-        raise InputError(f"--output {output} cannot be written ({error.strerror}); choose another file") from None
-    return output
+    check_page(output)
+    return write_page(look_page(records), output)
 
 
 def look_page(records: Sequence[Record]) -> str:

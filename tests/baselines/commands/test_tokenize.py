@@ -26,12 +26,6 @@ def test_rows_hold_every_piece_and_word_in_order(name, text_tokenizer):
             assert not any(letter.isspace() for letter in piece["text"])
 
 
-def test_pieces_of_one_word_stand_in_its_row():
-    (found,) = tokenize(TokenizeSettings(text="ab 日本", tokenizers=["characters"])).values["tokenizers"]
-    rows = [(row["words"], [piece["text"] for piece in row["pieces"]]) for row in found["rows"]]
-    assert rows == [(["ab"], ["a", "b"]), ([], ["␣"]), (["日"], ["日"]), (["本"], ["本"])]
-
-
 def test_a_character_of_several_pieces_stays_readable():
     (found,) = tokenize(TokenizeSettings(text="x 東", tokenizers=["bpe"], vocabulary=258)).values["tokenizers"]
     assert [piece["text"] for piece in found["rows"][-1]["pieces"]] == ["東[1/3]", "東[2/3]", "東[3/3]"]
@@ -77,19 +71,3 @@ def test_command_shows_every_kind_and_saves_a_record(antiphase, tmp_path, text_t
     assert [row["tokenizer"] for row in values(tmp_path / "r")["tokenizers"]] == ["words", "own"]
     code, out, _ = antiphase("tokenize brackets", "--tokenizer", "own")
     assert "learned from the text itself" not in " ".join(out.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "pattern"),
-    [
-        ([" "], "TEXT is empty"),
-        (["a", "--vocabulary", "2"], "--vocabulary must be at least 3"),
-        (["a", "--tokenizer", "bpe", "--vocabulary", "30"], "--vocabulary must be at least 258"),
-        (["a", "--tokenizer", "words", "--tokenizer", "words"], "twice"),
-        (["a", "--tokenizer", "./none"], "--tokenizer ./none: there is no such folder"),
-        (["a", "--data", "none.txt"], "--data none.txt: there is no such file"),
-        (["a\udc80"], "not valid Unicode"),
-    ],
-)
-def test_refusals(refused, words, pattern):
-    refused(pattern, "tokenize", words)

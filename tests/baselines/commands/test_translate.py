@@ -13,7 +13,7 @@ from antiphase.baselines.translators import TRANSLATORS
 from antiphase.data.tokenization import train_tokenizer as train_bpe
 from antiphase.errors import InputError
 from antiphase.records import Record
-from support.records import values, without_times
+from support.records import values
 
 TINY = "--set hidden_size=8 --set num_hidden_layers=1 --set epochs=1"
 MADE = f"--samples 12 --test-samples 5 {TINY}"
@@ -120,32 +120,12 @@ def test_other_pieces_stop_at_the_end_too(antiphase, tmp_path, tokenizer):
 
 
 @pytest.mark.slow
-def test_a_stopped_study_goes_on_and_trains_nothing_twice(antiphase, refused, tmp_path, monkeypatch):
-    words = f"translate --models transformer --seeds 0,1 {MADE} --output"
-    assert antiphase(f"{words} whole")[0] == 0
-    trained = []
-    train = study.train_translator
-
-    def count(*arguments, **options):
-        if trained:
-            raise KeyboardInterrupt
-        trained.append(options["seed"])
-        return train(*arguments, **options)
-
-    monkeypatch.setattr(study, "train_translator", count)
-    code, _, err = antiphase(f"{words} cut")
-    assert code == 130
-    assert "--resume" in err
-    assert not (tmp_path / "cut" / "record.json").exists()
-    monkeypatch.setattr(study, "train_translator", train)
-    kept = (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns
-    assert antiphase(f"{words} cut --resume")[0] == 0
-    assert (tmp_path / "cut" / "transformer-seed0" / "model.safetensors").stat().st_mtime_ns == kept
-    assert without_times(values(tmp_path / "cut")) == without_times(values(tmp_path / "whole"))
+def test_a_stopped_study_goes_on_and_trains_nothing_twice(stopped_and_gone_on_with, refused, tmp_path):
+    words = f"translate --models transformer --seeds 0,1 {MADE}"
+    stopped_and_gone_on_with(words, study, "train_translator", after=1, kept="transformer-seed0/model.safetensors")
     arrays = [Record.load(tmp_path / name).arrays["alignment.transformer"] for name in ("cut", "whole")]
     assert (arrays[0] == arrays[1]).all()
-    for more, pattern in (("", "add --resume"), ("--resume --set epochs=2", r"other settings \(settings\)")):
-        refused(pattern, f"{words} cut {more}")
+    refused(r"other settings \(settings\)", f"{words} --output cut --resume --set epochs=2")
 
 
 def test_other_pairs_or_another_tokenizer_are_not_gone_on_with(antiphase, refused, tmp_path):
@@ -174,48 +154,6 @@ def test_a_tokenizer_that_names_its_end_unknown_knows_every_word(antiphase, tmp_
     assert study.with_end([4, 9], 9) == study.with_end([4], 9) == [4, 9]
 
 
-def test_bad_input_is_one_sentence_and_leaves_nothing(refused, tmp_path):
-    (tmp_path / "tab.tsv").write_text("a b\tc\na b\n")
-    (tmp_path / "long.tsv").write_text("a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n")
-    (tmp_path / "mark.tsv").write_text("a\tb\n\u200b\tb\nc\td\n")
-    given = "translate --train train.tsv --output r"
-    cases = {
-        "translate --train tab.tsv --output r": r"--train tab\.tsv, line 2: there is no tab in the line",
-        "translate --train nowhere.tsv --output r": r"--train nowhere\.tsv: there is no such file",
-        f"{given} --test tab.tsv": r"--test tab\.tsv, line 2",
-        "translate --train long.tsv --output r --set max_position_embeddings=8 --models transformer":
-            r"long\.tsv, line 2: the text has 9 tokens, more than the 8 positions .*max_position_embeddings=9",
-        "translate --train long.tsv --output r --set max_position_embeddings=9 --models transformer":
-            r"long\.tsv, line 3: the text has 10 tokens, more than the 9 positions",
-        f"{given} --models transformr": r"--models transformr: .*did you mean 'transformer'",
-        f"{given} --set dropuot=0.1": r"--set dropuot: .*did you mean 'dropout'",
-        f"{given} --set epochs=0": "--set epochs must be a whole number of at least 1",
-        f"{given} --set num_attention_heads=3": r"--set num_attention_heads",
-        f"{given} --set eos_token_id=3": "the data says it",
-        f"{given} --seeds 1,1": "--seeds must not repeat a value",
-        f"{given} --seeds 18446744073709551616": "--seeds must lie between 0 and",
-        f"{given} --samples 5": "--samples is for generated pairs",
-        f"{given} --frobnicate": "no such option",
-        "translate --output r --samples 0": "--samples must lie between 1",
-        "translate --output r --test test.tsv": "--test needs --train",
-        "translate --output r --tokenizer bpe": "--tokenizer needs --train",
-    }  # fmt: skip
-    for words, pattern in cases.items():
-        refused(pattern, words)
-
-
-def test_a_text_without_a_token_is_refused_by_its_line(tmp_path):
-    """Words of a tokenizer from elsewhere may leave nothing of a text."""
-    tokenizer = study.train_words(["a b"], 4)
-    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
-    pairs = [study.Pair("there, line 1", "a", "b"), study.Pair("there, line 2", "a", "\u3000")]
-    worker = study.Study(TranslateSettings(), torch.device("cpu"), tmp_path)
-    tokenizer.bos_token = tokenizer.eos_token
-    model = TRANSLATORS["transformer"].build(tokenizer, seed=0)
-    with pytest.raises(InputError, match="there, line 2: the target has no token"):
-        worker.encode(tokenizer, pairs, model, "transformer")
-
-
 def test_layer_and_head_are_those_that_are_best_on_other_pairs():
     found = reported_alignment(
         {"layers": [0.2, 0.4], "heads": [[0.1, 0.9], [0.3, 0.2]]},
@@ -238,3 +176,15 @@ def test_five_epochs_of_the_defaults_teach_what_cannot_be_known_by_heart(antipha
     assert one["exact_match"] > 0.5
     assert one["untrained"]["exact_match"] == 0
     assert one["alignment"]["mean_of_heads"] > 0.5
+
+
+def test_a_text_without_a_token_is_refused_by_its_line(tmp_path):
+    """Words of a tokenizer from elsewhere may leave nothing of a text."""
+    tokenizer = study.train_words(["a b"], 4)
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    pairs = [study.Pair("there, line 1", "a", "b"), study.Pair("there, line 2", "a", "\u3000")]
+    worker = study.Study(TranslateSettings(), torch.device("cpu"), tmp_path)
+    tokenizer.bos_token = tokenizer.eos_token
+    model = TRANSLATORS["transformer"].build(tokenizer, seed=0)
+    with pytest.raises(InputError, match="there, line 2: the target has no token"):
+        worker.encode(tokenizer, pairs, model, "transformer")

@@ -38,11 +38,6 @@ def test_one_label_without_a_colon_makes_labels_whole(tmp_path):
     assert pairs(write(tmp_path, "q.txt", "a:b x\nc y\n")) == [("a:b", "x"), ("c", "y")]
 
 
-def test_lines_end_at_line_feeds_alone(tmp_path):
-    path = write(tmp_path, "n.txt", "1 before\u0085after\n0 and\u2028so\r\n")
-    assert pairs(path) == [("1", "before\u0085after"), ("0", "and\u2028so")]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "options"),
     [
@@ -72,13 +67,6 @@ def test_parquet_with_numbered_labels(tmp_path):
     assert found[2].place.endswith("t.parquet, row 3")
 
 
-def test_a_part_of_a_json_file(tmp_path):
-    path = write(tmp_path, "t.json", json.dumps({"train": [["a", "x"]], "test": [["b", "y"]]}))
-    assert pairs(f"{path}@test") == [("y", "b")]
-    with pytest.raises(InputError, match="train, test"):
-        read_examples([path])
-
-
 def test_an_empty_text_is_kept_with_one_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert pairs(write(tmp_path, "a.txt", "x b\ny\n")) == [("x", "b"), ("y", "")]
@@ -86,20 +74,15 @@ def test_an_empty_text_is_kept_with_one_warning(tmp_path, caplog):
     assert [("line 2" in message, "line 3" in message) for message in caplog.messages] == [(True, False), (False, True)]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("t.txt", "x a\n\ny b\n", r"t\.txt, line 2: the line is empty"),
-        ("t.txt", "x a\n b\n", r"t\.txt, line 2: the line begins without a label"),
-        ("t.csv", "text,label\na,x\nb,\n", r"t\.csv, line 3: there is no label"),
-        ("t.csv", "one,two\na,x\n", r"which column holds the text cannot be determined \(columns: one, two\)"),
-        ("t.csv", "text,a,b\nx,y,z\n", r"which column holds the label .* --label-field"),
-        ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": 5, "label": "y"}\n', r"line 2: the column 'text' holds int"),
-        ("t.jsonl", '{"text": "a", "label": 0.5}\n', r"line 1: the column 'label' holds float"),
-        ("t.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n', r"line 2: there is no column 'text'"),
-        ("t.jsonl", '{"text": "a\\ud800", "label": "x"}\n', r"line 1: .* surrogate"),
-    ],
-)
+@pytest.mark.parametrize(("name", "content", "message"), [
+    ("t.csv", "text,label\na,x\nb,\n", r"t\.csv, line 3: there is no label"),
+    ("t.csv", "one,two\na,x\n", r"which column holds the text cannot be determined \(columns: one, two\)"),
+    ("t.csv", "text,a,b\nx,y,z\n", r"which column holds the label .* --label-field"),
+    ("t.jsonl", '{"text": "a", "label": "x"}\n{"text": 5, "label": "y"}\n', r"line 2: the column 'text' holds int"),
+    ("t.jsonl", '{"text": "a", "label": 0.5}\n', r"line 1: the column 'label' holds float"),
+    ("t.jsonl", '{"text": "a", "label": "x"}\n{"label": "y"}\n', r"line 2: there is no column 'text'"),
+    ("t.jsonl", '{"text": "a\\ud800", "label": "x"}\n', r"line 1: .* surrogate"),
+])  # fmt: skip
 def test_refusals_name_file_and_line(tmp_path, name, content, message):
     with pytest.raises(InputError, match=message):
         read_examples([write(tmp_path, name, content)])
@@ -165,11 +148,3 @@ def test_texts_to_classify(tmp_path):
         read_texts(write(tmp_path, "e.txt", "one\n\n"))
     with pytest.raises(InputError, match="cannot be determined"):
         read_texts(write(tmp_path, "u.csv", "a,b\n1,2\n"))
-
-
-def test_published_sets_read_as_published(shared):
-    folder = shared / "data" / "classification"
-    assert len(read_examples([str(folder / "subj.all")])) == 10000
-    trec = read_examples([str(folder / "trec" / "train.txt")])
-    assert (len(trec), len({e.label for e in trec})) == (5452, 6)
-    assert len({e.label for e in read_examples([str(folder / "trec" / "train.txt")], labels="fine")}) == 50

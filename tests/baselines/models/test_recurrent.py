@@ -70,54 +70,6 @@ def test_the_networks_are_those_of_the_papers(cell, by_hand):
     torch.testing.assert_close(model(ids).pooler_output[0], by_hand(model, model.embed_tokens(ids[0])))
 
 
-@pytest.mark.parametrize("cell", ["rnn", "lstm"])
-def test_the_backward_direction_is_the_forward_one_on_the_mirrored_text(cell):
-    model = network(cell=cell, bidirectional=True, num_hidden_layers=1)
-    ids, mask = torch.randint(0, 23, (3, 8)), torch.ones(3, 8, dtype=torch.int64)
-    mask[0, 5:], mask[1, :3] = 0, 0
-    there = model(ids, attention_mask=mask)
-    with torch.no_grad():
-        for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
-            one, other = getattr(model.network, name), getattr(model.network, f"{name}_reverse")
-            kept = one.clone()
-            one.copy_(other)
-            other.copy_(kept)
-    back = model(ids.flip(1), attention_mask=mask.flip(1))
-    torch.testing.assert_close(back.pooler_output, there.pooler_output.roll(7, 1))
-    torch.testing.assert_close(back.last_hidden_state.flip(1), there.last_hidden_state.roll(7, 2))
-
-
-@every_network
-def test_gradients_are_those_of_finite_differences(cell, bidirectional):
-    model = network(cell=cell, bidirectional=bidirectional)
-    vectors = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0]])
-
-    def both(values):
-        out = model(inputs_embeds=values, attention_mask=mask)
-        return out.last_hidden_state, out.pooler_output
-
-    assert torch.autograd.gradcheck(both, vectors)
-
-
-@pytest.mark.parametrize("left", [False, True])
-def test_greedy_text_is_the_likeliest_token_each_time(left):
-    config = antiphase.RecurrentConfig(vocab_size=23, embedding_size=6, hidden_size=9, pad_token_id=0)
-    model = RecurrentForCausalLM(config).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    ids, mask = torch.randint(1, 23, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
-    if left:
-        ids[0, :2], mask[0, :2] = 0, 0
-    said = model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False)
-    for row, seen, text in zip(ids, mask.bool(), said, strict=True):
-        expected = row[seen]
-        for _ in range(6):
-            with torch.no_grad():
-                expected = torch.cat([expected, model(expected[None]).logits[0, -1:].argmax(-1)])
-        assert torch.equal(text[-6:], expected[-6:])
-
-
 def language_model(cell, **fields):
     config = antiphase.RecurrentConfig(
         vocab_size=23, embedding_size=6, hidden_size=9, num_hidden_layers=2, pad_token_id=0, cell=cell, **fields

@@ -21,11 +21,9 @@ def written(path, text):
     return path
 
 
-@pytest.mark.parametrize(
-    "text",
-    [GLOVE, "6 3\n" + GLOVE, GLOVE.replace("\n", "\r\n"), GLOVE.replace("\n", " \n"), GLOVE.replace("the ", "the\t")],
-    ids=["GloVe", "word2vec", "Windows", "a space at the end", "a tab after the word"],
-)
+@pytest.mark.parametrize("text", [
+    GLOVE, "6 3\n" + GLOVE, GLOVE.replace("\n", "\r\n"), GLOVE.replace("\n", " \n"), GLOVE.replace("the ", "the\t"),
+], ids=["GloVe", "word2vec", "Windows", "a space at the end", "a tab after the word"])  # fmt: skip
 def test_words_of_the_file_get_its_vectors_and_the_others_its_spread(tmp_path, text):
     network = model()
     before = network.get_input_embeddings().weight.detach().clone()
@@ -53,19 +51,15 @@ def test_vectors_go_into_every_kind_of_model(tmp_path):
         assert torch.equal(network.model.embed_tokens.weight[1], torch.tensor([1.0, 2.0, 3.0, 4.0]))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("the 1 2 3\ncat 1 2\n", r"vectors.txt, line 2: 2 numbers, but the model's embeddings are 3 wide"),
-        ("2 4\nthe 1 2 3 4\n", r"vectors.txt, line 1: vectors of width 4, but the model's embeddings are 3 wide"),
-        ("the 1 2 3\ncat 1 two 3\n", r"vectors.txt, line 2: not a word and 3 numbers"),
-        ("the 1 2 nan\n", r"vectors.txt, line 1: a number that is not finite"),
-        ("the 1 2 3\n\n", r"vectors.txt, line 2: 0 numbers"),
-        ("dog 1 2 3\n", r"vectors.txt: contains none of the 7 words"),
-        ("the 1 2 3 4\n", r"vectors.txt: contains none .* check that its vectors are 3 wide"),
-        ("", r"vectors.txt: contains none of the 7 words"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("the 1 2 3\ncat 1 2\n", r"vectors.txt, line 2: 2 numbers, but the model's embeddings are 3 wide"),
+    ("2 4\nthe 1 2 3 4\n", r"vectors.txt, line 1: vectors of width 4, but the model's embeddings are 3 wide"),
+    ("the 1 2 3\ncat 1 two 3\n", r"vectors.txt, line 2: not a word and 3 numbers"),
+    ("the 1 2 nan\n", r"vectors.txt, line 1: a number that is not finite"),
+    ("the 1 2 3\n\n", r"vectors.txt, line 2: 0 numbers"), ("dog 1 2 3\n", r"vectors.txt: contains none of the 7 words"),
+    ("the 1 2 3 4\n", r"vectors.txt: contains none .* check that its vectors are 3 wide"),
+    ("", r"vectors.txt: contains none of the 7 words"),
+])  # fmt: skip
 def test_a_file_that_does_not_fit_is_refused_by_line_and_changes_nothing(tmp_path, text, message):
     network = model()
     before = network.get_input_embeddings().weight.detach().clone()

@@ -31,17 +31,10 @@ def scores(sentences, system):
     return found
 
 
-@pytest.mark.parametrize(
-    "system",
-    [
-        lambda text: True,
-        lambda text: False,
-        lambda text: PLURAL[nouns(text)[0]],
-        lambda text: len(text.split()) % 2 == 0,
-        lambda text: text.count(" near ") > 1,
-        lambda text: sum(token in VERBS for token in text.split()) == 1,
-    ],
-)
+@pytest.mark.parametrize("system", [
+    lambda text: True, lambda text: False, lambda text: PLURAL[nouns(text)[0]], lambda text: len(text.split()) % 2 == 0,
+    lambda text: text.count(" near ") > 1, lambda text: sum(token in VERBS for token in text.split()) == 1,
+])  # fmt: skip
 def test_a_system_that_does_not_reach_the_subject_is_right_in_exactly_half(sentences, system):
     for row in scores(sentences, system):
         assert row["accuracy"] == GUESS_RATE == 0.5

@@ -11,7 +11,6 @@ from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.dependency import measure as dependency
 from antiphase.baselines.studies.gradients import measure as gradients
 from antiphase.baselines.studies.throughput import measure as throughput
-from antiphase.errors import InputError
 from support.records import values
 
 SMALL = "--set hidden_size=8"
@@ -28,13 +27,6 @@ def test_the_line_is_every_classifier_at_one_width(tokenizer):
         model = one.build(tokenizer, LABELS, seed=0)
         width = getattr(model.config, "hidden_size", None) or model.config.num_filters
         assert (width, model.config.embedding_width, model.config.dropout) == (64, 64, 0.0), name
-
-
-@pytest.mark.parametrize("command", ["dependency", "throughput", "gradients"])
-def test_help_shows_an_example(antiphase, command):
-    code, out, _ = antiphase("study", f"{command} --help")
-    assert code == 0
-    assert f"Example: antiphase study {command}" in " ".join(out.split())
 
 
 @pytest.mark.slow
@@ -239,44 +231,3 @@ def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     model(**next(batches))
     assert any(not torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    ("text", "pattern"),
-    [
-        ("dependency --models lstn", r"--models lstn: there is no such model.*lstm"),
-        ("dependency --models lstm,lstm", "--models must not repeat a value"),
-        ("dependency --lengths 2,8", "--lengths must lie between 3 and 512, got 2, 8"),
-        ("dependency --lengths 4-8,8", "--lengths must not repeat a value"),
-        ("dependency --lengths 4,8 --held-out 4,8", "--lengths must contain a length that is not in --held-out"),
-        ("dependency --tested 8,12", "--tested must name different lengths of the training, got 12"),
-        ("dependency --seeds 0,0", "--seeds must not repeat a value"),
-        ("dependency --depth 1", "--depth must lie between 2 and 8"),
-        ("dependency --samples 359", "--samples must be at least 360 for 18 lengths, got 359"),
-        ("dependency --test-samples 41", "--test-samples must be even"),
-        ("dependency --epochs 0", "--epochs must be at least 1"),
-        ("dependency --models rnn --set norm=x", "--set norm: antiphase_recurrent has no setting"),
-        ("throughput --lengths 8,8", "--lengths must not repeat a value"),
-        ("throughput --lengths 64 --tokens 32", "--tokens must be at least 64, the longest sequence; got 32"),
-        ("throughput --rounds 0", "--rounds must be at least 1"),
-        ("gradients --models cnn", "--models cnn: a convolutional classifier has one layer"),
-        ("gradients --norms layernorm", "--norms must be one of layer_norm.*'layernorm'.*did you mean 'layer_norm'"),
-        ("gradients --layers 1", "--layers must be at least 2"),
-        ("gradients --steps -1,2", "--steps must be at least 0, got -1, 2"),
-        ("gradients --models transformer --set norm_position=side", "norm_position must be one of pre, post"),
-    ],
-)
-def test_bad_input_is_one_sentence_and_leaves_nothing(refused, text, pattern):
-    refused(pattern, "study", text, "--output r")
-
-
-def test_a_folder_that_holds_something_is_refused(tmp_path):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "mine").touch()
-    for study, request in (
-        (dependency.dependency, dependency.DependencySettings()),
-        (throughput.throughput, throughput.ThroughputSettings()),
-        (gradients.gradients, gradients.GradientsSettings()),
-    ):
-        with pytest.raises(InputError, match="not empty"):
-            study(request, tmp_path / "r")

@@ -32,16 +32,12 @@ def test_sink_logits_in_the_middle_of_a_cache(window):
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"query": torch.zeros(1, 3, 4, 8)}, "do not fit together"),
-        ({"key": torch.zeros(1, 4, 5, 6)}, "do not fit together"),
-        ({"value": torch.zeros(1, 2, 4, 8)}, "do not fit together"),
-        ({"lam": torch.zeros(1, 2, 3)}, "do not fit together"),
-        ({"mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)}, "do not fit together"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"query": torch.zeros(1, 3, 4, 8)}, "do not fit together"),
+    ({"key": torch.zeros(1, 4, 5, 6)}, "do not fit together"),
+    ({"value": torch.zeros(1, 2, 4, 8)}, "do not fit together"), ({"lam": torch.zeros(1, 2, 3)}, "do not fit together"),
+    ({"mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)}, "do not fit together"),
+])  # fmt: skip
 def test_shapes_that_do_not_fit_are_refused_before_anything_is_read(change, message):
     given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
               "lam": torch.zeros(1, 2, 4), "mask": None} | change  # fmt: skip
@@ -51,14 +47,11 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read(change, mess
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    ("tensor", "scale", "message"),
-    [
-        (torch.zeros(1, 2, 3, 4, dtype=torch.float16), None, "fp32, bf16 and fp64"),
-        (torch.zeros(1, 2, 3, 4), -1.0, "scale above 0"),
-        (torch.zeros(1, 2, 3, 4, device="meta"), None, "for processors, not for meta"),
-    ],
-)
+@pytest.mark.parametrize(("tensor", "scale", "message"), [
+    (torch.zeros(1, 2, 3, 4, dtype=torch.float16), None, "fp32, bf16 and fp64"),
+    (torch.zeros(1, 2, 3, 4), -1.0, "scale above 0"),
+    (torch.zeros(1, 2, 3, 4, device="meta"), None, "for processors, not for meta"),
+])  # fmt: skip
 def test_an_explicit_choice_that_does_not_serve_is_refused_and_auto_takes_another(tensor, scale, message):
     value = tensor[:, :1]
     with pytest.raises(ValueError, match=message):
@@ -114,21 +107,14 @@ def test_halves_of_values_in_half_precision(width):
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"query_edges": torch.tensor([0, 4]).int(), "key_edges": torch.tensor([0, 6]).int()},
-        {"query_edges": torch.tensor([0, 4]), "key_edges": torch.tensor([0, 5])},
-        {"query_edges": torch.tensor([0, 2, 4]).int(), "key_edges": torch.tensor([0, 5]).int()},
-        {"key": torch.zeros(1, 4, 5, 8, dtype=torch.float64)},
-        {"lam": torch.zeros(1, 2, 4, dtype=torch.float64)},
-        {"lam": torch.zeros(1, 2, 4, 2)},
-        {"mask": torch.ones(1, dtype=torch.bool)},
-        {"query_edges": torch.tensor([0, 4]).int()},
-        {"groups": 0},
-        {"sliding_window": -1},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"query_edges": torch.tensor([0, 4]).int(), "key_edges": torch.tensor([0, 6]).int()},
+    {"query_edges": torch.tensor([0, 4]), "key_edges": torch.tensor([0, 5])},
+    {"query_edges": torch.tensor([0, 2, 4]).int(), "key_edges": torch.tensor([0, 5]).int()},
+    {"key": torch.zeros(1, 4, 5, 8, dtype=torch.float64)}, {"lam": torch.zeros(1, 2, 4, dtype=torch.float64)},
+    {"lam": torch.zeros(1, 2, 4, 2)}, {"mask": torch.ones(1, dtype=torch.bool)},
+    {"query_edges": torch.tensor([0, 4]).int()}, {"groups": 0}, {"sliding_window": -1},
+])  # fmt: skip
 def test_edges_and_dtypes_are_checked_where_memory_is_read(options):
     given_ = {"query": torch.zeros(1, 4, 4, 8), "key": torch.zeros(1, 4, 5, 8), "value": torch.zeros(1, 2, 5, 8),
               "lam": torch.zeros(1, 2, 4), "mask": None, "query_edges": None, "key_edges": None, "groups": 2,
@@ -139,17 +125,12 @@ def test_edges_and_dtypes_are_checked_where_memory_is_read(options):
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"statistics": torch.zeros(0)},
-        {"statistics": torch.zeros(2)},
-        {"statistics": torch.zeros(1, 4, 2, 50).transpose(2, 3)},
-        {"statistics": torch.zeros(1, 4, 50, 2, dtype=torch.float64)},
-        {"grad": torch.zeros(1, 1, 1, 16)},
-        {"grad": torch.zeros(1, 2, 50, 3)},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"statistics": torch.zeros(0)}, {"statistics": torch.zeros(2)},
+    {"statistics": torch.zeros(1, 4, 2, 50).transpose(2, 3)},
+    {"statistics": torch.zeros(1, 4, 50, 2, dtype=torch.float64)}, {"grad": torch.zeros(1, 1, 1, 16)},
+    {"grad": torch.zeros(1, 2, 50, 3)},
+])  # fmt: skip
 def test_the_backward_operator_reads_nothing_that_is_too_small(options):
     given_ = {"grad": torch.zeros(1, 2, 50, 16), "statistics": torch.zeros(1, 4, 50, 2)} | options
     tensor = torch.zeros(1, 4, 50, 8)

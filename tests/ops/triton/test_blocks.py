@@ -44,12 +44,8 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
     candidates = [SMALL, OTHER, launch.Blocks(32, 16, 4, 1), launch.Blocks(32, 32, 8, 1)]
     made = blocks.trials(case, {"forward": candidates})
     clock = {
-        str(made[0].usual): 4.0,
-        str(SMALL): 3.0,
-        str(OTHER): 5.0,
-        str(candidates[2]): 1.0,
-        str(candidates[3]): 2.0,
-    }
+        str(made[0].usual): 4.0, str(SMALL): 3.0, str(OTHER): 5.0, str(candidates[2]): 1.0, str(candidates[3]): 2.0,
+    }  # fmt: skip
     results, agree = itertools.count(), blocks.agree
     monkeypatch.setattr(blocks, "paired_times", lambda ways, **rest: {name: [clock[name]] for name in ways})
     monkeypatch.setattr(

@@ -19,7 +19,7 @@ class ClassifySettings(Settings):
     Example: [bold]antiphase classify --model cnn,bilstm --train train.txt --test test.txt --output runs/trec[/]
     """
 
-    parts = "runs"
+    counted = "runs"
 
     train: Sequence[str] = flag("File, folder or Hub dataset of labelled text.")
     test: Sequence[str] = flag("Test set; default: a tenth of --train is held out.", default=())

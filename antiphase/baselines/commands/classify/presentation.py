@@ -37,5 +37,5 @@ PRESENTATION = Presentation(
         ),
     },
     details=lambda record: [tables.model_details(record), tables.runs(record)],
-    closing=lambda record: f"model:  the best run, {record.values['best']}, is copied to --output",
+    closing=lambda record, output: f"model:  the best run, {record.values['best']}, is copied to --output",
 )

@@ -19,7 +19,7 @@ class TranslateSettings(Settings):
     Example: [bold]antiphase translate --output runs/translate[/]
     """
 
-    parts = "runs"
+    counted = "runs"
 
     train: Sequence[str] = flag(
         "Training pairs: lines of source<TAB>target, or named columns; default: generated pairs. Repeatable.",

@@ -28,10 +28,10 @@ def epochs(record: Record) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def alignment(record: Record) -> Figure | None:
     """A row of panels per model, with one panel per layer: the mean over its heads on one held-out pair."""
-    example = record.values.get("example")
-    if not example:
+    example, names = record.values.get("example"), {name: f"alignment.{name}" for name in _models(record)}
+    if not example or not set(names.values()) <= record.arrays.keys():  # the record's arrays are missing
         return None
-    maps = {name: record.arrays[f"alignment.{name}"].mean(1) for name in _models(record)}
+    maps = {name: record.arrays[array].mean(1) for name, array in names.items()}
     layers = max(map(len, maps.values()))
     if any(len(found) != layers for found in maps.values()):  # possible with `--set MODEL.num_hidden_layers`
         layers = 1
@@ -40,9 +40,9 @@ def alignment(record: Record) -> Figure | None:
         for name, found in maps.items()
         for layer, weights in enumerate(found)
     ]
-    names = {side: [visible(text, 14) for text in example[side]] for side in ("target", "source")}
+    texts = {side: [visible(text, 14) for text in example[side]] for side in ("target", "source")}
     return aligned(
-        panels, ("target", names["target"]), ("source", names["source"]), across=min(max(layers, 2), ALIGNED),
+        panels, ("target", texts["target"]), ("source", texts["source"]), across=min(max(layers, 2), ALIGNED),
         right=example["alignment"] or (),
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ class DependencySettings(Settings):
     """
 
     folder = "new"
-    parts = "runs"
+    counted = "runs"
     quick: ClassVar[Mapping[str, Any]] = {
         "held_out": (12, 32, 64), "tested": (4, 8, 24), "samples": 1680, "test_samples": 200, "epochs": 3, "seeds": (0,)
     }  # fmt: skip

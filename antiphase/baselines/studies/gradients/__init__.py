@@ -27,7 +27,7 @@ class GradientsSettings(Settings):
     """
 
     folder = "new"
-    parts = "models"
+    counted = "models"
     quick: ClassVar[Mapping[str, Any]] = {"layers": 6, "steps": (0, 20), "seeds": (0,)}
 
     models: Sequence[str] = models_flag([name for name in CLASSIFIERS if name != "cnn"])

@@ -19,7 +19,7 @@ class ThroughputSettings(Settings):
     """
 
     folder = "new"
-    parts = "lengths"
+    counted = "lengths"
     quick: ClassVar[Mapping[str, Any]] = {"lengths": (32, 128, 512), "rounds": 5, "seconds": 4.0}
 
     models: Sequence[str] = models_flag()

@@ -1,0 +1,152 @@
+"""What differential attention owes to each of its parts, and its rivals: ``antiphase ablations`` (2410.05258, table 6).
+
+Every row is an arm trained on the same data in the same order; its loss is divided into what the context has said
+before (AR-hit) and the rest, and set beside the arm that it departs from and the paper's number.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset
+from antiphase.flags import flags_of
+from antiphase.records import Record
+from antiphase.scoring.loading import load_model, refused_by_model
+from antiphase.scoring.recall import RecallSlices, recall_losses, recall_slices
+from antiphase.studies.ablations import AblationsSettings
+from antiphase.studies.ablations.rows import ABLATIONS, ablation_preset
+from antiphase.studies.grid import Grid
+from antiphase.studies.jobs import Job, Report, is_diverged
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.verdicts import Metric, compare_metric, verdict
+from antiphase.training.run_folder import read_metrics
+
+METRICS = {"loss": "held-out loss", "ar_hit": "loss on AR-hits", "others": "loss on others"}
+
+
+def plan(settings: AblationsSettings, output: Path) -> Plan:
+    """``ablations`` with these settings."""
+    preset, left_out = ablation_preset(settings.chosen_preset(), settings.rows, rivals=settings.rivals)
+    return Plan(
+        partial(ablations, preset, left_out=left_out, frequent=settings.frequent),
+        announced=[described(preset), *(f"without {name}: {why}" for name, why in left_out.items())],
+    )
+
+
+def ablations(
+    preset: Preset,
+    output: Path,
+    *,
+    left_out: Mapping[str, str] | None = None,
+    frequent: int = AblationsSettings.frequent,
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train every row with every seed, divide its loss, and write ``record.json`` in ``output``.
+
+    Args:
+        preset, left_out: from ``ablation_preset``.
+        frequent: pairs that stand in the training text more often than this are no AR-hits.
+
+    Returns:
+        The record of kind "ablations".
+
+    Raises:
+        InputError, Interrupted: as for ``compare``.
+    """
+    flags_of(AblationsSettings)["frequent"].check(frequent)
+    grid = Grid(preset, output, asked={"frequent": frequent})
+    run = preset.run
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say) as data:
+        grid.train(report)
+        say("dividing the loss of every model into AR-hits and others")
+        text = data.training_text
+        slices = recall_slices(
+            data.validation(run.evaluation.validation_sequences), None if text is None else text.tokens,
+            frequent=frequent,
+        )  # fmt: skip
+        runs = [_run_row(grid, job, slices) for job in grid.jobs]
+        values = {
+            "source": run.data.source,
+            "arms": list(preset.compare.arms),
+            "rows": [_row(arm, runs) for arm in preset.compare.arms],
+            "left_out": dict(left_out or {}),
+            "slices": slices.describe(),
+            "runs": runs,
+        }
+        return grid.save("ablations", values, started=started)
+
+
+def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> dict[str, Any]:
+    folder, values = grid.output / job.name, grid.values(job)
+    norms = [line["gradient_norms"] for line in read_metrics(folder) if line.get("gradient_norms")]
+    model = job.settings.model
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "parameters": values["parameters"],
+        "intermediate_size": model.intermediate_size,
+        "learning_rate": values["learning_rate"],
+        "accuracy": values["final"]["accuracy"],
+        **_losses(folder, values, slices),
+        "diverged": values.get("diverged"),
+        "lambdas": values["lambdas"],
+        "gradient_norms": layer_means(norms),
+    }
+
+
+def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> dict[str, float | None]:
+    """The slices of a model's loss; None of a run that diverged."""
+    if is_diverged(values):
+        return dict.fromkeys(METRICS)
+    with refused_by_model(str(folder)):
+        return recall_losses(load_model(str(folder)).model, slices)
+
+
+def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """The mean of several lists of one number a layer; None where a model diverged."""
+    lists = [norms for norms in lists if norms]  # a run may diverge before it logs any
+    layers = [[norm for norm in layer if norm is not None] for layer in zip(*lists, strict=True)]
+    return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
+
+
+def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A line of the table: means over seeds, and paired differences to the row that it departs from."""
+    ablation = ABLATIONS[arm]
+    own = [run for run in runs if run["arm"] == arm]
+    other = [run for run in runs if run["arm"] == ablation.against]
+    found: dict[str, Any] = {
+        "arm": arm, "about": ablation.about, "against": ablation.against, "parameters": own[0]["parameters"],
+        "intermediate_size": own[0]["intermediate_size"],
+        "diverged": sum(run["loss"] is None for run in own),
+        "paper": None if ablation.paper is None else dict(zip(METRICS, ablation.paper, strict=True)),
+        "gradient_norms": layer_means([run["gradient_norms"] for run in own]),
+    }  # fmt: skip
+    for name, words in METRICS.items():
+        values = [run[name] for run in own]
+        known = [value for value in values if value is not None]
+        found[name] = statistics.fmean(known) if known else None
+        if other:
+            metric = Metric(words, "nats a token", lower_is_better=True, digits=4)
+            series = {arm: values, str(ablation.against): [run[name] for run in other]}
+            entry = compare_metric(metric, series, str(ablation.against))
+            found[f"{name}_difference"] = None if entry is None else entry["differences"][arm]
+    if ablation.claim is not None and other:
+        found["claim"] = ablation.claim
+        difference = found["loss_difference"] or {"seeds": 0}
+        found["verdict"] = (
+            verdict(
+                difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
+                interval=difference["interval"],
+            )
+            if difference["seeds"] == len(own)
+            else "inconclusive"  # seeds of which none diverged are no fair sample
+        )  # fmt: skip
+    return found

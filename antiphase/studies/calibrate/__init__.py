@@ -1,0 +1,1 @@
+"""Calibration of a pretrained model's heads, a folder for each command of ``antiphase calibrate``."""

@@ -1,0 +1,126 @@
+"""A model with and without a plan, from request to record: ``antiphase calibrate apply``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.changes import changes_of, gain_interval, mean_of
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import scores_of
+from antiphase.errors import InputError
+from antiphase.folders.held import new_folder
+from antiphase.records import Record
+from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
+from antiphase.studies.calibrate.apply import Apply, ApplySettings
+from antiphase.studies.calibrate.measuring import (
+    CHOSEN_ON,
+    by_mode,
+    check_judges,
+    hash_of_sample,
+    load_tasks,
+    saved,
+    standing,
+)
+from antiphase.tasks.samples import Task
+from antiphase.tasks.task_scores import score_samples
+from antiphase.training.device import choose_device
+
+
+def apply(
+    settings: ApplySettings,
+    output: Path,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Record:
+    """A model with and without a plan: scores on tasks, and texts gone on with. Writes ``record.json``.
+
+    Raises:
+        InputError: a model, plan or task that cannot be used, a folder that is not empty.
+    """
+    settings.check()
+    plan = CalibrationPlan.load(settings.plan)
+    started = perf_counter()
+    with new_folder(output):
+        loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+        try:
+            plan.check(loaded.model)
+        except InputError as error:
+            raise InputError(f"--plan {settings.plan}: {error}") from None
+        tasks = load_tasks(settings, loaded)
+        rows, texts, total = [], [], len(tasks) + len(settings.texts)
+        with refused_by_model(settings.name):
+            for task in tasks.values():
+                rows.append(_compared(loaded.model, plan, task, settings.seed, say))
+                report(len(rows), total)
+            for text in settings.texts:
+                texts.append(_continued(loaded, plan, text, settings.max_new_tokens))
+                report(len(rows) + len(texts), total)
+        applied = {name: value for name, value in asdict(plan).items() if name != "scores"}
+        values = {"plan": applied, "tasks": rows, "texts": texts}
+        return saved(Apply, values, settings, output, seconds=perf_counter() - started)
+
+
+def _chosen_on(plan: CalibrationPlan) -> set[str]:
+    """Hashes of the samples that chose a plan's heads."""
+    listed = plan.scores.get(CHOSEN_ON, {})
+    if not isinstance(listed, dict) or not all(isinstance(hashes, list) for hashes in listed.values()):
+        raise InputError(f"--plan: {CHOSEN_ON} must list hashes by task, got {listed!r}")
+    return {str(number) for hashes in listed.values() for number in hashes}
+
+
+def _compared(
+    model: PreTrainedModel, plan: CalibrationPlan, task: Task, seed: int, say: Callable[[str], None]
+) -> dict[str, Any]:
+    known = _chosen_on(plan)
+    judges = [sample for sample in task.samples if hash_of_sample(sample) not in known]
+    left_out = len(task.samples) - len(judges)
+    if left_out:
+        say(f"{task.name}: {left_out} of {len(task.samples)} samples chose the plan's heads and are left out")
+    check_judges(task.name, len(judges))
+    samples = {task.name: judges}
+    say(f"{task.name}: without the plan")
+    score = by_mode(score_samples, plan.mode)
+    before = scores_of(model, score, samples)
+    say(f"{task.name}: with the plan")
+    with calibrated(model, plan):
+        after = scores_of(model, score, samples)
+    changes = changes_of(after, before)
+    return {
+        **standing(task, before[task.name]),
+        "left_out": left_out,
+        "calibrated": mean_of(after),
+        "gain": mean_of(changes),
+        "gain_interval": list(gain_interval(changes, seed=seed)),
+        "improved": int((changes[task.name] > 0).sum()),
+        "worsened": int((changes[task.name] < 0).sum()),
+    }
+
+
+@torch.no_grad()
+def _continued(loaded: LoadedModel, plan: CalibrationPlan, text: str, longest: int) -> dict[str, str]:
+    ids = [loaded.tokenizer(text)["input_ids"]]
+    if not ids[0]:
+        raise InputError("--text must not be empty")
+    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and len(ids[0]) + longest > limit:
+        raise InputError(
+            f"--text: {len(ids[0])} tokens and --max-new-tokens {longest} are more than the {limit} it can read"
+        )
+    plain = generated_tokens(loaded.model, ids, longest=longest)[0]
+    with calibrated(loaded.model, plan):
+        changed = generated_tokens(loaded.model, ids, longest=longest)[0]
+    return {
+        "text": text,
+        "plain": loaded.tokenizer.decode(plain, skip_special_tokens=True),
+        "calibrated": loaded.tokenizer.decode(changed, skip_special_tokens=True),
+    }

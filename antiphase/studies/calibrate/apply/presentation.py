@@ -1,0 +1,41 @@
+"""How records of ``antiphase calibrate apply`` are shown."""
+
+from __future__ import annotations
+
+from antiphase.report.presentation import Presentation
+from antiphase.report.tables import Column, Table
+from antiphase.studies.calibrate.apply import Apply
+from antiphase.studies.calibrate.presentation import signed, signed_interval
+
+
+@Apply.from_record
+def compared(found: Apply) -> Table | None:
+    """Tasks with and without a plan."""
+    if not found.tasks:
+        return None
+    rows = [
+        [row.task, row.metric, row.samples, row.left_out, row.chance, row.score, row.calibrated,
+         f"{signed(row.gain)} [{signed_interval(row.gain_interval)}]", f"{row.improved} / {row.worsened}"]
+        for row in found.tasks
+    ]  # fmt: skip
+    columns = [Column("Task"), Column("Metric"), Column("Samples", "integer"), Column("Left out", "integer"),
+               Column("Chance", "percent"), Column("Plain", "percent"), Column("Calibrated", "percent"),
+               Column("Gain in points, 95 %"), Column("Better / worse")]  # fmt: skip
+    note = "Left out: samples that chose the plan's heads."
+    return Table(title="With and without the plan", columns=columns, rows=rows, note=note)
+
+
+@Apply.from_record
+def continued(found: Apply) -> Table | None:
+    """Texts gone on with."""
+    if not found.texts:
+        return None
+    columns = [Column("Text"), Column("Plain"), Column("Calibrated")]
+    rows = [[row.text, row.plain, row.calibrated] for row in found.texts]
+    return Table(title="Texts gone on with", columns=columns, rows=rows)
+
+
+PRESENTATION = Presentation(
+    introduction="The model as it is and with the plan's heads calibrated, on the same samples.",
+    tables=lambda record: [compared(record), continued(record)],
+)

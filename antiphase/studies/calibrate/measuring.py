@@ -1,0 +1,165 @@
+"""What search, application and study do alike: tasks, the model as it is, samples that judge, and the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.plan import CalibrationPlan, fingerprint
+from antiphase.calibration.search import NO_SINKS, Score, Split, split_samples
+from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
+from antiphase.folders.contents import hash_of
+from antiphase.folders.work import Work
+from antiphase.records import Record, finite
+from antiphase.scoring.loading import LoadedModel, load_model
+from antiphase.studies.calibrate.settings import ChoiceSettings, TaskSettings
+from antiphase.tasks.samples import Sample, Task
+from antiphase.tasks.task_scores import probabilities, score_samples
+from antiphase.tasks.tasks import load_task
+from antiphase.training.device import choose_device
+from antiphase.uncertainty.intervals import wilson_interval
+
+SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
+"""What a search may raise: the task's own metric, or the probability of the right answer."""
+CHOSEN_ON = "chosen_on"
+"""In a plan's scores: hashes of the samples that chose its heads."""
+LEAST_JUDGES = 10
+"""Samples of a task that a gain may rest on; fewer say nothing about its spread."""
+
+
+def check(settings: ChoiceSettings) -> None:
+    """
+    Raises:
+        InputError: a value out of range.
+    """
+    settings.check()
+    CalibrationPlan({}, settings.alpha, settings.beta, settings.mode)
+
+
+def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
+    """The tasks by name.
+
+    Raises:
+        InputError: a task cannot be used, or two have one name.
+    """
+    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    found: dict[str, Task] = {}
+    for path in settings.tasks:
+        task = load_task(
+            path, loaded.tokenizer, samples=settings.samples, shots=settings.shots, seed=settings.seed,
+            longest=longest, run=loaded.settings,
+        )  # fmt: skip
+        if task.name in found:
+            raise InputError(f"--task {path}: another task has the name {task.name} too; give it a name of its own")
+        found[task.name] = task
+    return found
+
+
+def by_mode(score: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """A score that feeds labels as decoding would, where a call's own queries choose the sinks."""
+    return partial(score, stepwise=mode == "paper")
+
+
+def check_model(model: PreTrainedModel, tasks: Mapping[str, Task], mode: str) -> None:
+    """Raise a ValueError for a model that cannot be calibrated, before anything long begins."""
+    count = getattr(model.config.get_text_config(), "num_attention_heads", 0)
+    plan = CalibrationPlan({0: range(max(1, count))}, alpha=NO_SINKS, mode=mode)
+    with calibrated(model, plan):
+        by_mode(score_samples, mode)(model, [next(iter(tasks.values())).samples[0]])
+
+
+def check_judges(task: str, count: int) -> None:
+    """Raise an InputError where so few samples are left to judge by that a gain would say nothing."""
+    if count < LEAST_JUDGES:
+        raise InputError(
+            f"--task {task}: {count} samples are left to measure the gain, but {LEAST_JUDGES} are needed; give more "
+            "data or --samples"
+        )
+
+
+def standing(task: Task, values: Tensor) -> dict[str, Any]:
+    """A model's score beside what needs no reading of the prompt.
+
+    It is above chance where a one-sided binomial test says so at 5 %, or, where chance is 0, where any is right.
+    """
+    score, count = float(values.mean()), len(values)
+    found: dict[str, Any] = {"task": task.name, "metric": task.metric, "samples": count, "score": score}
+    if task.chance:
+        right = round(float(values.sum()))
+        test = stats.binomtest(right, count, task.chance, alternative="greater")
+        above = bool(test.pvalue < 0.05)
+        found["interval"] = list(wilson_interval(right, count))
+    else:
+        above = score > 0
+    return {**found, "chance": task.chance, "above_chance": above}
+
+
+def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, Task]]:
+    """The model and its tasks; what they are is kept.
+
+    Raises:
+        InputError: one of them cannot be used, or is another one than when the work began.
+        ValueError: a model that cannot be calibrated.
+    """
+    loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+    last = getattr(loaded.model.config.get_text_config(), "num_hidden_layers", 0) - 1
+    if settings.layers is not None and max(settings.layers) > last:
+        raise InputError(f"--layers names layer {max(settings.layers)}, but the model's layers are 0 to {last}")
+    tasks = load_tasks(settings, loaded)
+    check_model(loaded.model, tasks, settings.mode)
+    prompts = {
+        name: hash_of([[s.prompt, s.options, s.answers, s.target, s.lengths, s.metric] for s in task.samples])
+        for name, task in tasks.items()
+    }
+    work.begin(
+        {"model": fingerprint(loaded.model), "samples": prompts},
+        {"model": "MODEL holds other weights", "samples": "the tasks' data has changed"},
+    )
+    return loaded, tasks
+
+
+def judged_split(settings: ChoiceSettings, samples: Mapping[str, Sequence[Sample]]) -> Split:
+    """Samples that choose heads, and enough others that judge the choice.
+
+    Raises:
+        InputError: too few.
+    """
+    split = split_samples(samples, held_out=settings.held_out, seed=settings.seed)
+    for name, judges in split.held_out.items():
+        check_judges(name, len(judges))
+    return split
+
+
+def saved(
+    result: type[Result], values: Mapping[str, Any], settings: TaskSettings, output: Path, *, seconds: float
+) -> Record:
+    """Write ``record.json``.
+
+    Raises:
+        InputError: values that the result's own type could not read again.
+    """
+    record = Record(
+        kind=result.measurement().kind, values=finite({"model": settings.name, **values}),
+        config=finite(asdict(settings)), seeds=[settings.seed], seconds=seconds,
+    )  # fmt: skip
+    result.read(record)
+    record.save(output)
+    return record
+
+
+def hash_of_sample(sample: Sample) -> str:
+    """By what a sample is known again, behind other examples too: its own text, what may follow, what is right."""
+    parts = {name: (start, stop) for name, start, stop in sample.spans}
+    start, stop = parts.get("question", (0, len(sample.prompt)))
+    options = [sample.decode(list(option)) for option in sample.options]
+    text = sample.decode(list(sample.prompt[start:stop])).strip()
+    return hash_of([text, options, sample.answers, sample.target])[:16]

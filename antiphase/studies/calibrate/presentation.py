@@ -1,0 +1,82 @@
+"""Tables and the figure that records of search, application and study share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import matplotlib
+import numpy
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from antiphase.records import Record
+from antiphase.report.plots import STYLE
+from antiphase.report.presentation import Drawing
+from antiphase.report.tables import Column, Table
+from antiphase.studies.calibrate.settings import Standing
+
+POINTS = 100
+"""Shares are told in points of a hundred."""
+
+
+def standings(tasks: Sequence[Standing]) -> Table | None:
+    """Each task without calibration, beside chance."""
+    if not tasks:
+        return None
+    rows = [[row.task, row.metric, row.samples, row.score, row.chance, row.above_chance] for row in tasks]
+    columns = [Column("Task"), Column("Metric"), Column("Samples", "integer"), Column("Score", "percent"),
+               Column("Chance", "percent"), Column("Above chance")]  # fmt: skip
+    return Table(title="Tasks without calibration", columns=columns, rows=rows,
+                 note="Chance: the best of guessing, the commonest answer, the longest and the shortest.")  # fmt: skip
+
+
+def format_share(value: float) -> str:
+    """``0.25`` as ``25.0 %``."""
+    return f"{100 * value:.1f} %"
+
+
+def signed(value: float) -> str:
+    """A change of a share, in points."""
+    return f"{POINTS * value:+.1f}"
+
+
+def signed_interval(interval: Sequence[float]) -> str:
+    """The ends of an interval, in points."""
+    return " to ".join(map(signed, interval))
+
+
+@matplotlib.rc_context(STYLE)
+def head_changes(changes: Mapping[tuple[int, int], float]) -> Figure | None:
+    """Change of the score by layer and head."""
+    if not changes:
+        return None
+    layers = sorted({layer for layer, _ in changes})
+    heads = 1 + max(head for _, head in changes)
+    grid = numpy.full((len(layers), heads), numpy.nan)
+    for (layer, head), change in changes.items():
+        grid[layers.index(layer), head] = POINTS * change
+    largest = max(float(numpy.nanmax(numpy.abs(grid))), 1e-9)
+    figure = Figure(figsize=(min(10.2, 3.4 + 0.34 * heads), max(2.6, 1.4 + 0.28 * len(layers))), layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("#dddddd")
+    image = axes.imshow(grid, aspect="auto", cmap="RdBu", vmin=-largest, vmax=largest, interpolation="nearest")
+    axes.set(title="Each head calibrated alone", xlabel="head (softmax map)", ylabel="layer")
+    axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.grid(visible=False)
+    figure.colorbar(image, ax=axes, label="change in points")
+    return figure
+
+
+def heads_drawing(draw: Callable[[Record], Figure | None]) -> Mapping[str, Drawing]:
+    """The figure of ``head_changes``, by the name of its file."""
+    return {
+        "calibrated-heads": Drawing(
+            draw=draw,
+            title="Each head calibrated alone",
+            caption="Change of the score in points, in a search on its part of the samples, in a study on all; grey: "
+            "not tried.",
+            alternative="Heatmap of layers and heads: change of the score when one head is calibrated.",
+            is_raster=True,
+        )
+    }

@@ -1,0 +1,76 @@
+"""Which heads to calibrate (2406.15765, section 4): one at a time, judged on samples kept apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from antiphase.evaluations.result import Result
+from antiphase.flags import flag
+from antiphase.studies.calibrate.settings import ChoiceSettings, Standing, score_flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings(ChoiceSettings):
+    """Find the heads whose calibration raises a score, and measure the gain on held-out samples.
+
+    Writes plan.json, record.json and report.html.
+    Example: [bold]antiphase calibrate search MODEL --task trec.yaml --samples 200 --output runs/search[/]
+    """
+
+    counted = "heads"
+
+    method: str = flag(
+        "Search method: exhaustive, cached (lower layers run once) or screen (ranks heads by gradients first).",
+        default="exhaustive", choices=("exhaustive", "cached", "screen"),
+    )  # fmt: skip
+    score: str = score_flag("Score to raise: metric, or probability of the right answers.")
+
+
+SETTINGS = SearchSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadAlone:
+    """What calibrating one head alone did on the samples that chose."""
+
+    change: float
+    """Of the score, in the mean over tasks."""
+    improved: int
+    """Samples whose score rose."""
+    worsened: int
+    """Samples whose score fell."""
+    slope: float | None = None
+    """Derivative of the score with respect to the head's gate; only of the screen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Result):
+    """What ``antiphase calibrate search`` finds."""
+
+    tasks: list[Standing]
+    heads_alone: dict[str, HeadAlone]
+    """By ``layer.head``, those that were tried."""
+    method: str
+    seed: int
+    evaluations: int
+    exhaustive_evaluations: int
+    """What trying every head would have cost."""
+    samples: dict[str, int]
+    """Of each task, all of them."""
+    search_samples: dict[str, list[int]]
+    """Numbers of those that chose the heads."""
+    rounding: float
+    """A sample's score that moves by no more has not moved."""
+    search_before: float
+    held_out_before: float
+    held_out_after: float
+    held_out_gain: float
+    held_out_gain_interval: list[float]
+    """95 %, a bootstrap over samples."""
+    slopes: dict[str, float] = field(default_factory=dict)
+    """Of every head, by ``layer.head``; only of the screen."""
+    heads: dict[str, list[int]]
+    """Kept ones, by layer."""
+
+
+RESULT = Search

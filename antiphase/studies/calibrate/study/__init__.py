@@ -1,0 +1,150 @@
+"""The experiments of the calibration paper (2406.15765, section 5) on one model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from antiphase.errors import InputError, nearest
+from antiphase.evaluations.result import Result
+from antiphase.flags import flag
+from antiphase.studies.calibrate.settings import ChoiceSettings, Standing, score_flag
+
+PARTS = ("heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",
+         "controls", "shots")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings(ChoiceSettings):
+    """Repeat the calibration paper's experiments: each head alone, other rules, sweeps, and controls.
+
+    Example: [bold]antiphase calibrate study MODEL --task trec.yaml --output runs/study[/]
+    """
+
+    counted = "settings"
+
+    parts: Sequence[str] = flag(
+        "Experiments to run, e.g. alpha,beta,controls; default: all.",
+        name="--only", default=PARTS, shown="", separated=True, allows_duplicates=True,
+    )  # fmt: skip
+    score: str = score_flag("Score that selects heads: metric or probability.")
+
+    def check(self) -> None:
+        super().check()
+        for part in self.parts:
+            if part not in PARTS:
+                raise InputError(f"--only must name some of {', '.join(PARTS)}{nearest(part, PARTS)}")
+        if self.mode == "running":
+            raise InputError("--mode must be paper or prompt: the paper's other rules have no running form")
+
+
+SETTINGS = StudySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadEffect:
+    """What calibrating one head alone does on all samples."""
+
+    layer: int
+    head: int
+    change: float
+    """Of the score, in the mean over tasks."""
+    log_probability_change: float
+    """Of the right answers', nats."""
+    improved: int
+    """Samples whose score rose."""
+    worsened: int
+    """Samples whose score fell."""
+    p_improves: float
+    """One-sided: how often the same changes with other signs give as much or more."""
+    p_worsens: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsAlone:
+    """Shares of the heads that improve, tie and worsen alone."""
+
+    improved: float
+    tied: float
+    worsened: float
+    null_improved: float
+    """By chance: with the signs of the samples' changes flipped."""
+    null_tied: float
+    null_worsened: float
+    sure_improved: float | None = None
+    """At a false discovery rate of 5 %."""
+    sure_worsened: float | None = None
+    rows: list[HeadEffect]
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """One head's slope and exact change, on the samples that chose."""
+
+    layer: int
+    head: int
+    slope: float
+    """Derivative of the log probability of right answers with respect to the head's gate."""
+    change: float
+    """Of that log probability."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """How well slopes foretell exact changes."""
+
+    evaluations_share: float
+    """Of the exhaustive search's."""
+    rank_correlation_log_probability: float | None
+    """Spearman's; None where all slopes or all changes are equal."""
+    rank_correlation_metric: float | None
+    rows: list[Foretold]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What a setting gains on the samples that chose no head."""
+
+    setting: str
+    heads: int | None = None
+    """How many it concerns."""
+    score: float | None = None
+    gain: float | None = None
+    """None where it was ``refused``."""
+    gain_interval: list[float] = field(default_factory=list)
+    """95 %, a bootstrap over samples."""
+    log_probability_gain: float | None = None
+    """Nats."""
+    value: float | None = None
+    """Of what a sweep goes over."""
+    shots: int | None = None
+    """Examples before each prompt; such a row is of one ``task``, and its ``score`` is without calibration."""
+    task: str | None = None
+    metric: str | None = None
+    samples: int | None = None
+    chance: float | None = None
+    above_chance: bool | None = None
+    interval: list[float] | None = None
+    refused: str | None = None
+    """Why so many examples could not be had."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study(Result):
+    """What ``antiphase calibrate study`` finds."""
+
+    tasks: list[Standing]
+    score: str
+    """That chose heads and is told: ``metric`` or ``probability``."""
+    rounding: float
+    """A sample's score that moves by no more has not moved."""
+    held_out_before: float
+    heads: HeadsAlone | None = None
+    kept: dict[str, list[int]]
+    """Heads whose calibration alone raises the score on the samples that choose, by layer."""
+    rows: dict[str, list[Effect]]
+    """By part."""
+    screen: Screen | None = None
+
+
+RESULT = Study

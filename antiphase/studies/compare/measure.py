@@ -1,0 +1,256 @@
+"""Arms trained on the same data in the same order, and what their attention does then, beside untrained models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphase.config import Preset, RunSettings
+from antiphase.data.prepare import PreparedData
+from antiphase.errors import InputError
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.scoring.allocation import allocation, attention_map, batches_of
+from antiphase.scoring.effects import with_effects
+from antiphase.scoring.loading import load_model, refused_by_model
+from antiphase.scoring.needles import needle_grid, predictor, summarize
+from antiphase.scoring.perplexity import losses_by_sequence, perplexity
+from antiphase.studies.compare import ComparisonSettings
+from antiphase.studies.compare.comparison import claims_of, compared
+from antiphase.studies.grid import Grid, needle_tasks
+from antiphase.studies.jobs import Job, Report, is_diverged
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.registration import Registration, register, registered
+from antiphase.training.device import choose_device
+from antiphase.training.run_folder import read_curve
+from antiphase.training.run_model import LanguageModel, build_model
+
+FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
+"""Seconds of training after which an unfinished comparison is first shown, and between later ones."""
+MAP_QUERIES = 64
+"""Rows of the pictured attention map: the last ones up to the end of the first question."""
+
+
+def plan(settings: ComparisonSettings, output: Path) -> Plan:
+    """``compare`` with these settings."""
+    preset = settings.chosen_preset()
+    return Plan(partial(compare, preset), announced=[described(preset)], is_watched=True)
+
+
+def compare(
+    preset: Preset,
+    output: Path,
+    *,
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+    begin: Callable[[], None] = lambda: None,
+    watch: Callable[[Record], None] = lambda record: None,
+) -> Record:
+    """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
+
+    Args:
+        resume: go on with the study that ``output`` holds.
+        report: called when a run has new metrics.
+        say: called with what happens outside the runs.
+        begin: called before anything is read, to make what arms start from.
+        watch: called now and then during training with a record of what there is so far: the curves.
+
+    Returns:
+        The record of kind "compare".
+
+    Raises:
+        InputError: settings or files that cannot be used, or a folder that holds another study.
+        Interrupted: Ctrl-C; ``resume`` goes on from the checkpoints.
+    """
+    if len(preset.compare.arms) < 2:
+        raise InputError("compare.arms must hold at least two arms")
+    grid = Grid(preset, output)
+
+    def first(is_new: bool) -> None:
+        if is_new:
+            claims = claims_of(preset)
+            register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
+        begin()
+
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say, begin=first) as data:
+        grid.train(_showing(grid, data, report, watch))
+        say("measuring retrieval, loss and attention of every model, trained and untrained")
+        registration = registered(output)
+        values, arrays = measure(grid, data, registration)
+        described = None if registration is None else registration.describe()
+        return grid.save("compare", values, started=started, arrays=arrays, registered=described)
+
+
+def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Record], None]) -> Report:
+    """``report``, and from time to time ``watch`` with the curves so far."""
+    due = time.monotonic() + FIRST_PAGE
+
+    def show(job: Job, step: int, values: dict[str, Any]) -> None:
+        nonlocal due
+        report(job, step, values)
+        if time.monotonic() >= due:
+            record = unfinished(grid, guess_rate=data.task().guess_rate)
+            if record is not None:
+                watch(record)
+            due = time.monotonic() + NEXT_PAGES
+
+    return show
+
+
+def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
+    """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
+    curves = {job: read_curve(grid.output / job.name) for job in grid.jobs}
+    if max(map(len, curves.values())) < 2:
+        return None
+    settings = grid.preset.compare
+    runs = [{"arm": job.arm, "seed": job.seed, "folder": job.name, "curve": curve} for job, curve in curves.items()]
+    done = sum(curve[-1]["step"] for curve in curves.values() if curve)
+    values = {
+        "arms": list(settings.arms), "threshold": settings.threshold, "guess_rate": guess_rate, "runs": runs,
+        "unfinished": done / sum(job.settings.training.steps for job in grid.jobs),
+    }  # fmt: skip
+    return Record(kind="compare", values=values, seeds=list(settings.seeds))
+
+
+def measure(grid: Grid, data: PreparedData, registration: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
+    settings, run = grid.preset.compare, grid.preset.run
+    cells: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
+    losses: list[dict[str, Any]] = []
+    arrays: dict[str, Any] = {}
+    pictured = _pictured_sequence(data)
+    runs = []
+    for job in grid.jobs:
+        folder = str(grid.output / job.name)
+        values = grid.values(job)
+        device = choose_device(job.settings.training.device)
+        trained = None if is_diverged(values) else load_model(folder, device=str(device)).model
+        untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval().to(device)
+        for model, is_trained in ((trained, True), (untrained, False)):
+            if model is None:
+                continue
+            tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
+            with refused_by_model(folder):
+                cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
+                if _has_attention(job.settings):
+                    rows += [{**tags, **row} for row in _allocation(model, run, data)]
+                losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
+        if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
+            maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
+            arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
+        by_sequence = None
+        if trained is not None:
+            held_out = data.validation(run.evaluation.validation_sequences)
+            by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
+        passes = first_passing(values["curve"], settings.threshold)
+        runs.append({"arm": job.arm, **values, "passes": passes, "by_sequence": by_sequence})
+    arms = list(settings.arms)
+    values = {
+        "source": run.data.source,
+        "arms": arms,
+        "baseline": arms[0],
+        "threshold": settings.threshold,
+        "guess_rate": data.task().guess_rate,
+        "parameters": {arm: _parameters(next(run for run in runs if run["arm"] == arm)) for arm in arms},
+        "runs": runs,
+        "needles": {"cells": cells, "summary": _summaries(arms, cells)},
+        "perplexity": losses,
+        "allocation": rows,
+        "attention_map": pictured.describe(
+            [arm for arm in arms if f"attention_map.{arm}" in arrays], layers=run.model.num_hidden_layers
+        ),
+        **compared(
+            settings,
+            runs,
+            guess_rate=data.task().guess_rate,
+            curve_samples=run.evaluation.curve_samples,
+            registered=registration,
+        ),
+    }
+    return finite(values), arrays
+
+
+def _summaries(arms: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The grid of needles of each arm, trained and untrained, over its seeds."""
+    return [
+        {"arm": arm, "trained": trained, **row}
+        for arm in arms
+        for trained in (True, False)
+        for row in summarize([cell for cell in cells if (cell["arm"], cell["trained"]) == (arm, trained)])
+    ]
+
+
+def _parameters(run: dict[str, Any]) -> dict[str, int]:
+    return {"total": run["parameters"], "attention_only": run["attention_only"]}
+
+
+def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
+    """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
+    evaluation = run.evaluation
+    return needle_grid(
+        predictor(model),
+        needle_tasks(run, data),
+        depths=evaluation.depths,
+        samples=evaluation.samples,
+        seed=seed,
+    )
+
+
+def _has_attention(run: RunSettings) -> bool:
+    """Whether there is anything to see of where a model looks: recurrent networks carry a state instead."""
+    return run.model.kind == "transformer"
+
+
+def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
+    batch = data.task().sample(run.evaluation.samples, keyed_generator("allocation"))
+    return with_effects(allocation(model, batch), model, batches_of(batch))
+
+
+def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | None:
+    """Step of the first point of a curve whose accuracy is above the threshold; None where there is none."""
+    for point in curve:
+        if point.get("accuracy") is not None and point["accuracy"] > threshold:
+            return int(point["step"])
+    return None
+
+
+@dataclass(frozen=True)
+class _Pictured:
+    """The sequence whose attention is drawn."""
+
+    input_ids: torch.Tensor
+    tokens: list[str]
+    rows: tuple[int, int]
+    answer: list[int]
+
+    def describe(self, arms: Sequence[str], *, layers: int) -> dict[str, Any]:
+        return {
+            "tokens": self.tokens,
+            "query": self.rows[1] - 1,
+            "rows": list(range(*self.rows)),
+            "answer": self.answer,
+            "layers": layers,
+            "arrays": {arm: f"attention_map.{arm}" for arm in arms},
+        }
+
+
+def _pictured_sequence(data: PreparedData) -> _Pictured:
+    """One held-out retrieval prompt, up to the end of its first question."""
+    batch = data.task().sample(1, keyed_generator("picture"), depth=0.5)
+    end = int(batch.prompt_end[0]) + 1
+    ids = batch.input_ids[:, :end]
+    return _Pictured(
+        input_ids=ids,
+        tokens=[data.tokenizer.decode([index]) for index in ids[0].tolist()],
+        rows=(max(0, end - MAP_QUERIES), end),
+        answer=batch.spans["answer"][0, :end].nonzero().flatten().tolist(),
+    )

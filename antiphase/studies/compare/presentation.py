@@ -1,0 +1,121 @@
+"""How records of ``antiphase compare`` are shown."""
+
+from __future__ import annotations
+
+import statistics
+
+from antiphase.records import Record
+from antiphase.report import tables as shared
+from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.retrieval import ALLOCATION, NEEDLES, allocation_tables, needle_tables
+from antiphase.report.tables import Table, arms_of, format_value, present, runs_of
+from antiphase.studies.compare import figures, tables
+
+
+def _introduction(record: Record) -> str:
+    values, arms = record.values, arms_of(record)
+    seeds = len({run.get("seed") for run in runs_of(record)})
+    repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
+    guess = values.get("guess_rate")
+    by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
+    so_far = values.get("unfinished")
+    waiting = (
+        ""
+        if so_far is None
+        else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
+    )
+    return (
+        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side by "
+        f"side, {repeated}; in each seed every arm read the same data in the same order. They had to find a fact in a "
+        "longer text: first-query accuracy is the share of first questions that a model answered right. A model that "
+        f"only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows what the "
+        "architecture does before it has learned anything: read every accuracy beside those two. Seeds are "
+        "repetitions; where the ranges of two arms overlap, the order may be chance."
+    )
+
+
+def _final_accuracies(record: Record) -> str:
+    ends = []
+    for arm in arms_of(record):
+        runs = [run for run in runs_of(record) if run["arm"] == arm]
+        values = present((run.get("final") or {}).get("accuracy") for run in runs)
+        if values:
+            ends.append(f"{arm} {format_value(statistics.median(values), 'percent')}")
+    final = f" Median accuracy at the end: {', '.join(ends)}." if ends else ""
+    return f"Line charts over optimizer steps, one colour for each arm.{final}"
+
+
+def _chosen_heads(record: Record) -> str:
+    chosen = [
+        f"{arm}: layer {choice.layer}, head {choice.head}, counted from 0, with {choice.answer_weight:.3f} "
+        f"of |weight| on the answer, {format_value(choice.answer_share, 'percent')} of that row's Σ|A|"
+        for arm, choice in figures.strongest_heads(record).items()
+    ]
+    return "; ".join(chosen)
+
+
+def _map_caption(record: Record) -> str:
+    return (
+        "One input, read by every arm. Upper maps: the head whose last prompt position puts most |weight| on "
+        f"the answer, so the best case of each arm: {_chosen_heads(record)}. Lower maps: the mean over all heads "
+        "and layers, where nothing was chosen. One colour scale, centred at 0; dashed frames mark the "
+        "columns of the answer and the row of the last prompt position."
+    )
+
+
+def _lambdas(record: Record) -> str:
+    words = [
+        f"{run['arm']} seed {run.get('seed')}: {', '.join(map(format_value, run['lambdas']))}"
+        for run in runs_of(record)
+        if present(run.get("lambdas") or [])
+    ]
+    return f"Line chart of λ by layer. {'; '.join(words)}."
+
+
+def lambda_table(record: Record) -> Table | None:
+    """λ of every layer and run."""
+    return tables.by_layer(record, "lambdas", "λ by layer")
+
+
+FIGURES = {
+    "learning-curves": Drawing(
+        draw=figures.learning_curves,
+        title="Learning curves",
+        caption="Thin lines are single seeds, thick lines the median where every seed was measured.",
+        alternative=_final_accuracies,
+        behind=lambda record: [tables.runs_table(record), tables.curve_table(record)],
+    ),
+    "needles": NEEDLES,
+    "allocation": ALLOCATION,
+    "attention-map": Drawing(
+        draw=figures.attention_maps,
+        title="Attention on one input",
+        caption=_map_caption,
+        alternative=lambda record: f"Heat maps of signed attention weights. {_chosen_heads(record)}.",
+        is_raster=True,
+    ),
+    "lambda": Drawing(
+        draw=figures.lambdas,
+        title="λ by layer",
+        caption="λ is the weight of the second map in first − λ · second. Thin lines are seeds, the thick one their "
+        "median.",
+        alternative=_lambdas,
+        behind=lambda record: [lambda_table(record)],
+    ),
+}
+
+
+def _details(record: Record) -> list[Table | None]:
+    return [
+        tables.comparison(record), tables.runs_table(record), tables.curve_table(record), *needle_tables(record),
+        shared.perplexity(record), *allocation_tables(record), lambda_table(record),
+        tables.by_layer(record, "gradient_norms", "Gradient norm by layer at the end of training"),
+    ]  # fmt: skip
+
+
+PRESENTATION = Presentation(
+    introduction=_introduction,
+    tables=lambda record: [tables.headline(record)],
+    figures=FIGURES,
+    details=_details,
+)

@@ -1,0 +1,32 @@
+"""What a command that trains is about to do, for the command line to say, start and show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from antiphase.config import Preset
+from antiphase.records import Record
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The work of a command that trains, ready to begin."""
+
+    run: Callable[..., Record]
+    """Called with the output folder, ``resume``, ``report`` and ``say``."""
+    announced: Sequence[str] = ()
+    """What is said before it begins."""
+    steps: int | None = None
+    """Of a single run, which several processes may share; None: a study of several runs."""
+    is_watched: bool = False
+    """Whether ``run`` takes ``watch`` too, which is called with records of what there is so far."""
+
+
+def described(preset: Preset) -> str:
+    """What is about to be trained."""
+    compare, run = preset.compare, preset.run
+    return (
+        f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "
+        f"{run.training.steps:,} steps of {run.training.batch_size} × {run.data.sequence_length} tokens each"
+    )

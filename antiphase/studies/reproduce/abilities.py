@@ -1,0 +1,234 @@
+"""What models must have learned for a claim to be told by them: pairs of equal ability, and why records cannot show it.
+
+A claim of where models look, or of what they do alike, means something only of pairs whose two models learned as much,
+by the claim's own primary measure. Whichever arm is behind, its pair is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from antiphase.studies.reproduce.readings import (
+    ARM,
+    BASELINE,
+    Floor,
+    Found,
+    Series,
+    answers_in_orders,
+    by_seed,
+    by_task,
+    cells_of_allocation,
+    compared,
+    flips,
+    found_there,
+    lost_at,
+    majority,
+    mean_of_orders,
+    pooled,
+    seeds_of,
+    telling_cells,
+)
+from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
+from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.seeds import seeds_interval
+
+ACCURACY_WITHIN = 0.1
+"""Share of right answers by which the two models of a pair may differ."""
+LOSS_WITHIN, MEAN_LOSS_WITHIN = 0.1, 0.01
+"""Nats a token by which the models of a pair may differ, and by which an arm may be worse on average over pairs."""
+FEWEST_IN_ORDERS = 200
+"""Rows asked in every order: of fewer, flips between orders are mostly chance."""
+MOSTLY_COPIED = 0.9
+"""Share of a summary's words in runs taken from the text, from which on it is a copy."""
+LEAST_LOST = 1e-3
+"""Nats a token that few bits must cost before it can be told who loses less."""
+NO_BETTER = "not shown to beat a guess"
+Lacking = Mapping[str, Sequence[set[str]]]
+"""Reason to the arms, seed by seed, that it holds for."""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What both models of a pair must have in like measure."""
+
+    lacking: Lacking
+    values: Series
+    """By which it is told who has more of it on average, over the pairs that are left."""
+    mean_within: float | None = None
+    """By how much the arm that has a claim's measure better may have less; None: that is not asked."""
+    is_loss: bool = False
+
+    def left(self) -> list[int]:
+        """Places of the seeds in which neither arm lacks anything."""
+        seeds = range(len(self.values[BASELINE]))
+        return [seed for seed in seeds if not any(arms[seed] for arms in self.lacking.values())]
+
+    def reasons(self) -> list[str]:
+        """``right less often by more than 10 points: differential in 2 of 5 seeds``."""
+        return [
+            words for reason, arms in self.lacking.items()
+            if (words := named(reason, {arm: (sum(arm in of for of in arms), len(arms)) for arm in (BASELINE, ARM)}))
+        ]  # fmt: skip
+
+    def less(self, arm: str, seeds: Sequence[int]) -> str | None:
+        """How an arm has less of it than the other, on average over some seeds."""
+        if self.mean_within is None:
+            return None
+        means = {
+            name: statistics.fmean(value for seed in seeds if (value := values[seed]) is not None)
+            for name, values in self.values.items()
+        }
+        behind = means[arm] - means[BASELINE if arm == ARM else ARM]
+        if (behind if self.is_loss else -behind) <= self.mean_within:
+            return None
+        if self.is_loss:
+            return f"the {arm} models have a higher loss, and what has learned less has this better"
+        shown = ", ".join(f"{name} {100 * mean:.0f} %" for name, mean in means.items())
+        return f"the {arm} models are right less often ({shown})"
+
+
+def named(reason: str, counts: Mapping[str, tuple[int, int]]) -> str | None:
+    """The reason with the arms that it holds for in some seeds; None: in none."""
+    shown = [f"{arm} in {count} of {seeds} seeds" for arm, (count, seeds) in counts.items() if count]
+    return f"{reason}: {', '.join(shown)}" if shown else None
+
+
+def failing(series: Series, passes: Callable[[float], bool], reason: str = NO_BETTER) -> str | None:
+    """Arms of which some seeds do not pass, with how many."""
+    return named(reason, {
+        arm: (sum(value is None or not passes(value) for value in values), len(values))
+        for arm, values in series.items()
+    })  # fmt: skip
+
+
+def equally_right(values: Series, floor: Floor) -> Ability:
+    """Both beat a guess, and neither is right more often than the other by more than ten points."""
+    guess, behind = [], []
+    for one, two in zip(values[BASELINE], values[ARM], strict=True):
+        pair = {BASELINE: one, ARM: two}
+        guess.append({arm for arm, value in pair.items() if value is None or not floor.exceeded_by(value)})
+        behind.append(_behind(pair, ACCURACY_WITHIN, is_loss=False))
+    words = f"right less often by more than {100 * ACCURACY_WITHIN:.0f} points"
+    return Ability({NO_BETTER: guess, words: behind}, values, FLOOR_MARGIN)
+
+
+def equally_trained(found: Found, part: str) -> list[Ability]:
+    """Like held-out loss, and either both retrieve or neither does; of the seeds that a part was measured with.
+
+    Nothing where the comparison is not there.
+    """
+    records = found.get("compare", ())
+    if not records:
+        return []
+    record = records[0]
+    places = [record.seeds.index(seed) for seed in seeds_of(found[part])]
+    losses, accuracies = (
+        {arm: [values[place] for place in places] for arm, values in compared(name)(records).items() if values}
+        for name in ("held-out loss", "first-query accuracy")
+    )
+    pairs = [{BASELINE: one, ARM: two} for one, two in zip(losses[BASELINE], losses[ARM], strict=True)]
+    unknown = [{arm for arm, value in pair.items() if value is None} for pair in pairs]
+    higher = [_behind(pair, LOSS_WITHIN, is_loss=True) for pair in pairs]
+    lacking = {"no loss": unknown, f"higher loss by more than {LOSS_WITHIN:g} nats": higher}
+    if accuracies:
+        floor = Floor(record.values.get("guess_rate") or 0.0, record.config["run"]["evaluation"]["curve_samples"])
+        blind = []
+        for one, two in zip(accuracies[BASELINE], accuracies[ARM], strict=True):
+            not_found = {arm for arm, value in ((BASELINE, one), (ARM, two)) if not floor.exceeded_by(value or 0.0)}
+            blind.append(not_found if len(not_found) == 1 else set())
+        lacking["not retrieving where the other does"] = blind
+    return [Ability(lacking, losses, MEAN_LOSS_WITHIN, is_loss=True)]
+
+
+def _behind(pair: Mapping[str, float | None], within: float, *, is_loss: bool) -> set[str]:
+    one, two = pair[BASELINE], pair[ARM]
+    if one is None or two is None or abs(one - two) <= within + 1e-9:
+        return set()
+    return {ARM if (two > one) == is_loss else BASELINE}
+
+
+def finding(found: Found) -> list[Ability]:
+    """Where an arm looks for an answer means little while it finds none: who looks at one token has no noise."""
+    floor = pooled(cells_of_allocation(found).values())
+    return [] if floor is None else [equally_right(found_there(found), floor)]
+
+
+def naming_labels(found: Found) -> list[Ability]:
+    """A constant predictor answers alike in every order, so its flips of 0 are no robustness."""
+    floor = majority(found["many-shot"])
+    return [] if floor is None else [equally_right(by_seed(found["many-shot"], mean_of_orders), floor)]
+
+
+# ------------------------------------------------------------------------------------------ what records cannot show
+
+
+def was_asked(found: Found) -> str | None:
+    """Whether it is known how often the answer is found that models look for."""
+    if not found.get("needles"):
+        return "it needs the part needles, which says whether the models find the answers"
+    return None if cells_of_allocation(found) else "the part needles has not asked with as many needles"
+
+
+def can_tell(found: Found) -> str | None:
+    """Whether any cell of the needle grid leaves room for a difference."""
+    return None if telling_cells(found["needles"]) else "the softmax models are on the floor or the ceiling"
+
+
+def has_orders(found: Found) -> str | None:
+    """Enough answers in every order, from models that could do better and that the order matters to."""
+    records = found["many-shot"]
+    if not (asked := answers_in_orders(records)):
+        return "no orders were drawn"
+    right = [value for value in by_seed(records, mean_of_orders)[BASELINE] if value is not None]
+    if statistics.fmean(right) >= CEILING:
+        return "the softmax models are on the ceiling"
+    if any(by_task(record) is None for record in records):
+        return "the records do not say how often answers flip between two orders"
+    if asked < FEWEST_IN_ORDERS:
+        return f"{asked} rows were asked in every order, {FEWEST_IN_ORDERS} are needed"
+    flipped = [value for value in by_seed(records, flips)[BASELINE] if value is not None]
+    if statistics.fmean(flipped or [0.0]) <= FLOOR_MARGIN:
+        return "the order changes nothing for the softmax models"
+    return None
+
+
+def knows_gain(found: Found) -> str | None:
+    """Whether windows were scored with little context too."""
+    tails = [record.values.get("tail") or {} for record in found["long-context"]]
+    if not all("context_gain" in tail for tail in tails):
+        return "the records have no loss with little context, so the gain from context is not known"
+    return None
+
+
+def costs_something(found: Found) -> str | None:
+    """Where few bits cost the softmax models nothing, nothing can cost less."""
+    lost = [value for value in by_seed(found["quantization"], lost_at(4))[BASELINE] if value is not None]
+    interval = seeds_interval(lost)
+    if (lost and statistics.fmean(lost) < LEAST_LOST) or (interval is not None and interval.low <= 0):
+        return "4 bits cost the softmax models nothing"
+    return None
+
+
+def is_judged(found: Found) -> str | None:
+    """Verdicts count where the judge tells true texts from false ones, gives them, and the models do not just copy."""
+    records = found["hallucination"]
+    rows = [row for task in records[0].values["tasks"].values() for row in task["systems"]]
+    yes = {}
+    for role in ("gold", "wrong"):
+        own = [row for row in rows if row["system"] == role]
+        right = sum(row["right"] for row in own)
+        yes[role] = wilson_interval(right, right + sum(row["wrong"] - row["empty"] for row in own))
+    if yes["gold"][0] <= yes["wrong"][1]:
+        return "the judge does not tell references from references made wrong"
+    tasks = [(record.values["arm"], task) for record in records for task in record.values["tasks"].values()]
+    models = [(arm, task["kind"], row) for arm, task in tasks for row in task["systems"] if row["system"] == "model"]
+    unjudged, samples = (sum(row[name] for _, _, row in models) for name in ("unjudged", "samples"))
+    if unjudged > FLOOR_MARGIN * samples:
+        return f"the judge gave no verdict on {unjudged} of {samples} outputs"
+    for arm in (BASELINE, ARM):
+        copied = [row["copied"] for own, kind, row in models if (own, kind) == (arm, "summarization")]
+        if copied and statistics.fmean(copied) > MOSTLY_COPIED:
+            return f"the {arm} models copy what they are to summarise"
+    return None

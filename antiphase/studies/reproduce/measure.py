@@ -1,0 +1,207 @@
+"""``antiphase reproduce``: the parts that are asked for, one after the other, and the claims judged at the end.
+
+One set of checkpoints, trained side by side, serves all evaluations. Every part writes records of its own, so what was
+done stays after a kill and a second call goes on; the last record holds the claims of the paper, each with a verdict.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset, load_preset
+from antiphase.data.corpora import fingerprint
+from antiphase.data.prepare import wording
+from antiphase.errors import InputError, nearest
+from antiphase.folders.held import make_folder, only_one
+from antiphase.folders.work import BROUGHT_BACK, Resumable
+from antiphase.reading.files import read_json
+from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.jobs import Report
+from antiphase.studies.plan import Plan
+from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
+from antiphase.studies.reproduce import OWN, PAPER, TITLES, ReproduceSettings
+from antiphase.studies.reproduce.budget import Fleet, paper_budget
+from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
+from antiphase.studies.reproduce.judging import judge_all
+from antiphase.studies.reproduce.parts import Work, check_own
+from antiphase.studies.reproduce.readings import ARM, BASELINE
+from antiphase.studies.reproduce.scales import SCALES, estimate
+
+REQUEST = "reproduce.json"
+REPRODUCTION = Resumable(
+    REQUEST,
+    again="already contains a reproduction; add --resume to continue it",
+    other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
+)
+
+
+def scale_preset(settings: ReproduceSettings) -> Preset:
+    """The preset of a scale with the text and changes that are given.
+
+    Raises:
+        InputError: a setting that cannot be used.
+    """
+    name = settings.scale
+    if name not in SCALES:
+        raise InputError(f"--scale must be one of {', '.join(SCALES)} or {PAPER}{nearest(name, SCALES)}")
+    settings.check()
+    if settings.judge and not SCALES[name].reads_documents:
+        raise InputError(
+            f"--judge: the models of --scale {name} have too short a context for a text and its summary; remove it"
+        )
+    texts = {"data": list(settings.data), "validation": list(settings.validation)}
+    return load_preset(SCALES[name].preset, settings.overrides, **texts)
+
+
+def plan(settings: ReproduceSettings, output: Path) -> Plan:
+    """``reproduce`` with these settings; what is to be trained, and about how long that takes, is said first.
+
+    Raises:
+        InputError: a setting that cannot be used.
+    """
+    run = partial(reproduce, settings)
+    if settings.scale == PAPER:
+        return Plan(run)
+    told = estimate(settings.scale, settings.chosen, scale_preset(settings), os.cpu_count() or 1)
+    is_known = told.minutes is not None
+    takes = f"about {told.minutes:.0f} minutes here" if is_known else f"{settings.scale} is for a large GPU"
+    return Plan(run, announced=[
+        f"{told.runs} runs and {told.short_runs} short ones: {told.tokens / 1e6:.0f}M tokens to train, {takes}; then "
+        "the evaluations"
+    ])  # fmt: skip
+
+
+def reproduce(
+    settings: ReproduceSettings,
+    output: Path,
+    *,
+    resume: bool = False,
+    say: Callable[[str], None] = lambda message: None,
+    report: Report = lambda job, step, values: None,
+) -> Record:
+    """Run the parts that were asked for and judge the paper's claims. Writes ``record.json`` in ``output``.
+
+    Raises:
+        InputError: settings or text that cannot be used, a folder with other contents.
+        Interrupted: Ctrl-C; ``resume`` goes on.
+    """
+    if settings.scale == PAPER:
+        settings.check()
+        return paper_budget(Fleet(settings.devices, settings.device_flops), output)
+    preset = scale_preset(settings)
+    check_own(settings)
+    begin(settings, preset, output, resume=resume)
+    started = time.perf_counter()
+    with only_one(output):
+        registration = registered_claims(output)
+        work = Work(settings, preset, output, say, report)
+        found: dict[str, list[Record]] = {}
+        missing = settings.missing()
+        for part, title in TITLES.items():
+            if part == "compare" or (part in settings.chosen and part not in missing):
+                say(f"{part}: {title}")
+                found[part] = work.run(part)
+            elif kept := work.kept(part):
+                found[part] = kept
+        record = Record(
+            kind="reproduce",
+            values=finite(
+                {
+                    "scale": settings.scale,
+                    "parts": {part: sorted(str(folder) for folder in work.folders[part]) for part in found},
+                    "own_scale": work.scale.is_the_papers,
+                    "claims": judge_all(
+                        found, missing, registration, diverged=work.diverged, own_scale=work.scale.is_the_papers
+                    ),
+                    "equal_loss": _equal_loss(found.get("scaling", [])),
+                    "models": _trained(found["compare"][0]),
+                    "unjudged": UNJUDGED,
+                }
+            ),
+            config=finite(
+                {
+                    **settings.kept(),
+                    "sizes": asdict(SCALES[settings.scale]),
+                    "run": preset.run,
+                    "registered": None if registration is None else registration.describe(),
+                }
+            ),
+            seeds=list(preset.compare.seeds),
+            seconds=time.perf_counter() - started,
+        )
+        record.save(output)
+    return record
+
+
+def begin(settings: ReproduceSettings, preset: Preset, output: Path, *, resume: bool) -> None:
+    """The folder is new, or holds this very reproduction; other parts may be asked for later."""
+    path = output / REQUEST
+    asked = {name: value for name, value in settings.kept().items() if name not in ("parts", *OWN)}
+    tree = finite({**asked, "sizes": asdict(SCALES[settings.scale])})
+    content = _content(settings, preset)
+    if REPRODUCTION.begun(output, resume=resume):
+        before = read_json(path, "--output", BROUGHT_BACK)
+        kept = before.pop("content", {})
+        before.pop("claims", None)
+        REPRODUCTION.check_same(output, before, tree)
+        if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
+            raise InputError(
+                f"--output {output} began with other content: {changed[0]} has changed since; restore it, or choose "
+                "another folder"
+            )
+    else:
+        make_folder(output)
+        register(output, primary=PRIMARY, seeds=preset.compare.seeds, claims=[claim.registration() for claim in CLAIMS])
+        written = registered(output)
+        assert written is not None
+        whole = {**tree, "content": content, "claims": written.sha256}
+        write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
+
+
+def registered_claims(output: Path) -> Registration | None:
+    """What was claimed when the reproduction began; None: it began before claims were written down.
+
+    Raises:
+        InputError: the file is not what it was then.
+    """
+    known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claims")
+    found = registered(output) if known else None
+    if known and (found is None or found.sha256 != known):
+        raise InputError(f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; restore it")
+    return found
+
+
+def _content(settings: ReproduceSettings, preset: Preset) -> dict[str, str]:
+    """Digests of what the models read and are asked."""
+    field = preset.run.data.text_field
+    texts = {"--data": settings.data, "--validation": settings.validation}
+    found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
+    return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
+
+
+def _trained(record: Record) -> dict[str, Any]:
+    """What the paper's models have to be told apart from."""
+    runs, run = record.values["runs"], record.config["run"]
+    return {
+        "parameters": {arm: next(row["parameters"] for row in runs if row["arm"] == arm) for arm in (BASELINE, ARM)},
+        "sequence_length": run["data"]["sequence_length"],
+        "tokens": runs[0]["tokens"],
+        "description": run["description"],
+    }
+
+
+def _equal_loss(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """What the differential arm needs, in parameters and tokens, for the softmax arm's loss (Figure 3)."""
+    return [
+        {"axis": ladder["axis"], **ladder["equal_loss"][ARM]}
+        for record in records
+        for ladder in record.values["ladders"]
+        if ARM in ladder["equal_loss"]
+    ]

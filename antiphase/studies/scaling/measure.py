@@ -1,0 +1,195 @@
+"""Loss over model sizes and over training tokens, arm by arm, with laws fitted to them: ``antiphase scaling``.
+
+Every size and every budget of tokens is a run of its own with its own decay (2410.05258, section 3.2).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset, RunSettings, TrainingSettings
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.studies.grid import Grid, Variant
+from antiphase.studies.jobs import Job, Report
+from antiphase.studies.plan import Plan
+from antiphase.studies.scaling import ScalingSettings
+from antiphase.studies.scaling.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
+from antiphase.uncertainty.intervals import mean_interval
+
+AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
+"""What the loss is drawn over, and the value of a run that it is."""
+
+
+def plan(settings: ScalingSettings, output: Path) -> Plan:
+    """``scaling`` with these settings."""
+    return Plan(partial(scaling, settings.chosen_preset(), widths=settings.widths, steps=settings.steps))
+
+
+def scaling(
+    preset: Preset,
+    output: Path,
+    *,
+    widths: Sequence[int],
+    steps: Sequence[int],
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train every arm with every seed at every width (the preset's steps) and for every number of steps (its width).
+
+    Depth, heads and the width of the MLP grow with the width, as in the preset. The record of kind "scaling" has the
+    runs, a law for each arm and axis where there are at least four sizes, and what each arm needs for the loss of the
+    first arm's largest run.
+
+    Raises:
+        InputError, Interrupted: as for ``compare``.
+    """
+    for flag, numbers in (("--widths", widths), ("--steps", steps)):
+        if len(set(numbers)) < len(numbers) or any(number < 1 for number in numbers):
+            raise InputError(f"{flag} must be different whole numbers from 1, got {', '.join(map(str, numbers))}")
+    if not widths and not steps:
+        raise InputError("--widths or --steps is missing: give at least one of them")
+    ladders = {
+        "size": [_variant(width, preset.run.training.steps) for width in widths],
+        "tokens": [_variant(preset.run.model.hidden_size, count) for count in steps],
+    }
+    variants = [variant for ladder in ladders.values() for variant in ladder]
+    grid = Grid(preset, output, variants, {"widths": list(widths), "steps": list(steps)})
+    arms, seeds = list(preset.compare.arms), preset.compare.seeds
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say) as data:
+        grid.train(report)
+        runs = {job.name: _run_row(grid, job, vocabulary=len(data.tokenizer)) for job in grid.jobs}
+        found = [
+            ladder_of(
+                axis, [runs[grid.name(one, arm, seed)] for one in ladder for seed in seeds for arm in arms], arms, seeds
+            )
+            for name, ladder in ladders.items()
+            for axis in AXES
+            if ladder and axis.startswith(name)
+        ]
+        return grid.save("scaling", {"arms": arms, "runs": list(runs.values()), "ladders": found}, started=started)
+
+
+def _variant(width: int, steps: int) -> Variant:
+    """Runs of a width and a number of steps; a run may stand on the ladder of sizes and on that of tokens."""
+    return Variant(
+        f"width{width}-steps{steps}",
+        lambda run: resized(replace(run, training=replace(run.training, steps=steps, decay_steps=None)), width),
+        lambda run: replace(run, training=shortened(run.training, steps)),
+    )
+
+
+def shortened(training: TrainingSettings, steps: int) -> TrainingSettings:
+    """A run of another number of steps with a decay of its own, and a warm-up of at most a tenth of them."""
+    warmup = min(training.warmup_steps, max(1, steps // 10))
+    return replace(training, steps=steps, decay_steps=None, warmup_steps=warmup)
+
+
+def resized(run: RunSettings, width: int) -> RunSettings:
+    """The run at another width; depth, number of heads and MLP in proportion.
+
+    Raises:
+        InputError: a width that whole heads do not fill.
+    """
+    model = run.model
+    head = model.head_dim or model.hidden_size // model.num_attention_heads
+    heads, rest = divmod(width, head)
+    if rest or heads < 2 or heads % 2:
+        raise InputError(
+            f"--widths {width} is not an even number of heads of width {head}; give multiples of {2 * head}"
+        )
+    factor = width / model.hidden_size
+    groups = model.num_key_value_heads
+    if groups is not None:
+        repeats = model.num_attention_heads // groups
+        if heads % repeats or (heads // repeats) % 2:
+            raise InputError(f"--widths {width}: its {heads} heads cannot share keys {repeats} by {repeats}, as here")
+        groups = heads // repeats
+    return replace(
+        run,
+        model=replace(
+            model,
+            hidden_size=width,
+            num_attention_heads=heads,
+            num_key_value_heads=groups,
+            head_dim=head,
+            num_hidden_layers=max(1, round(model.num_hidden_layers * factor)),
+            intermediate_size=max(8, 8 * round(model.intermediate_size * factor / 8)),
+        ),
+    )
+
+
+def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> dict[str, Any]:
+    values = grid.values(job)
+    model = job.settings.model
+    embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    training = job.settings.training
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "width": model.hidden_size,
+        "layers": model.num_hidden_layers,
+        "steps": training.steps,
+        "parameters": values["parameters"],
+        "non_embedding_parameters": values["parameters"] - embeddings,
+        "tokens": training.steps * training.batch_size * job.settings.data.sequence_length,
+        "loss": values["final"]["loss"],
+        "accuracy": values["final"]["accuracy"],
+        "diverged": values.get("diverged"),
+    }
+
+
+def ladder_of(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """Losses of each arm over one axis, the law through them, and what each arm needs for the first one's best loss."""
+    by_arm: dict[str, dict[float, list[float]]] = {arm: {} for arm in arms}
+    for run in sorted(runs, key=lambda run: (run[AXES[axis]], seeds.index(run["seed"]))):
+        by_arm[run["arm"]].setdefault(float(run[AXES[axis]]), []).append(run["loss"])
+    found: dict[str, Any] = {
+        "axis": axis,
+        "points": [
+            {"arm": arm, "x": x, "losses": losses} for arm, by_x in by_arm.items() for x, losses in by_x.items()
+        ],
+        "laws": {},
+        "equal_loss": {},
+    }
+    if any(loss is None for by_x in by_arm.values() for losses in by_x.values() for loss in losses):
+        found["why_no_law"] = "a model's loss is no number"
+        return found
+    if min(map(len, by_arm.values())) < FEWEST_POINTS:
+        found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
+        return found
+    laws: dict[str, Law] = {}
+    for arm, by_x in by_arm.items():
+        x = [size for size, losses in by_x.items() for _ in losses]
+        laws[arm] = fit_law(x, [loss for losses in by_x.values() for loss in losses])
+        found["laws"][arm] = asdict(laws[arm]) | {"intervals": _intervals(by_x)}
+        if arm == arms[0]:
+            continue
+        if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
+            found["why_no_equal_loss"] = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
+        elif bent := [one for one in (arms[0], arm) if laws[one].ends_on_a_bound(by_arm[one].values())]:
+            found["why_no_equal_loss"] = f"no power law describes the loss of {' and '.join(bent)} over {axis}"
+        else:
+            found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))
+    return found
+
+
+def _intervals(losses: Mapping[float, Sequence[float]]) -> dict[str, Any]:
+    """95 % of a law's numbers over the laws of single seeds; None for one seed."""
+    laws = [asdict(law) for law in seed_laws(losses)]
+    return {name: mean_interval([law[name] for law in laws]) for name in ("floor", "exponent")}
+
+
+def _falls(losses: dict[float, list[float]]) -> bool:
+    """Whether more always was better: a law through anything else says little of what was not trained."""
+    means = [statistics.fmean(losses[x]) for x in sorted(losses)]
+    return all(after < before for before, after in pairwise(means))

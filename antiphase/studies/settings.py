@@ -1,0 +1,73 @@
+"""Settings that the commands that train share: a preset, text for it, and what changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from antiphase.config import Preset, load_preset
+from antiphase.flags import Settings, flag
+
+DEVICE = "Device: auto, cpu, cuda or cuda:0."
+
+
+def preset_flag(default: str = "demo") -> Any:
+    """The field that names a preset."""
+    return flag("Name of a shipped preset, or a YAML file.", default=default)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeSettings(Settings):
+    """Of a command that trains: what changes the settings of training."""
+
+    settings: Sequence[str] = flag(
+        "Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.", name="--set", default=()
+    )
+    device: str | None = flag(DEVICE, default=None)
+
+    def overrides(self) -> list[str]:
+        """All flags that change a preset, as KEY=VALUE."""
+        chosen = self.device != type(self).device  # the default leaves the preset's
+        return [*self.settings, *([f"training.device={self.device}"] if chosen else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedsSettings(ChangeSettings):
+    """Of a command that trains every arm with every seed."""
+
+    seeds: Sequence[int] = flag(
+        "Random seeds, comma-separated, e.g. 0,1,2.", default=(), separated=True, allows_duplicates=True
+    )
+    device: str | None = flag(DEVICE, default="auto")
+
+    def overrides(self) -> list[str]:
+        return [*super().overrides(), *([f"compare.seeds={list(self.seeds)}"] if self.seeds else [])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(ChangeSettings):
+    """Of a command that can be given text."""
+
+    data: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", default=())
+    validation: Sequence[str] = flag("Held-out text, as for --data. Repeatable.", default=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings(TextSettings):
+    """Of a command that trains what a preset says."""
+
+    preset: str = preset_flag()
+
+    def chosen_preset(self) -> Preset:
+        """The preset with all flags that change it.
+
+        Raises:
+            InputError: no such preset, or settings that cannot be used.
+        """
+        return load_preset(self.preset, self.overrides(), data=self.data, validation=self.validation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySettings(SeedsSettings, PresetSettings):
+    """Of a study of a preset, with every arm and seed."""

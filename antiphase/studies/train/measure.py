@@ -1,0 +1,16 @@
+"""What ``antiphase train`` does: a run of ``training_run``, with settings from a preset and flags."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from antiphase.studies.plan import Plan
+from antiphase.studies.train import TrainSettings
+from antiphase.studies.training_run import train_run
+
+
+def plan(settings: TrainSettings, output: Path) -> Plan:
+    """``train_run`` with these settings."""
+    run = settings.chosen_preset().run
+    return Plan(partial(train_run, run), steps=run.training.steps)

@@ -1,0 +1,122 @@
+"""The learning rate of each arm from one small grid over all arms, so that no arm is favoured by its tuning."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset, RunSettings
+from antiphase.errors import InputError
+from antiphase.records import Record
+from antiphase.studies.compare.measure import first_passing
+from antiphase.studies.grid import Grid, Variant
+from antiphase.studies.jobs import Job, Report
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.tune import TuneSettings
+from antiphase.training.run_folder import read_metrics
+
+SPIKE, BEFORE = 5.0, 10
+"""A spike is a logged gradient norm above this many times the median of so many logged before it."""
+
+
+def plan(settings: TuneSettings, output: Path) -> Plan:
+    """``tune`` with these settings."""
+    preset = settings.chosen_preset()
+    return Plan(partial(tune, preset, learning_rates=settings.learning_rates), announced=[described(preset)])
+
+
+def tune(
+    preset: Preset,
+    output: Path,
+    *,
+    learning_rates: Sequence[float],
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train every arm at every rate with every seed; the record of kind "tune" says which rate each arm did best with.
+
+    Best is the highest median over seeds of the final first-query accuracy; equal medians go to the lower median
+    held-out loss. A rate with which more runs diverged is never better.
+
+    Raises:
+        InputError, Interrupted: as for ``compare``.
+    """
+    names = {f"{rate:g}" for rate in learning_rates}  # they become folders
+    if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
+        raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
+    compare = preset.compare
+    grid = Grid(preset, output, [_variant(rate) for rate in learning_rates], {"learning_rates": list(learning_rates)})
+    started = time.perf_counter()
+    with grid.held(resume=resume, say=say):
+        grid.train(report)
+        runs = [_run_row(grid, job) for job in grid.jobs]
+        rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
+        values = {"runs": runs, "rates": rates, "chosen": {arm: _best(arm, rates) for arm in compare.arms}}
+        return grid.save("tune", values, started=started)
+
+
+def _variant(rate: float) -> Variant:
+    """The rate for every arm, whatever its own is."""
+
+    def at_rate(run: RunSettings) -> RunSettings:
+        return replace(run, training=replace(run.training, learning_rate=rate))
+
+    return Variant(f"rate{rate:g}", at_rate, at_rate)
+
+
+def _run_row(grid: Grid, job: Job) -> dict[str, Any]:
+    values = grid.values(job)
+    return {
+        "arm": job.arm,
+        "seed": job.seed,
+        "learning_rate": job.settings.training.learning_rate,
+        "accuracy": values["final"]["accuracy"],
+        "loss": values["final"]["loss"],
+        "best_accuracy": (values["best"] or {}).get("accuracy"),
+        "passes": first_passing(values["curve"], grid.preset.compare.threshold),
+        "spikes": gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
+        "diverged": values.get("diverged"),
+        "seconds": values["seconds"],
+    }
+
+
+def _rate_row(arm: str, rate: float, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    chosen = [run for run in runs if (run["arm"], run["learning_rate"]) == (arm, rate)]
+    row: dict[str, Any] = {"arm": arm, "learning_rate": rate, "seeds": len(chosen)}
+    for name in ("accuracy", "loss"):
+        values = [run[name] for run in chosen if run[name] is not None]
+        row[name] = statistics.median(values) if values else None
+        row[f"{name}_range"] = [min(values), max(values)] if values else None
+    row["passed"] = sum(run["passes"] is not None for run in chosen)
+    row["spikes"] = sum(run["spikes"] for run in chosen)
+    row["diverged"] = sum(run["loss"] is None for run in chosen)
+    return row
+
+
+def gradient_spikes(norms: Sequence[float | None]) -> int:
+    """How many gradient norms, in the order of steps, stand far above those before them; one that is no number does."""
+    count = 0
+    for place in range(BEFORE, len(norms)):
+        before = [norm for norm in norms[place - BEFORE : place] if norm is not None]
+        norm = norms[place]
+        count += norm is None or (bool(before) and norm > SPIKE * statistics.median(before))
+    return count
+
+
+def _best(arm: str, rates: Sequence[dict[str, Any]]) -> float:
+    def score(row: dict[str, Any]) -> tuple[float, float, float]:
+        accuracy, loss = row["accuracy"], row["loss"]
+        return (
+            -row["diverged"],
+            accuracy if accuracy is not None else 0.0,
+            -loss if loss is not None else float("-inf"),
+        )
+
+    return float(max((row for row in rates if row["arm"] == arm), key=score)["learning_rate"])

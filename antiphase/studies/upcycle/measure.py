@@ -1,0 +1,141 @@
+"""Continued training of one softmax model in forms that begin as the same function: itself, V2, a control, and DEX."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from antiphase.config import Preset, kept_run, load_preset
+from antiphase.errors import InputError, naming
+from antiphase.folders.contents import TEXT
+from antiphase.models.checkpoints import Checkpoint, convert
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.conversion import plan_conversion
+from antiphase.records import Record
+from antiphase.studies.compare.measure import compare
+from antiphase.studies.jobs import Report
+from antiphase.studies.plan import Plan, described
+from antiphase.studies.upcycle import UpcycleSettings
+from antiphase.training.run_folder import SETTINGS
+
+SEEDS = 3
+"""Seeds of the study unless some are given: those after the model's own, whose batches it has seen."""
+FORMS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "control": {"attention_type": "differential_v2", "control": True},
+    "differential_v2": {"attention_type": "differential_v2"},
+}
+"""Name of each arm, and how ``convert`` makes what it starts from. The control has the heads of V2, but no λ."""
+DEX: dict[str, dict[str, Any]] = {"dex": {"attention_type": "dex"}}
+"""A further arm on request: the differential extension of every head (2505.16333), annealed over half the steps."""
+KEPT = (
+    "source", "paths", "validation", "validation_share", "text_field", "vocabulary_size", "keys", "numbers", "fillers",
+)  # fmt: skip
+"""Settings of the data that say what a token means and what was held out; they stay those of the model."""
+
+
+def plan(settings: UpcycleSettings, output: Path) -> Plan:
+    """``upcycle`` with these settings."""
+    preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex)
+    return Plan(partial(upcycle, settings.model, preset=preset), announced=[described(preset)])
+
+
+def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = (), *, dex: bool = False) -> Preset:
+    """The comparison that continues the training of ``model``: its own settings, then the overrides.
+
+    Its learning rate warms up and decays anew, over the steps of the study. ``dex`` adds the arm of this name.
+
+    Raises:
+        InputError: no softmax model trained here, settings that cannot be used, or the seed that it was trained with.
+    """
+    path = Path(model) / SETTINGS
+    if not path.is_file() or not (Path(model) / "config.json").is_file():
+        raise InputError(
+            f"MODEL {model} is not a finished run of antiphase; give the folder of a trained softmax model"
+        )
+    with naming({"SOURCE": "MODEL"}):
+        config = Checkpoint(model).config
+    if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
+        raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
+    trained = kept_run(path, flag="MODEL")
+    own_seed = trained.training.seed
+    arms = {
+        name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
+        for name, form in {**FORMS, **(DEX if dex else {})}.items()
+    }
+    defaults: dict[str, Any] = {
+        "description": f"Continued training of {Path(model).name}, a softmax model.",
+        "training.decay_steps": None,
+        "compare.arms": arms,
+        "compare.also": {"differential_v2": "control"},
+        "compare.seeds": [own_seed + 1 + index for index in range(SEEDS)],
+    }
+    if trained.data.source == "text":
+        defaults["data.tokenizer"] = str(_start(output, "softmax"))
+    preset = load_preset(str(path), [*(f"{key}={json.dumps(value)}" for key, value in defaults.items()), *overrides])
+    if own_seed in preset.compare.seeds:
+        raise InputError(f"--seeds must not hold {own_seed}: {model} was trained on that seed's batches")
+    data = preset.run.data
+    kept = [*KEPT, "sequence_length"] if data.source == "text" and not data.validation else KEPT
+    for name in kept:
+        before, now = getattr(trained.data, name), getattr(data, name)
+        if before != now:
+            raise InputError(f"data.{name} must stay {before!r}, with which {model} was trained, got {now!r}")
+    for arm, changes in preset.compare.arms.items():
+        if arm in DEX:
+            changes.setdefault("model.dex_steps", max(1, preset.run.training.steps // 2))
+        if arm not in arms or "training.start_from" not in changes:
+            raise InputError(f"compare.arms.{arm} does not start from {model}; arms are {', '.join(arms)}")
+    return preset
+
+
+def upcycle(
+    model: str,
+    output: Path,
+    preset: Preset,
+    *,
+    resume: bool = False,
+    report: Report = lambda job, step, values: None,
+    say: Callable[[str], None] = lambda message: None,
+) -> Record:
+    """Train the forms on the same tokens and measure them as ``compare`` does.
+
+    What the arms start from stays in ``output/start``, so that a later change of the model's weights does not reach a
+    study that goes on; all arms compute the same function there.
+
+    Args:
+        model: folder of a softmax model trained here.
+        output, resume, report, say: as for ``compare``.
+        preset: from ``upcycle_preset``.
+
+    Raises:
+        InputError, Interrupted: as for ``compare``; also, the text is not that of the model's training any more.
+    """
+
+    def begin() -> None:
+        for leftover in (output / "start").glob(".*.tmp"):  # of a killed conversion; nobody else works here now
+            shutil.rmtree(leftover)
+        for name in preset.compare.arms:
+            form = {**FORMS, **DEX}[name]
+            if not _start(output, name).is_dir():  # written beside and renamed: it is there as a whole
+                say(f"making the start of {name} from {model}")
+                with naming({"SOURCE": "MODEL"}):
+                    convert(model, _start(output, name), **form)
+        content = Path(model) / TEXT
+        if content.is_file() and not (output / TEXT).is_file():
+            shutil.copyfile(content, output / TEXT)  # compare refuses any other text from now on
+
+    return compare(preset, output, resume=resume, report=report, say=say, begin=begin)
+
+
+def _start(output: Path, arm: str) -> Path:
+    return output / "start" / arm
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    names = ("attention_type", "num_attention_heads", "num_key_value_heads", "head_dim", "dex_heads")
+    return {f"model.{name}": getattr(config, name) for name in names}
