@@ -77,6 +77,12 @@ class Measurement:
         return importlib.import_module(f"{self.package}.measure")
 
     @property
+    def plan(self) -> Callable[..., Any] | None:
+        """Of a study that trains: from settings and an output folder to a ``studies.plan.Plan``; None: other work."""
+        found: Callable[..., Any] | None = getattr(self.measure, "plan", None)
+        return found
+
+    @property
     def run(self) -> Callable[..., Any]:
         """From settings and an output folder to a record: the function in ``measure`` that is called as the folder."""
         found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))

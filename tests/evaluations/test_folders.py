@@ -238,7 +238,8 @@ def outside(own):
 @each
 def test_every_bound_of_every_flag_is_kept_before_anything_is_done(measurement, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kind, run = measurement.settings, evaluate if measurement.parent == "antiphase.evaluations" else measurement.run
+    kind = measurement.settings
+    run = evaluate if measurement.parent == "antiphase.evaluations" else measurement.plan or measurement.run
     hints = typing.get_type_hints(kind)
     lists = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
     texts = [
