@@ -80,7 +80,7 @@ def test_the_committed_records_are_what_their_types_say():
             continue  # small records of training runs, in a form of their own
         record = Record.load(path)
         measurement = measurement_of(record.kind)
-        if measurement is None or not record.kind.startswith("evaluate-"):
+        if measurement is None or not record.kind.startswith(("evaluate-", "tune", "scaling")):
             continue
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
@@ -88,7 +88,17 @@ def test_the_committed_records_are_what_their_types_say():
         assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
-    assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation"}
+    assert seen >= {
+        "long-context",
+        "outliers",
+        "quantization",
+        "cancellation",
+        "many-shot",
+        "needles",
+        "allocation",
+        "tune",
+        "scaling",
+    }
 
 
 def assert_holds(found, values, where):
