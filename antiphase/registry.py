@@ -2,7 +2,8 @@
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
-and does not need it. The command line and the pages find the folder by its name.
+and does not need it. The command line and the pages find the folder by its name. ``measure`` of work that trains has
+``plan``, which makes a ``studies.plan.Plan`` of the settings and the output folder.
 """
 
 from __future__ import annotations
