@@ -209,8 +209,8 @@ class Reproduction(Result):
     scale: str = ""
     parts: dict[str, list[str]] = field(default_factory=dict)
     """Folders of their records."""
-    own_scale: bool = False
-    """Whether the models are of the size and training of the paper's."""
+    own_scale: bool | None = None
+    """Whether the models are of the size and training of the paper's; none of older records' are."""
     claims: list[Judgement] = field(default_factory=list)
     equal_loss: list[NeededForLoss] = field(default_factory=list)
     models: Models | None = None
