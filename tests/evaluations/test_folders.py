@@ -83,7 +83,9 @@ def test_the_committed_records_are_what_their_types_say():
             continue  # small records of training runs, in a form of their own
         record = Record.load(path)
         measurement = measurement_of(record.kind)
-        if measurement is None or not record.kind.startswith(("evaluate-", "calibrate-", "tune", "scaling")):
+        if measurement is None or not record.kind.startswith(
+            ("evaluate-", "calibrate-", "tune", "scaling", "reproduce")
+        ):
             continue
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
@@ -92,7 +94,7 @@ def test_the_committed_records_are_what_their_types_say():
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
     assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
-                    "search", "study", "tune", "scaling"}  # fmt: skip
+                    "search", "study", "tune", "scaling", "reproduce"}  # fmt: skip
 
 
 def assert_holds(found, values, where):
