@@ -77,6 +77,12 @@ class Measurement:
         return importlib.import_module(f"{self.package}.measure")
 
     @property
+    def plan(self) -> Callable[..., Any] | None:
+        """Of a study that trains: from settings and an output folder to a ``studies.plan.Plan``; None: other work."""
+        found: Callable[..., Any] | None = getattr(self.measure, "plan", None)
+        return found
+
+    @property
     def run(self) -> Callable[..., Any]:
         """The function from settings and an output folder to a record: that of ``measure`` with the folder's name."""
         found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))

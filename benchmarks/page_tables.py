@@ -35,7 +35,8 @@ from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.tables import headline
 from antiphase.studies.reproduce import presentation as reproduction
-from antiphase.studies.tune.presentation import end_of
+from antiphase.studies.tune import Tune
+from antiphase.studies.tune.presentation import end_of, threshold_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
@@ -271,17 +272,17 @@ def learning_rates(name: str) -> list[list[str]]:
 
     Shows medians, or the number of seeds that learned if only some did.
     """
-    values = record(name).values
-    chosen = values["chosen"]
-    found = [["learning rate", *chosen]]
-    for rate in sorted({row["learning_rate"] for row in values["rates"]}):
+    tuned = Tune.read(record(name))
+    assert tuned is not None, name
+    found = [["learning rate", *tuned.chosen]]
+    for rate in sorted({row.learning_rate for row in tuned.rates}):
         cells = [f"{rate:.0e}".replace("e-0", "e-")]
-        for arm, best in chosen.items():
-            (row,) = [row for row in values["rates"] if (row["arm"], row["learning_rate"]) == (arm, rate)]
-            accuracy, loss = end_of(record(name), row)
+        for arm, best in tuned.chosen.items():
+            (row,) = [row for row in tuned.rates if (row.arm, row.learning_rate) == (arm, rate)]
+            accuracy, loss = end_of(tuned, row, threshold_of(record(name)))
             accuracy = accuracy if isinstance(accuracy, str) else f"{100 * accuracy:.1f} %"
-            if row["seeds"] > 1:
-                accuracy += " [{:.1f}, {:.1f}]".format(*(100 * end for end in row["accuracy_range"]))
+            if row.seeds > 1:
+                accuracy += " [{:.1f}, {:.1f}]".format(*(100 * end for end in row.accuracy_range or []))
             text = f"{accuracy}; {loss if isinstance(loss, str) else f'{loss:.3f}'}"
             cells.append(f"**{text}**" if rate == best else text)
         found.append(cells)

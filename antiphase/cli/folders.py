@@ -79,9 +79,8 @@ def command(measurement: Measurement) -> Callable[..., None]:
     def run(settings: Any, *, output: Path | None, resume: bool) -> None:
         from antiphase.report.terminal import print_summary
 
-        plan = getattr(measurement.measure, "plan", None)
-        if plan is not None and output is not None:
-            console, record = _trained(plan(settings, output), output, resume=resume)
+        if measurement.plan is not None and output is not None:
+            console, record = _trained(measurement.plan(settings, output), output, resume=resume)
         else:
             console, record = _measured(measurement, settings, output, resume=resume)
         presentation = measurement.presentation

@@ -9,11 +9,11 @@ from typing import Any
 
 from antiphase.config import DataSettings
 from antiphase.data.packing import pack
-from antiphase.data.prepare import PreparedData
+from antiphase.data.prepare import PreparedData, check_task
 from antiphase.data.prepare import prepare as prepare_data
 from antiphase.errors import InputError
 from antiphase.evaluations.inputs import text_content
-from antiphase.evaluations.settings import HeldOutSettings, TextSettings
+from antiphase.evaluations.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
 from antiphase.folders.contents import is_same_content
 from antiphase.scoring.loading import LoadedModel
 
@@ -50,22 +50,27 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
     sizes: dict[str, Any] = dict(asked.data_sizes())
-    settings = replace(loaded.settings.data if loaded.settings else unknown, **sizes)
+    trained = loaded.settings.data if loaded.settings else unknown
+    settings = replace(trained, **sizes)
     if asked.paths and loaded.settings is not None and settings.source == "synthetic":
         raise InputError(f"--data cannot be used: {loaded.name} has only the vocabulary of the synthetic task")
     if not asked.paths and loaded.settings is None:
         raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
+    if not asked.paths and settings.source == "synthetic":
+        return prepare_data(settings, tokens_of(output), progress=say)
     if not asked.paths:
-        tokenizer = settings.tokenizer if settings.source == "synthetic" else loaded.name
         kept = settings.cache is not None and Path(settings.cache).is_dir()  # a run may have been moved
-        cache = settings.cache if kept else None
-        data = prepare_data(replace(settings, tokenizer=tokenizer, cache=cache), tokens_of(output), progress=say)
+        own = replace(trained, tokenizer=loaded.name, cache=settings.cache if kept else None)
+        data = prepare_data(own, tokens_of(output), progress=say)
         if data.content is not None and not is_same_content(Path(loaded.name), data.content):
             raise InputError(
                 f"the text that {loaded.name} was trained on, or the wording of its tasks, has changed since, so its "
                 "held-out part is unknown; give held-out text with --data"
             )
-        return data
+        cut = _cut(data, replace(own, **sizes), loaded.name)
+        if isinstance(asked, RetrievalTextSettings):
+            check_task(cut.task())
+        return cut
     paths, text_field = list(asked.paths), asked.text_field
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
     say("packing the text into tokens")
@@ -77,3 +82,20 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         cache=tokens_of(output),
     )
     return PreparedData(settings, loaded.tokenizer, None, packed)
+
+
+def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:
+    """What a run held out, in other sizes. A share of the text is split off in blocks of the run's own length: in
+    others it would begin elsewhere, and hold text that was trained on.
+
+    Raises:
+        InputError: sequences longer than the text.
+    """
+    assert data.validation_text is not None
+    text = replace(data.validation_text, sequence_length=settings.sequence_length)
+    if not len(text):
+        raise InputError(
+            f"--length {settings.sequence_length} is longer than the {len(text.tokens)} tokens that {name} held out; "
+            "shorten it, or give held-out text with --data"
+        )
+    return replace(data, settings=settings, validation_text=text)

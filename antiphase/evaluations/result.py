@@ -57,11 +57,12 @@ class Result:
         Raises:
             InputError: the result could not be read back with its own type.
         """
-        given = vars(settings)
+        given, found = vars(settings), finite(self)
         model = {"model": given["name"]} if "name" in given else {}
+        assert found.get("model", given.get("name")) == given.get("name"), "a record's model is the one of its settings"
         seeds = [given["seed"]] if "seed" in given else []
         record = Record(
-            kind=self.measurement().kind, values={**model, **finite(self)},
+            kind=self.measurement().kind, values={**model, **found},
             config=finite({**config, **given}), seeds=seeds,
             seconds=seconds,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.layers.positions import count_positions
@@ -248,21 +248,33 @@ def generated_tokens(
         # Models with a state instead of a key cache (LSTM, Mamba) process a prompt at once, which needs little memory.
         cached = "past_key_values" in inspect.signature(model.forward).parameters
         chunk = CHUNK if ids.shape[1] > CHUNK and cached else None
+        watch = _Watch()
         with _greedy(model, sorted(ends), chunk=chunk):
             output = model.generate(
-                input_ids=ids, attention_mask=mask, max_new_tokens=longest, output_logits=True,
-                return_dict_in_generate=True,
-            )  # fmt: skip
-        for row, tokens, *logits in zip(
-            rows, output.sequences[:, ids.shape[1] :].tolist(), *output.logits, strict=True
-        ):
-            if not all(bool(step.amax().isfinite()) for step in logits):
+                input_ids=ids,
+                attention_mask=mask,
+                max_new_tokens=longest,
+                logits_processor=LogitsProcessorList([watch]),
+            )
+        for row, tokens, is_finite in zip(rows, output[:, ids.shape[1] :].tolist(), watch.finite.tolist(), strict=True):
+            if not is_finite:
                 raise NonFiniteError(
                     f"the model's logits for prompt {row if numbers is None else numbers[row]} (from 0) are not numbers"
                 )
             end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
             found[row] = tokens[:end]
     return found
+
+
+class _Watch(LogitsProcessor):
+    """Changes nothing; ``finite`` (B,): whether a row's logits were finite in every step so far."""
+
+    finite: Tensor
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        found = scores.amax(-1).isfinite()
+        self.finite = self.finite & found if hasattr(self, "finite") else found
+        return scores
 
 
 @contextmanager

@@ -170,7 +170,7 @@ class Grid:
     def save(
         self,
         kind: str,
-        values: dict[str, Any],
+        values: Any,
         *,
         started: float,
         arrays: dict[str, Any] | None = None,
@@ -179,6 +179,7 @@ class Grid:
         """The study's record, saved in its folder.
 
         Args:
+            values: a mapping or a typed result.
             started: ``time.perf_counter`` at the begin.
             more: further fields of the configuration.
         """

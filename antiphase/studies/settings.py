@@ -65,6 +65,7 @@ class PresetSettings(TextSettings):
         Raises:
             InputError: no such preset, or settings that cannot be used.
         """
+        self.check()
         return load_preset(self.preset, self.overrides(), data=self.data, validation=self.validation)
 
 

@@ -43,6 +43,67 @@ Values = Mapping[str, Sequence[float | None]]
 """Arm to one value for each seed."""
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Of one arm."""
+
+    median: float | None
+    mean: float | None
+    minimum: float | None
+    maximum: float | None
+    values: list[float | None]
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Summary:
+        known = [value for value in values if value is not None]
+        if not known:
+            return cls(None, None, None, None, list(values))
+        return cls(statistics.median(known), statistics.fmean(known), min(known), max(known), list(values))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An arm minus the baseline."""
+
+    mean: float | None
+    """None where a seed has no value, or models either learned or did not."""
+    interval: list[float] | None
+    """95 %."""
+    seeds: int
+    """With a value in both."""
+    values: list[float]
+    found: SeedInterval | None
+
+    def describe(self) -> dict[str, Any]:
+        """For a record."""
+        own = {name: value for name, value in vars(self).items() if name != "found"}
+        return own if self.found is None else {**own, "interval_is": self.found.describe()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric of several arms."""
+
+    metric: Metric
+    arms: dict[str, Summary]
+    differences: dict[str, Difference]
+    """To the baseline, of every other arm."""
+    learned: Counts | None
+    """How many seeds learned, of arms that only counts describe."""
+    line: float | None
+    """Above which they have."""
+    sentence: str
+
+    def describe(self) -> dict[str, Any]:
+        """For a record."""
+        return {
+            "metric": self.metric.name, "unit": self.metric.unit, "lower_is_better": self.metric.lower_is_better,
+            "arms": {arm: vars(summary) for arm, summary in self.arms.items()},
+            "differences": {arm: difference.describe() for arm, difference in self.differences.items()},
+            "learned": self.learned, "line": self.line, "sentence": self.sentence,
+        }  # fmt: skip
+
+
 def compare_metric(
     metric: Metric,
     values: Values,
@@ -51,8 +112,8 @@ def compare_metric(
     samples: Mapping[str, Sample] | None = None,
     threshold: LearnedThreshold | None = None,
     accuracies: Values | None = None,
-) -> dict[str, Any] | None:
-    """The entry of a record's ``comparison`` for paired values (arm → one for each seed); None where nothing is known.
+) -> Comparison | None:
+    """Paired values (arm → one for each seed) against a baseline; None where nothing is known.
 
     A seed without a value in either arm (a threshold never passed) counts in neither, and the sentence says so. Where
     an arm's models either learned or did not, there are counts and neither a mean difference nor an interval.
@@ -64,16 +125,6 @@ def compare_metric(
     """
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
         return None
-    arms = {}
-    for arm, series in values.items():
-        known = [value for value in series if value is not None]
-        arms[arm] = {
-            "median": statistics.median(known) if known else None,
-            "mean": statistics.fmean(known) if known else None,
-            "minimum": min(known, default=None),
-            "maximum": max(known, default=None),
-            "values": list(series),
-        }
     reached = {arm: sum(value is not None for value in series) for arm, series in values.items()}
     counts: Counts = {}
     differences, sentences = {}, []
@@ -89,12 +140,10 @@ def compare_metric(
         found = None
         if learned is None and whole:
             found = paired_interval(paired, samples, arm, baseline, [place for place, _ in pairs])
-        differences[arm] = {
-            "mean": statistics.fmean(paired) if paired and whole and learned is None else None,
-            "interval": None if found is None else metric.within(found),
-            "seeds": len(paired),
-            "values": paired,
-        } | ({} if found is None else {"interval_is": found.describe()})
+        differences[arm] = Difference(
+            mean=statistics.fmean(paired) if paired and whole and learned is None else None,
+            interval=None if found is None else metric.within(found), seeds=len(paired), values=paired, found=found,
+        )  # fmt: skip
         if learned is None or threshold is None:
             sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
             continue
@@ -103,16 +152,10 @@ def compare_metric(
             split_sentence(metric.name, learned, threshold) if accuracies is None
             else following_sentence(metric.name, tuple(learned))
         )  # fmt: skip
-    return {
-        "metric": metric.name,
-        "unit": metric.unit,
-        "lower_is_better": metric.lower_is_better,
-        "arms": arms,
-        "differences": differences,
-        "learned": counts or None,
-        "line": threshold.at if counts and threshold is not None else None,
-        "sentence": " ".join(sentences),
-    }
+    return Comparison(
+        metric, {arm: Summary.of(series) for arm, series in values.items()}, differences, counts or None,
+        threshold.at if counts and threshold is not None else None, " ".join(sentences),
+    )  # fmt: skip
 
 
 def _learned(pair: Values, threshold: LearnedThreshold, accuracies: Values | None) -> Counts | None:
@@ -139,11 +182,11 @@ def paired_interval(
 
 
 def _sentence(
-    metric: Metric, arm: str, baseline: str, difference: dict[str, Any], *, reached: Mapping[str, int], total: int
+    metric: Metric, arm: str, baseline: str, difference: Difference, *, reached: Mapping[str, int], total: int
 ) -> str:
-    seeds, mean, interval = difference["seeds"], difference["mean"], difference["interval"]
+    seeds, mean, interval, found = difference.seeds, difference.mean, difference.interval, difference.found
     subject = metric.name[0].upper() + metric.name[1:]
-    if seeds < total:
+    if seeds < total or mean is None:
         # The seeds that have a value are not a fair sample: an arm that fails more often would look quick.
         counts = " and ".join(f"{name} in {reached[name]} of {total} seeds" for name in (arm, baseline))
         return f"{subject}: {counts}; where a seed has no value there is no paired difference, so no arm is ahead here."
@@ -155,12 +198,12 @@ def _sentence(
         ahead = (mean < 0) == metric.lower_is_better
         leader, other = (arm, baseline) if ahead else (baseline, arm)
         text = f"{subject}: {leader} is ahead of {other} by {metric.spoken(abs(mean))} {metric.unit} {in_seeds}"
-    if interval is None:
+    if interval is None or found is None:
         return f"{text}; one seed has no interval."
     low, high = (metric.spoken(value) for value in interval)
     includes = interval[0] <= 0 <= interval[1]
     meaning = "which includes 0" if includes else "which excludes 0"
-    covered = difference["interval_is"]["covers"].replace("sample", "test sample")
+    covered = found.covers.replace("sample", "test sample")
     return (
         f"{text} (paired difference {arm} minus {baseline}: 95 % interval over {covered} {low} to {high}, {meaning})."
     )
@@ -218,19 +261,26 @@ def _word(*, better: bool, worse: bool, own_scale: bool) -> str:
     return "reproduced" if better else "inconclusive" if not worse else "contradicted" if own_scale else NOT_SEEN
 
 
-def in_family(tests: Sequence[tuple[str, float | None]]) -> list[dict[str, Any]]:
-    """Words and p of the verdicts of one report → p, p adjusted by Holm, and the verdict that would hold under it.
+@dataclass(frozen=True)
+class InFamily:
+    """A verdict among all that were tested together."""
 
-    A verdict without p was no test and does not count in the family.
-    """
+    p: float | None
+    p_holm: float | None
+    """Adjusted by Holm."""
+    verdict_holm: str
+    """What would hold under it."""
+
+
+def in_family(tests: Sequence[tuple[str, float | None]]) -> list[InFamily]:
+    """Of words and p of the verdicts of one report. A verdict without p was no test and does not count."""
     places = [place for place, (_, p) in enumerate(tests) if p is not None]
     adjusted = dict(zip(places, holm([p for _, p in tests if p is not None]), strict=True))
     decided = ("reproduced", "contradicted", NOT_SEEN)
     return [
-        {
-            "p": p,
-            "p_holm": adjusted.get(place),
-            "verdict_holm": "inconclusive" if word in decided and adjusted.get(place, 0.0) >= ALPHA else word,
-        }
+        InFamily(
+            p, adjusted.get(place),
+            "inconclusive" if word in decided and adjusted.get(place, 0.0) >= ALPHA else word,
+        )
         for place, (word, p) in enumerate(tests)
-    ]
+    ]  # fmt: skip

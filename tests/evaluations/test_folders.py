@@ -83,7 +83,9 @@ def test_the_committed_records_are_what_their_types_say():
             continue  # small records of training runs, in a form of their own
         record = Record.load(path)
         measurement = measurement_of(record.kind)
-        if measurement is None or not record.kind.startswith(("evaluate-", "calibrate-")):
+        if measurement is None or not record.kind.startswith(
+            ("evaluate-", "calibrate-", "tune", "scaling", "reproduce")
+        ):
             continue
         seen.add(measurement.name)
         again = finite(measurement.result.read(record))
@@ -92,7 +94,7 @@ def test_the_committed_records_are_what_their_types_say():
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
     assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
-                    "search", "study"}  # fmt: skip
+                    "search", "study", "tune", "scaling", "reproduce"}  # fmt: skip
 
 
 def assert_holds(found, values, where):
@@ -238,7 +240,8 @@ def outside(own):
 @each
 def test_every_bound_of_every_flag_is_kept_before_anything_is_done(measurement, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    kind, run = measurement.settings, evaluate if measurement.parent == "antiphase.evaluations" else measurement.run
+    kind = measurement.settings
+    run = evaluate if measurement.parent == "antiphase.evaluations" else measurement.plan or measurement.run
     hints = typing.get_type_hints(kind)
     lists = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
     texts = [

@@ -16,7 +16,8 @@ from antiphase.report import compared, terminal, write_report
 from antiphase.studies.ablations.presentation import losses, slices
 from antiphase.studies.compare.tables import comparison, headline
 from antiphase.studies.reproduce import presentation as reproduction
-from antiphase.studies.tune.presentation import end_of
+from antiphase.studies.tune import Tune
+from antiphase.studies.tune.presentation import end_of, threshold_of
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
@@ -177,10 +178,11 @@ def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits, is
 
 def test_a_grid_of_rates_counts_who_learned():
     record = Record.load(RECORDS / "demo-learning-rate.json")
-    rows = {(row["arm"], row["learning_rate"]): row for row in record.values["rates"]}
-    assert end_of(record, rows["differential", 4e-3]) == ("1 of 2 learned", "0.109–2.035")
+    tuned, threshold = Tune.read(record), threshold_of(record)
+    rows = {(row.arm, row.learning_rate): row for row in tuned.rates}
+    assert end_of(tuned, rows["differential", 4e-3], threshold) == ("1 of 2 learned", "0.109–2.035")
     row = rows["softmax", 4e-3]
-    assert end_of(record, row) == (row["accuracy"], row["loss"])
+    assert end_of(tuned, row, threshold) == (row.accuracy, row.loss)
 
 
 def test_windows_and_orders_of_older_records_say_what_they_lack():

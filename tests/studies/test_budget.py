@@ -29,27 +29,27 @@ def test_operations_are_those_that_torch_counts(kind):
 def test_the_papers_3b_models():
     """3.2B parameters without embeddings in either arm, 1T tokens, 6 operations for a weight and a token."""
     preset = load_preset("paper", data=["book.txt"])
-    rows = {row["arm"]: row for row in budget(preset, Fleet(devices=64, flops=4e14))}
+    rows = {row.arm: row for row in budget(preset, Fleet(devices=64, flops=4e14))}
     softmax, differential = rows["softmax"], rows["differential"]
-    assert softmax["parameters"] == 28 * (4 * 3072**2 + 3 * 3072 * 8192 + 2 * 3072) + 3072 + 2 * 100288 * 3072
-    assert differential["parameters"] - softmax["parameters"] == 28 * (4 * 128 + 2 * 128)
-    assert softmax["tokens"] == 250_000 * 1024 * 4096
-    assert softmax["flops"] == differential["flops"]
-    plain = 6 * (softmax["parameters"] - 100288 * 3072) * softmax["tokens"]
-    assert 1.0 < softmax["flops"] / plain < 1.15  # the rest is attention at 4,096 tokens
-    assert softmax["state_bytes"] == STATE_BYTES * softmax["parameters"]
-    assert softmax["days"] == pytest.approx(softmax["flops"] * 4 / 3 / (64 * 4e14) / 86400)
+    assert softmax.parameters == 28 * (4 * 3072**2 + 3 * 3072 * 8192 + 2 * 3072) + 3072 + 2 * 100288 * 3072
+    assert differential.parameters - softmax.parameters == 28 * (4 * 128 + 2 * 128)
+    assert softmax.tokens == 250_000 * 1024 * 4096
+    assert softmax.flops == differential.flops
+    plain = 6 * (softmax.parameters - 100288 * 3072) * softmax.tokens
+    assert 1.0 < softmax.flops / plain < 1.15  # the rest is attention at 4,096 tokens
+    assert softmax.state_bytes == STATE_BYTES * softmax.parameters
+    assert softmax.days == pytest.approx(softmax.flops * 4 / 3 / (64 * 4e14) / 86400)
 
 
 def test_checkpoints_keep_less():
     preset = load_preset("gpu", data=["book.txt"])
     run = arm_run(preset.run, preset.compare, "softmax", seed=0)
-    plain = run_budget(run, Fleet(1, 1e14))
+    plain = run_budget("softmax", run, Fleet(1, 1e14))
     run.training.gradient_checkpointing = True
-    kept = run_budget(run, Fleet(1, 1e14))
-    assert kept["activation_bytes"] < plain["activation_bytes"]
-    assert kept["flops"] == plain["flops"]
-    assert kept["days"] == pytest.approx(plain["days"] * 4 / 3)
+    kept = run_budget("softmax", run, Fleet(1, 1e14))
+    assert kept.activation_bytes < plain.activation_bytes
+    assert kept.flops == plain.flops
+    assert kept.days == pytest.approx(plain.days * 4 / 3)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_fleets_out_of_range(fleet, message):
 def test_recurrent_networks_are_refused():
     preset = load_preset("half-hour", ["model.kind=lstm"], data=["book.txt"])
     with pytest.raises(InputError, match="recurrent network"):
-        run_budget(preset.run, Fleet(1, 1e12))
+        run_budget("softmax", preset.run, Fleet(1, 1e12))

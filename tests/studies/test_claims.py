@@ -7,7 +7,7 @@ from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.studies.reproduce.claims import CLAIMS
 from antiphase.studies.reproduce.judging import judge
-from antiphase.studies.reproduce.readings import Floor
+from antiphase.studies.reproduce.readings import Floor, Found
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)
@@ -16,7 +16,7 @@ SEEDS = range(5)
 def judged(name, part, records, *, diverged=(), own_scale=True, **further):
     claim = next(claim for claim in CLAIMS if claim.name.startswith(name))
     assert claim.part == part
-    return judge(claim, {part: records, **further}, {}, diverged=diverged, own_scale=own_scale)
+    return judge(claim, Found.of({part: records, **further}), {}, diverged=diverged, own_scale=own_scale)
 
 
 def of_models(kind, values, *, seeds=SEEDS):
@@ -27,11 +27,15 @@ def of_models(kind, values, *, seeds=SEEDS):
 # ------------------------------------------------------------------------------------------ orders of examples
 
 
+SHOTS = {"guess_rate": 0.25, "majority_rate": 0.3, "rows": []}
+ORDERS = {"shots": 8, "accuracies": [], "margin": 0.1, "flip_share": 0.1}
+
+
 def in_orders(means, ratios, *, seeds=SEEDS, samples=400):
     """Many-shot records by arm: mean accuracy over orders, and flips over those of answers drawn anew."""
     return of_models("evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {
-        "majority_rate": 0.3, "samples": samples, "orders": {"random": {
-            "mean_accuracy": (mean := means[ARMS.index(arm)]), "margin": 0.1,
+        **SHOTS, "samples": samples, "orders": {"random": {
+            **ORDERS, "mean_accuracy": (mean := means[ARMS.index(arm)]),
             "pair_flips": 2 * mean * (1 - mean) * (ratios[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax")),
         }},
     }}}, seeds=seeds)  # fmt: skip
@@ -67,17 +71,17 @@ TOO_FEW = "pairs learned alike, five are needed"
 )  # fmt: skip
 def test_flips_between_orders_count_at_equal_accuracy_above_the_majority_rate(means, ratios, word, reason):
     row = judged("In-context learning: less spread", "many-shot", in_orders(means, ratios))
-    assert (row["verdict"], row["reason"]) == (word, reason)
+    assert (row.verdict, row.reason) == (word, reason)
 
 
 def test_flips_of_few_answers_or_of_older_records_decide_nothing():
     name = "In-context learning: less spread"
     row = judged(name, "many-shot", in_orders((0.6, 0.7), (0.2, 0.1), samples=199))
-    assert (row["verdict"], row["reason"]) == ("not testable", "199 rows were asked in every order, 200 are needed")
+    assert (row.verdict, row.reason) == ("not testable", "199 rows were asked in every order, 200 are needed")
     records = in_orders((0.6, 0.7), (0.2, 0.1))
     del records[0].values["tasks"]["t"]["orders"]["random"]["pair_flips"]
     row = judged(name, "many-shot", records)
-    assert row["reason"] == "the records do not say how often answers flip between two orders"
+    assert row.reason == "the records do not say how often answers flip between two orders"
 
 
 @pytest.mark.parametrize(("seeds", "word"), [(5, "not testable"), (10, "reproduced"), (6, "reproduced")])
@@ -85,17 +89,17 @@ def test_a_seed_that_always_names_one_label_leaves_the_pairs_that_learned_alike(
     records = in_orders((0.6, 0.65), (0.2, 0.1), seeds=range(seeds))
     records[3].values["tasks"]["t"]["orders"]["random"] |= {"mean_accuracy": 0.3, "pair_flips": 0.0}
     row = judged("In-context learning: less spread", "many-shot", records)
-    assert row["verdict"] == word
-    assert row["pairs"] == seeds
+    assert row.verdict == word
+    assert row.pairs == seeds
     if word == "not testable":
-        assert row["reason"] == (
+        assert row.reason == (
             f"4 of 5 {TOO_FEW} (not shown to beat a guess: differential in 1 of 5 seeds; "
             "right less often by more than 10 points: differential in 1 of 5 seeds)"
         )
-        assert row["differential"] == pytest.approx(4 * 0.1 / 5)  # measured, and shown
+        assert row.differential == pytest.approx(4 * 0.1 / 5)  # measured, and shown
     else:
-        assert row["reason"] == f"{seeds - 1} of {seeds} pairs learned alike"
-        assert (row["seeds"], row["differential"]) == (seeds - 1, pytest.approx(0.1))  # of those alone
+        assert row.reason == f"{seeds - 1} of {seeds} pairs learned alike"
+        assert (row.seeds, row.differential) == (seeds - 1, pytest.approx(0.1))  # of those alone
 
 
 # ------------------------------------------------------------------------------------------ several needles
@@ -112,9 +116,9 @@ def needles(found, *, failing=(), seeds=SEEDS):
         return 1 / count if (arm, seed) in failing else own[count] if isinstance(own, dict) else own
 
     return [
-        Record(kind="evaluate-needles", values={"guess_rate": 1 / 2, "summary": [
+        Record(kind="evaluate-needles", values={"guess_rate": 1 / 2, "cells": [], "summary": [
             {"arm": f"{arm}-seed{seed}", "trained": trained, "depth": depth, "guess_rate": 1 / count,
-             "needles": count, "queries": 1, "length": 96, "samples": 100,
+             "needles": count, "queries": 1, "length": 96, "samples": 100, "interval": [0, 1],
              "accuracy": min(1.0, accuracy(arm, seed, count) + 0.001 * seed * (arm == "softmax"))
              if trained and depth is None else 1}
             for arm in ARMS for count in (2, 4) for trained in (True, False) for depth in (None, 0.0)
@@ -126,19 +130,19 @@ def needles(found, *, failing=(), seeds=SEEDS):
 def test_the_floor_of_needles_is_what_a_guess_scores_in_the_same_cells():
     """Mean of 1/2 and 1/4, not the guess of the first cell."""
     row = judged("Key information", "needles", needles((0.7, 0.8)))
-    assert row["floor"] == pytest.approx(0.375)
-    assert row["verdict"] == "reproduced"
-    assert judged("Key information", "needles", needles(({2: 0.5, 4: 0.25}, 0.6)))["verdict"] == "not testable"
+    assert row.floor == pytest.approx(0.375)
+    assert row.verdict == "reproduced"
+    assert judged("Key information", "needles", needles(({2: 0.5, 4: 0.25}, 0.6))).verdict == "not testable"
 
 
 def test_cells_where_the_baseline_is_on_floor_or_ceiling_tell_nothing():
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.9, 4: 0.8})))
-    assert (row["softmax"], row["differential"]) == (pytest.approx(0.602), pytest.approx(0.8))
-    assert (row["floor"], row["verdict"]) == (0.25, "reproduced")
-    assert row["measured"].endswith("off floor and ceiling: N = 4, not 2")
+    assert (row.softmax, row.differential) == (pytest.approx(0.602), pytest.approx(0.8))
+    assert (row.floor, row.verdict) == (0.25, "reproduced")
+    assert row.measured.endswith("off floor and ceiling: N = 4, not 2")
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.9})))
-    assert (row["verdict"], row["reason"]) == ("not testable", "the softmax models are on the floor or the ceiling")
-    assert row["measured"].endswith("off floor and ceiling: no cell")
+    assert (row.verdict, row.reason) == ("not testable", "the softmax models are on the floor or the ceiling")
+    assert row.measured.endswith("off floor and ceiling: no cell")
 
 
 def test_who_exceeds_a_floor_does_so_by_more_than_chance_and_by_more_than_a_hair():
@@ -156,11 +160,9 @@ def test_who_exceeds_a_floor_does_so_by_more_than_chance_and_by_more_than_a_hair
 def test_seeds_that_only_guess_are_told():
     """One of five that only guesses is no mean and no interval, but a count."""
     row = judged("Key information", "needles", needles((0.7, 0.9), failing=[("differential", 2)]))
-    assert (row["verdict"], row["difference"], row["interval"]) == ("inconclusive", None, None)
-    assert row["learned"] == {"softmax": [5, 5], "differential": [4, 5]}
-    assert row["reason"] == (
-        "5 paired seeds, learned (above 69 %): softmax in 5 of 5 seeds, differential in 4 of 5 seeds"
-    )
+    assert (row.verdict, row.difference, row.interval) == ("inconclusive", None, None)
+    assert row.learned == {"softmax": [5, 5], "differential": [4, 5]}
+    assert row.reason == ("5 paired seeds, learned (above 69 %): softmax in 5 of 5 seeds, differential in 4 of 5 seeds")
 
 
 @pytest.mark.parametrize(("failing", "word"), [(range(6), "contradicted"), (range(5), "inconclusive")])
@@ -168,9 +170,9 @@ def test_models_that_learned_or_did_not_are_judged_by_counts(failing, word):
     """McNemar's exact test: six seeds of ten where one arm alone learned are the fewest that show a difference."""
     records = needles((0.7, 0.9), failing=[("differential", seed) for seed in failing], seeds=range(10))
     row = judged("Key information", "needles", records)
-    assert (row["verdict"], row["learned"]["differential"]) == (word, [10 - len(failing), 10])
-    assert row["p"] == pytest.approx(2 * 0.5 ** len(failing))
-    assert judged("Key information", "needles", records, own_scale=False)["verdict"] in (NOT_SEEN, "inconclusive")
+    assert (row.verdict, row.learned["differential"]) == (word, [10 - len(failing), 10])
+    assert row.p == pytest.approx(2 * 0.5 ** len(failing))
+    assert judged("Key information", "needles", records, own_scale=False).verdict in (NOT_SEEN, "inconclusive")
 
 
 def allocation(shares):
@@ -179,8 +181,10 @@ def allocation(shares):
         Record(kind="evaluate-allocation", values={"rows": [
             {"arm": f"{arm}-seed{seed}", "trained": trained, "depth": depth, "layer": "all", "needles": 4,
              "map": "softmax" if arm == "softmax" else map_,
-             "spans": {"answer": {"share": share + 0.001 * seed * (arm == "softmax") if depth is None else 0.9},
-                       "other_needles": {"share": 0.5 - share}, "filler": {"share": 0.1}}}
+             "spans": {name: {"share": value, "signed": value} for name, value in (
+                 ("answer", share + 0.001 * seed * (arm == "softmax") if depth is None else 0.9),
+                 ("other_needles", 0.5 - share), ("filler", 0.1),
+             )}}
             for arm, share in zip(ARMS, shares, strict=True) for trained in (False, True) for depth in (None, 0.5)
             for map_ in ("difference", "first")
         ]})
@@ -191,7 +195,7 @@ def allocation(shares):
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
 def test_where_an_arm_looks_counts_only_in_pairs_that_find_as_much(name):
     records = allocation((0.1, 0.3))
-    assert judged(name, "allocation", records, needles=needles((0.85, 0.9)))["verdict"] == "reproduced"
+    assert judged(name, "allocation", records, needles=needles((0.85, 0.9))).verdict == "reproduced"
     for accuracies, failing, told in (
         ((0.3, 0.25), [], "not shown to beat a guess: softmax in 5 of 5 seeds, differential in 5 of 5 seeds"),
         ((0.85, 0.9), [("softmax", 3)], "4 of 5 pairs"), ((0.85, 0.9), [("differential", 0)], "4 of 5 pairs"),
@@ -199,38 +203,38 @@ def test_where_an_arm_looks_counts_only_in_pairs_that_find_as_much(name):
         (({2: 0.8, 4: 0.5}, {2: 0.95, 4: 0.95}), [], "right less often by more than 10 points: softmax in 5 of 5"),
     ):  # fmt: skip
         row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
-        assert row["verdict"] == "not testable"
-        assert row["differential"] is not None  # measured, and shown
-        assert told in row["reason"]
-    assert "it needs the part needles" in judged(name, "allocation", records)["reason"]
+        assert row.verdict == "not testable"
+        assert row.differential is not None  # measured, and shown
+        assert told in row.reason
+    assert "it needs the part needles" in judged(name, "allocation", records).reason
 
 
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
 def test_who_finds_the_answer_a_little_less_often_may_look_at_less_noise(name):
     row = judged(name, "allocation", allocation((0.1, 0.3)), needles=needles((0.9, 0.85)))
-    assert row["verdict"] == "not testable"
-    assert row["reason"] == "the differential models are right less often (softmax 90 %, differential 85 %)"
+    assert row.verdict == "not testable"
+    assert row.reason == "the differential models are right less often (softmax 90 %, differential 85 %)"
 
 
 @pytest.mark.parametrize("part", ["outliers", "compare"])
 def test_seeds_left_after_a_model_diverged_are_no_fair_sample(part):
-    name, records = ("Outliers: smaller largest hidden", of_models("outliers", sizes))
+    name, records = ("Outliers: smaller largest hidden", of_models("evaluate-outliers", sizes))
     if part == "compare":
         name, records = "Language modelling", compared((3.0, 2.9))
-    assert judged(name, part, records)["verdict"] == "reproduced"
+    assert judged(name, part, records).verdict == "reproduced"
     row = judged(name, part, records, diverged=[7, 9])
-    assert (row["verdict"], row["reason"]) == ("inconclusive", "a model diverged in 2 paired seeds")
+    assert (row.verdict, row.reason) == ("inconclusive", "a model diverged in 2 paired seeds")
     nothing = judged(name, part, [], diverged=[7, 9])
-    assert (nothing["verdict"], nothing["reason"]) == ("not testable", "a model diverged in 2 paired seeds")
+    assert (nothing.verdict, nothing.reason) == ("not testable", "a model diverged in 2 paired seeds")
 
 
 def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
-    whole = [record for seed in range(6) for record in of_models("outliers", sizes)[:2]]
+    whole = [record for seed in range(6) for record in of_models("evaluate-outliers", sizes)[:2]]
     for place, record in enumerate(whole):
         record.values["seed"] = place // 2
-    assert judged("Outliers: smaller largest attention", "outliers", whole)["verdict"] == "reproduced"
+    assert judged("Outliers: smaller largest attention", "outliers", whole).verdict == "reproduced"
     row = judged("Outliers: smaller largest attention", "outliers", whole[:-1])
-    assert (row["verdict"], row["reason"]) == ("inconclusive", "some seeds have no value")
+    assert (row.verdict, row.reason) == ("inconclusive", "some seeds have no value")
 
 
 # ------------------------------------------------------------------------------------------ downstream tasks
@@ -239,9 +243,9 @@ def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
 def downstream(values, *, folder="runs", constant=0.4):
     """Rows of one task with choices, one with generated answers, and one without any metric."""
     return [
-        Record(kind="evaluate-harness", values={"rows": [
+        Record(kind="evaluate-harness", values={"models": [], "lm_eval": "0", "rows": [
             {"model": f"{folder}/{arm}-seed{seed}", "task": task, "metric": metric, "guess_rate": guess,
-             "constant_rate": commonest, "samples": 10_000,
+             "constant_rate": commonest, "samples": 10_000, "shots": 0,
              "metrics": {"acc": {"value": values[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax")}}}
             for arm in ARMS
             for task, metric, guess, commonest in (
@@ -254,15 +258,15 @@ def downstream(values, *, folder="runs", constant=0.4):
 
 def test_downstream_tasks_have_the_floor_of_who_does_not_read():
     row = judged("Downstream", "harness", downstream((0.5, 0.6)))
-    assert row["verdict"] == "reproduced"
-    assert row["floor"] == pytest.approx((0.4 + 0) / 2)
+    assert row.verdict == "reproduced"
+    assert row.floor == pytest.approx((0.4 + 0) / 2)
     constant = judged("Downstream", "harness", downstream((0.4, 0.6), constant=0.8))
-    assert constant["verdict"] == "not testable"
+    assert constant.verdict == "not testable"
 
 
 def test_the_name_of_the_output_folder_is_no_arm():
     row = judged("Downstream", "harness", downstream((0.5, 0.6), folder="softmax-seed0-and-differential-seed0"))
-    assert (row["softmax"], row["differential"]) == (pytest.approx(0.502), pytest.approx(0.6))
+    assert (row.softmax, row.differential) == (pytest.approx(0.502), pytest.approx(0.6))
 
 
 # ------------------------------------------------------------------------------------------ judged texts
@@ -274,8 +278,10 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
     def values(arm, seed):
         own = right[ARMS.index(arm)] + seed * (arm == "differential")
         rows = [("model", own), ("gold", gold), ("wrong", wrong)]
-        return {"tasks": {"t": {"kind": kind, "systems": [
-            {"system": system, "right": 100 * count, "accuracy": count / 100, "samples": 10_000, "empty": 0,
+        return {"model": "m", "judge": {"model": "j"}, "without_answer": {}, "tasks": {"t": {
+            "kind": kind, "left_out": 0, "systems": [{
+            **dict.fromkeys(["coverage", "entity_coverage", "words"]), "interval": [0, 1], "accuracy_at_most": 1,
+            "system": system, "right": 100 * count, "accuracy": count / 100, "samples": 10_000, "empty": 0,
              "unjudged": 100 * unjudged if system == "model" else 0, "wrong": 100 * (100 - count), "copied": copied}
             for system, count in rows
         ]}}}  # fmt: skip
@@ -298,8 +304,8 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
 )
 def test_texts_count_where_the_judge_can_judge_and_nobody_copies(records, word, reason):
     row = judged("Contextual", "hallucination", records)
-    assert row["verdict"] == word
-    assert row["reason"].startswith(reason) if reason else not row["reason"]
+    assert row.verdict == word
+    assert row.reason.startswith(reason) if reason else not row.reason
 
 
 # ------------------------------------------------------------------------------------------ sizes and bits
@@ -320,12 +326,17 @@ def compared(losses, *, failing=(), accuracies=(0.9, 0.9), seeds=SEEDS):
 
 def sizes(arm, seed):
     values = {"softmax": 20.0 + seed, "differential": 10.0}
-    row = {"layer": "all", "top": {"1": values[arm]}}
+    row = {"layer": "all", "top": {"1": values[arm]}, "median": 1.0}
     return {"rows": [{"what": "attention logits", **row}, {"what": "hidden states", **row}]}
 
 
 def bits(arm, seed):
-    return {"rows": [{"bits": None, "loss": 3.0}, {"bits": 4, "loss": 3.5 + 0.01 * seed if arm == "softmax" else 3.0}]}
+    return losses_of({None: 3.0, 4: 3.5 + 0.01 * seed if arm == "softmax" else 3.0})
+
+
+def losses_of(by_bits):
+    rows = [{"bits": bits, "loss": loss, "retrieval": 0.5, "interval": [0, 1]} for bits, loss in by_bits.items()]
+    return {"granularity": "head", "guess_rate": 0.1, "samples": 10, "rows": rows}
 
 
 @pytest.mark.slow
@@ -339,13 +350,13 @@ def bits(arm, seed):
 )
 def test_what_an_untrained_model_has_too_counts_only_in_pairs_that_learned_as_much(name, part, values):
     def row(seeds=SEEDS, **changes):
-        records = of_models(part, values, seeds=seeds)
+        records = of_models(f"evaluate-{part}", values, seeds=seeds)
         return judged(name, part, records, compare=compared(**{"losses": (3.0, 2.95), "seeds": seeds, **changes}))
 
-    assert row()["verdict"] == "reproduced"
-    assert row(losses=(3.002, 3.002))["verdict"] == "reproduced"  # level
+    assert row().verdict == "reproduced"
+    assert row(losses=(3.002, 3.002)).verdict == "reproduced"  # level
     both = [(arm, 1) for arm in ARMS]
-    assert row(failing=both)["verdict"] == "reproduced"  # neither retrieves in that seed
+    assert row(failing=both).verdict == "reproduced"  # neither retrieves in that seed
     for changes, reason in (
         ({"losses": (3.0, 8.0)}, "higher loss by more than 0.1 nats: differential in 5 of 5 seeds"),
         ({"losses": (8.0, 3.0)}, "higher loss by more than 0.1 nats: softmax in 5 of 5 seeds"),
@@ -355,10 +366,10 @@ def test_what_an_untrained_model_has_too_counts_only_in_pairs_that_learned_as_mu
         ({"failing": [("differential", 4)]}, "4 of 5 pairs learned alike, five are needed"),
         ({"failing": [("softmax", 4)]}, "4 of 5 pairs learned alike, five are needed"),
     ):
-        assert row(**changes)["verdict"] == "not testable"
-        assert reason in row(**changes)["reason"]
+        assert row(**changes).verdict == "not testable"
+        assert reason in row(**changes).reason
     ten = row(seeds=range(10), failing=[("differential", 4)])
-    assert (ten["verdict"], ten["reason"], ten["seeds"]) == ("reproduced", "9 of 10 pairs learned alike", 9)
+    assert (ten.verdict, ten.reason, ten.seeds) == ("reproduced", "9 of 10 pairs learned alike", 9)
 
 
 @pytest.mark.parametrize(
@@ -375,36 +386,38 @@ def test_failures_of_unequal_size_are_failures(higher, reason):
     series = found[0].values["comparison"][0]["arms"]
     series["differential"]["values"] = [3.0 + more for more in higher]
     series["softmax"]["values"] = [3.0] * 5
-    row = judged("Outliers: smaller largest attention", "outliers", of_models("outliers", sizes), compare=found)
-    assert row["verdict"] == "not testable"
-    assert row["reason"].startswith(reason)
+    row = judged(
+        "Outliers: smaller largest attention", "outliers", of_models("evaluate-outliers", sizes), compare=found
+    )
+    assert row.verdict == "not testable"
+    assert row.reason.startswith(reason)
 
 
 def test_a_claim_is_contradicted_only_by_a_baseline_that_has_learned_as_much_and_at_its_own_scale():
-    records = of_models("outliers", lambda arm, seed: sizes(ARMS[1 - ARMS.index(arm)], seed))
+    records = of_models("evaluate-outliers", lambda arm, seed: sizes(ARMS[1 - ARMS.index(arm)], seed))
     name = "Outliers: smaller largest attention"
-    assert judged(name, "outliers", records, compare=compared((3.0, 3.002)))["verdict"] == "contradicted"
+    assert judged(name, "outliers", records, compare=compared((3.0, 3.002))).verdict == "contradicted"
     smaller = judged(name, "outliers", records, compare=compared((3.0, 3.002)), own_scale=False)
-    assert smaller["verdict"] == NOT_SEEN == "not seen at this scale"
+    assert smaller.verdict == NOT_SEEN == "not seen at this scale"
     row = judged(name, "outliers", records, compare=compared((3.05, 3.0)))
-    assert (row["verdict"], row["reason"][:42]) == ("not testable", "the softmax models have a higher loss, and")
+    assert (row.verdict, row.reason[:42]) == ("not testable", "the softmax models have a higher loss, and")
 
 
 def test_pairs_that_learned_alike_outlive_a_seed_that_diverged():
     seeds = range(9)
-    records = of_models("outliers", sizes, seeds=seeds)
+    records = of_models("evaluate-outliers", sizes, seeds=seeds)
     compare = compared((3.0, 3.0), seeds=range(10))
     row = judged("Outliers: smaller", "outliers", records, compare=compare, diverged=[9])
-    assert (row["verdict"], row["reason"]) == ("reproduced", "a model diverged in 1 paired seed")
+    assert (row.verdict, row.reason) == ("reproduced", "a model diverged in 1 paired seed")
 
 
 @pytest.mark.parametrize("cost", [0.0, 1e-5, -0.2])
 def test_bits_that_cost_nothing_cannot_cost_less(cost):
-    records = of_models("quantization", lambda arm, seed: {"rows": [
-        {"bits": None, "loss": 3.0}, {"bits": 4, "loss": 3.0 + (cost if arm == "softmax" else -1.0)}
-    ]})  # fmt: skip
+    records = of_models("evaluate-quantization", lambda arm, seed: losses_of(
+        {None: 3.0, 4: 3.0 + (cost if arm == "softmax" else -1.0)}
+    ))  # fmt: skip
     row = judged("Quantization", "quantization", records, compare=compared((3.0, 2.95)))
-    assert (row["verdict"], row["reason"]) == ("not testable", "4 bits cost the softmax models nothing")
+    assert (row.verdict, row.reason) == ("not testable", "4 bits cost the softmax models nothing")
 
 
 # ------------------------------------------------------------------------------------------ long context
@@ -413,7 +426,8 @@ def test_bits_that_cost_nothing_cannot_cost_less(cost):
 def ends(gains, *, spread=0.0, seeds=SEEDS):
     """What the text before takes off the loss at the end, by arm; with ``spread`` over windows around it."""
     windows = spread * numpy.random.default_rng(0).normal(size=100)
-    return of_models("long-context", lambda arm, seed: {"tail": {
+    return of_models("evaluate-long-context", lambda arm, seed: {"windows": 100, "length": 64, "curve": [], "tail": {
+        "tokens": 8, "foreign_loss": 4.0, "gain": 1.0,
         "loss": 3.0 + (arm == "differential"), "context_gain": gains[ARMS.index(arm)] + 0.001 * seed,
         "context_gains": list(gains[ARMS.index(arm)] + 0.001 * seed + windows * (1 if arm == "softmax" else 2)),
     }}, seeds=seeds)  # fmt: skip
@@ -421,13 +435,13 @@ def ends(gains, *, spread=0.0, seeds=SEEDS):
 
 def test_long_context_is_judged_by_what_it_gains_and_not_by_the_loss():
     """The differential arm's loss is higher throughout."""
-    assert judged("Long context", "long-context", ends((0.1, 0.2)))["verdict"] == "reproduced"
+    assert judged("Long context", "long-context", ends((0.1, 0.2))).verdict == "reproduced"
     row = judged("Long context", "long-context", ends((0.2, 0.1)))
-    assert (row["verdict"], row["softmax"]) == ("contradicted", pytest.approx(0.202))
+    assert (row.verdict, row.softmax) == ("contradicted", pytest.approx(0.202))
     for record in (records := ends((0.1, 0.2))):
         del record.values["tail"]["context_gain"]
     row = judged("Long context", "long-context", records)
-    assert (row["verdict"], row["reason"][:39]) == ("not testable", "the records have no loss with little co")
+    assert (row.verdict, row.reason[:39]) == ("not testable", "the records have no loss with little co")
 
 
 @pytest.mark.parametrize("seeds", [5, 8])
@@ -435,22 +449,22 @@ def test_windows_that_differ_are_part_of_the_interval(seeds):
     """All seeds read the same windows, so that seeds agree says nothing of other windows."""
     sure = judged("Long context", "long-context", ends((0.1, 0.15), spread=0.01, seeds=range(seeds)))
     unsure = judged("Long context", "long-context", ends((0.1, 0.15), spread=1.0, seeds=range(seeds)))
-    assert (sure["verdict"], unsure["verdict"]) == ("reproduced", "inconclusive")
-    assert unsure["interval_is"]["covers"] == "seeds and sample"
-    assert unsure["interval_is"]["sample"] == "per sample, one sample for all seeds of 100"
+    assert (sure.verdict, unsure.verdict) == ("reproduced", "inconclusive")
+    assert unsure.interval_is.covers == "seeds and sample"
+    assert unsure.interval_is.sample == "per sample, one sample for all seeds of 100"
 
 
 def test_one_seed_is_told_as_one():
-    records = [record for record in of_models("outliers", sizes) if record.values["seed"] == 0]
-    assert judged("Outliers: smaller largest attention", "outliers", records)["reason"] == (
+    records = [record for record in of_models("evaluate-outliers", sizes) if record.values["seed"] == 0]
+    assert judged("Outliers: smaller largest attention", "outliers", records).reason == (
         "1 paired seed, five are needed"
     )
 
 
 def test_what_was_not_measured_is_not_judged():
-    records = of_models("quantization", lambda arm, seed: {"rows": [{"bits": None, "loss": 3.0}]})
-    assert judged("Quantization", "quantization", records)["verdict"] == "not testable"
+    records = of_models("evaluate-quantization", lambda arm, seed: losses_of({None: 3.0}))
+    assert judged("Quantization", "quantization", records).verdict == "not testable"
     records = of_models(
-        "many-shot", lambda arm, seed: {"tasks": {"t": {"majority_rate": 0.3, "samples": 100, "orders": {}}}}
+        "evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {**SHOTS, "samples": 100, "orders": {}}}}
     )
-    assert judged("In-context learning: less spread", "many-shot", records)["verdict"] == "not testable"
+    assert judged("In-context learning: less spread", "many-shot", records).verdict == "not testable"

@@ -16,7 +16,7 @@ from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import is_diverged, run_jobs
-from antiphase.studies.reproduce import parts
+from antiphase.studies.reproduce.readings import Comparison
 from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune.measure import tune
@@ -84,7 +84,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
     assert entry["differences"]["differential"]["seeds"] == 1
     assert record.values["verdicts"]["held-out loss"] == {"differential": "inconclusive"}
-    assert parts.diverged(record) == [1]
+    assert Comparison.read(record).diverged() == [1]
     table = {row[0]: row[1:] for row in drawn(record, tmp_path)["Headline"]}
     assert table["Diverged"] == ["–", "1 of 2, at step 5"]
     assert len(diverging.trained) == 4
@@ -98,7 +98,7 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
     every = [f"{arm}-seed{seed}" for arm in ("softmax", "differential") for seed in (0, 1)]
     record = compare(diverging(*every), tmp_path / "c")
     assert all(map(is_diverged, record.values["runs"]))
-    assert parts.diverged(record) == [0, 1]
+    assert Comparison.read(record).diverged() == [0, 1]
     assert "Headline" in drawn(record, tmp_path)
 
 

@@ -20,6 +20,7 @@ from antiphase.studies.reproduce.budget import Fleet, run_budget
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
 from antiphase.studies.reproduce.judging import judge, judge_all
 from antiphase.studies.reproduce.measure import reproduce, scale_preset
+from antiphase.studies.reproduce.readings import Comparison, Found
 from antiphase.studies.reproduce.scales import SCALES, Scale, estimate
 
 SMALLEST = Scale(
@@ -60,7 +61,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
 
         return run
 
-    needed = {"loss": 2.0, "baseline": 9, "needed": 8, "ratio": 8 / 9}
+    needed = {"loss": 2.0, "baseline": 9, "needed": 8, "ratio": 8 / 9, "interval": None}
     ladders = [{"axis": "tokens", "equal_loss": {"differential": needed}}]
     monkeypatch.setattr(module, "scaling", study("scaling", {"ladders": ladders}))
     monkeypatch.setattr(module, "ablations", study("ablations", {}))
@@ -162,11 +163,11 @@ def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
 def test_the_preset_of_one_gpu_has_thirty_million_parameters_and_forty_million_tokens():
     preset = load_preset("reproduce-gpu", data=["corpus.txt"])
     rows = {
-        arm: run_budget(arm_run(preset.run, preset.compare, arm, seed=0), Fleet(1, 1.0))
+        arm: run_budget(arm, arm_run(preset.run, preset.compare, arm, seed=0), Fleet(1, 1.0))
         for arm in ("softmax", "differential")
     }
-    assert all(29e6 < row["parameters"] < 31e6 for row in rows.values())
-    assert rows["differential"]["parameters"] - rows["softmax"]["parameters"] < 1e4  # λ and norms of heads
+    assert all(29e6 < row.parameters < 31e6 for row in rows.values())
+    assert rows["differential"].parameters - rows["softmax"].parameters < 1e4  # λ and norms of heads
     training, data = preset.run.training, preset.run.data
     assert training.steps * training.batch_size * data.sequence_length == pytest.approx(40e6, rel=0.01)
     assert training.attn_implementation == "antiphase_triton"
@@ -179,10 +180,10 @@ def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
     monkeypatch.setattr(scales, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     told = estimate(request.scale, request.chosen, preset, cores=16)
-    row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
-    assert 0.3e9 < row["parameters"] < 0.5e9
+    row = run_budget("differential", arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
+    assert 0.3e9 < row.parameters < 0.5e9
     # no more than 40 % of 400 TFLOP/s
-    assert 6 * row["parameters"] * SCALES["medium"].tokens_a_second < 0.4 * 4e14
+    assert 6 * row.parameters * SCALES["medium"].tokens_a_second < 0.4 * 4e14
     assert 1 < told.minutes / 60 / 24 < 5
 
 
@@ -191,9 +192,9 @@ def test_the_training_of_tiny_is_estimated_below_eighty_minutes(text):
     request = ReproduceSettings(scale="tiny", data=[text])
     preset = scale_preset(request)
     told = estimate(request.scale, request.chosen, preset, cores=2)
-    row = run_budget(arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
+    row = run_budget("differential", arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
     assert told.minutes < 80
-    assert told.tokens / (6000 * 5e6 / row["parameters"]) / 60 < 80
+    assert told.tokens / (6000 * 5e6 / row.parameters) / 60 < 80
 
 
 def test_tiny_hides_its_facts_in_filler_and_fits_every_number_of_examples(text, tmp_path):
@@ -217,7 +218,8 @@ def outliers(pairs):
     """Records of single models with these largest logits, softmax and differential by seed."""
     return [
         Record(kind="evaluate-outliers", values={
-            "arm": arm, "seed": seed, "rows": [{"what": "attention logits", "layer": "all", "top": {"1": value}}],
+            "arm": arm, "seed": seed,
+            "rows": [{"what": "attention logits", "layer": "all", "top": {"1": value}, "median": 1}],
         })
         for seed, values in enumerate(pairs)
         for arm, value in zip(("softmax", "differential"), values, strict=True)
@@ -234,33 +236,36 @@ def outliers(pairs):
     ],
 )
 def test_verdicts(pairs, word):
-    row = judge(claim_of("Outliers: smaller largest attention"), {"outliers": outliers(pairs)}, {}, own_scale=True)
-    assert row["verdict"] == word
-    assert row["softmax"] == pytest.approx(sum(a for a, _ in pairs) / len(pairs))
-    assert row["difference"] == pytest.approx(sum(b - a for a, b in pairs) / len(pairs))
+    row = judge(
+        claim_of("Outliers: smaller largest attention"), Found.of({"outliers": outliers(pairs)}), {}, own_scale=True
+    )
+    assert row.verdict == word
+    assert row.softmax == pytest.approx(sum(a for a, _ in pairs) / len(pairs))
+    assert row.difference == pytest.approx(sum(b - a for a, b in pairs) / len(pairs))
 
 
 def test_only_claims_that_were_written_down_before_get_a_verdict_and_count_in_the_family():
     found = {"outliers": outliers([(20, 10), (22, 11), (19, 10), (21, 10), (20, 9)])}
     for record in list(found["outliers"]):
-        record.values["rows"].append({"what": "hidden states", "layer": "all", "top": {"1": record.values["seed"]}})
+        largest = {"1": record.values["seed"]}
+        record.values["rows"].append({"what": "hidden states", "layer": "all", "top": largest, "median": 1})
     names = [claim.name for claim in CLAIMS]
     name = "Outliers: smaller largest attention logit"
 
     def rows(registered):
-        return {row["claim"]: row for row in judge_all(found, {}, registered)}
+        return {row.claim: row for row in judge_all(Found.of(found), {}, registered)}
 
     both = rows(Registration("0", "then", PRIMARY, names))
-    assert both[name]["verdict"] == both[name]["verdict_holm"] == "reproduced"
-    assert both[name]["p_holm"] == pytest.approx(2 * both[name]["p"])  # two claims were tested
+    assert both[name].verdict == both[name].verdict_holm == "reproduced"
+    assert both[name].p_holm == pytest.approx(2 * both[name].p)  # two claims were tested
     one = rows(Registration("0", "then", PRIMARY, [name]))
-    assert one[name]["p_holm"] == one[name]["p"]
+    assert one[name].p_holm == one[name].p
     other = one["Outliers: smaller largest hidden state"]
-    assert (other["verdict"], other["p"], other["reason"]) == (
+    assert (other.verdict, other.p, other.reason) == (
         "no verdict", None, "it was not written down before the run",
     )  # fmt: skip
-    assert rows(None)[name]["verdict"] == "no verdict"
-    assert rows(None)["Contextual hallucination: more outputs that are true of the text"]["verdict"] == "not testable"
+    assert rows(None)[name].verdict == "no verdict"
+    assert rows(None)["Contextual hallucination: more outputs that are true of the text"].verdict == "not testable"
 
 
 def test_no_scale_here_is_the_papers_own():
@@ -268,18 +273,24 @@ def test_no_scale_here_is_the_papers_own():
 
 
 def test_parts_that_were_not_run_are_not_testable():
-    row = judge(claim_of("Contextual"), {}, {"hallucination": "it needs a judge"})
-    assert (row["verdict"], row["reason"]) == ("not testable", "it needs a judge")
-    assert judge(claim_of("Outliers"), {}, {})["reason"] == "this part was not asked for"
+    row = judge(claim_of("Contextual"), Found(), {"hallucination": "it needs a judge"})
+    assert (row.verdict, row.reason) == ("not testable", "it needs a judge")
+    assert judge(claim_of("Outliers"), Found(), {}).reason == "this part was not asked for"
 
 
 def many_shot(accuracies, margins, majority=0.3):
     return [
         Record(kind="evaluate-many-shot", values={
             "arm": arm, "seed": seed, "tasks": {"t": {
-                "rows": [{"shots": 1, "accuracy": 0.0}, {"shots": 8, "accuracy": accuracies[seed][place]}],
-                "orders": {"random": {"margin": margins[seed][place], "mean_accuracy": accuracies[seed][place]}},
-                "majority_rate": majority, "samples": 100,
+                "rows": [
+                    {"shots": shots, "accuracy": accuracy, "interval": [0, 1], "tokens": 9}
+                    for shots, accuracy in ((1, 0.0), (8, accuracies[seed][place]))
+                ],
+                "orders": {"random": {
+                    "margin": margins[seed][place], "mean_accuracy": accuracies[seed][place], "shots": 8,
+                    "accuracies": [], "flip_share": 0.1,
+                }},
+                "guess_rate": 0.25, "majority_rate": majority, "samples": 100,
             }},
         })
         for seed in range(len(accuracies))
@@ -291,26 +302,26 @@ def test_accuracy_on_the_floor_or_the_ceiling_shows_nothing():
     margins = [(0.1, 0.1)] * 5
     better = [(0.5 + 0.01 * i, 0.7 + 0.01 * i) for i in range(5)]
     claim = claim_of("In-context learning: higher")
-    assert judge(claim, {"many-shot": many_shot(better, margins)}, {})["verdict"] == "reproduced"
+    assert judge(claim, Found.of({"many-shot": many_shot(better, margins)}), {}).verdict == "reproduced"
     floor = [(0.3, 0.7)] * 5
-    assert judge(claim, {"many-shot": many_shot(floor, margins)}, {})["verdict"] == "not testable"
+    assert judge(claim, Found.of({"many-shot": many_shot(floor, margins)}), {}).verdict == "not testable"
     ceiling = [(1.0, 1.0)] * 5
-    assert judge(claim, {"many-shot": many_shot(ceiling, margins)}, {})["verdict"] == "not testable"
+    assert judge(claim, Found.of({"many-shot": many_shot(ceiling, margins)}), {}).verdict == "not testable"
 
 
 def test_records_of_the_demo_are_read():
     """The loss comes from a comparison; its own numbers are the means of the table."""
     record = Record.load(Path(__file__).parents[2] / "docs" / "records" / "demo-start-0.02.json")
     found = {"compare": [record]}
-    loss = judge(claim_of("Language modelling"), found, {})
-    assert loss["softmax"] == pytest.approx(
+    loss = judge(claim_of("Language modelling"), Found.of(found), {})
+    assert loss.softmax == pytest.approx(
         sum(run["final"]["loss"] for run in record.values["runs"] if run["arm"] == "softmax") / 3
     )
 
 
 def test_a_seed_with_a_diverged_model_is_not_measured_further():
     record = Record.load(Path(__file__).parents[2] / "docs" / "records" / "demo-start-0.02.json")
-    assert module.diverged(record) == []
+    assert Comparison.read(record).diverged() == []
     entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
     entry["arms"]["differential"]["values"][1] = None  # as a record writes a number that is none
-    assert module.diverged(record) == [record.seeds[1]]
+    assert Comparison.read(record).diverged() == [record.seeds[1]]

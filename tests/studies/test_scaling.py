@@ -10,6 +10,7 @@ from antiphase.config import TrainingSettings, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
+from antiphase.studies.scaling import ScaledRun, Scaling
 from antiphase.studies.scaling.measure import ladder_of, resized, scaling, shortened
 from antiphase.studies.scaling.presentation import loss_laws, losses
 from antiphase.training.optimizer import learning_rate
@@ -53,8 +54,10 @@ def test_bad_ladders_are_named(tiny_preset, tmp_path):
 def ladder(*losses):
     """Runs with these losses, softmax and differential, by tokens, and what is told of them."""
     runs = [
-        {"arm": arm, "seed": 0, "tokens": tokens, "loss": loss, "width": 16, "layers": 1, "steps": tokens // 10,
-         "parameters": 100}
+        ScaledRun(
+            arm=arm, seed=0, tokens=tokens, loss=loss, width=16, layers=1, steps=tokens // 10, parameters=100,
+            non_embedding_parameters=80, accuracy=None,
+        )
         for arm, own in zip(("softmax", "differential"), losses, strict=True)
         for tokens, loss in zip((1_000_000, 2_000_000, 4_000_000, 8_000_000), own, strict=True)
     ]  # fmt: skip
@@ -66,19 +69,16 @@ def ladder(*losses):
 )
 def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, arms):
     _, found = ladder((3.0, 2.5, 2.2, last[0]), (3.1, 2.6, 2.2, last[1]))
-    assert set(found["laws"]) == {"softmax", "differential"}
-    assert bool(found["equal_loss"]) is not bool(arms)
-    assert found.get("why_no_equal_loss") == (
-        f"the loss of {arms} does not fall with every step in tokens" if arms else None
-    )
+    assert set(found.laws) == {"softmax", "differential"}
+    assert bool(found.equal_loss) is not bool(arms)
+    assert found.why_no_equal_loss == (f"the loss of {arms} does not fall with every step in tokens" if arms else None)
 
 
 def test_a_diverged_run_leaves_points_and_no_law():
     runs, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.6, 2.3, None))
-    assert (found["laws"], found["equal_loss"]) == ({}, {})
-    assert found["why_no_law"] == "a model's loss is no number"
-    values = {"arms": ["softmax", "differential"], "runs": runs, "ladders": [found]}
-    record = Record(kind="scaling", values=values, seeds=[0])
+    assert (found.laws, found.equal_loss) == ({}, {})
+    assert found.why_no_law == "a model's loss is no number"
+    record = Scaling(["softmax", "differential"], runs, [found]).record()
     assert loss_laws(record) is not None
     assert "a model's loss is no number" in losses(record).note
     assert losses(record).text()[-1][-1] == "–"
@@ -86,8 +86,8 @@ def test_a_diverged_run_leaves_points_and_no_law():
 
 def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
     _, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.0, 1.999, 1.998))
-    assert found["equal_loss"] == {}
-    assert found["why_no_equal_loss"] == "no power law describes the loss of differential over tokens"
+    assert found.equal_loss == {}
+    assert found.why_no_equal_loss == "no power law describes the loss of differential over tokens"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from antiphase.outcomes import NOT_SEEN, LearnedThreshold
 from antiphase.studies.compare.comparison import claims_of, compared, verdict_words
 from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.registration import Registration
-from antiphase.studies.verdicts import Metric, compare_metric, in_family, learned_verdict, verdict
+from antiphase.studies.verdicts import InFamily, Metric, compare_metric, in_family, learned_verdict, verdict
 from antiphase.uncertainty.seeds import Sample
 
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
@@ -21,7 +21,7 @@ STEPS = Metric("steps to 50 % accuracy", "steps", lower_is_better=True, digits=0
 
 
 def sentence(metric, softmax, differential):
-    return compare_metric(metric, {"softmax": softmax, "differential": differential}, "softmax")["sentence"]
+    return compare_metric(metric, {"softmax": softmax, "differential": differential}, "softmax").sentence
 
 
 def test_higher_accuracy_is_ahead_and_the_interval_is_of_paired_differences():
@@ -63,9 +63,9 @@ def test_an_arm_that_failed_in_more_seeds_is_never_called_ahead():
 
 def test_no_common_seed_is_told():
     entry = compare_metric(STEPS, {"softmax": [None, 5.0], "differential": [3.0, None]}, "softmax")
-    assert "differential in 1 of 2 seeds and softmax in 1 of 2 seeds" in entry["sentence"]
-    assert entry["differences"]["differential"] == {"mean": None, "interval": None, "seeds": 0, "values": []}
-    assert entry["arms"]["softmax"]["median"] == 5.0
+    assert "differential in 1 of 2 seeds and softmax in 1 of 2 seeds" in entry.sentence
+    assert entry.differences["differential"].describe() == {"mean": None, "interval": None, "seeds": 0, "values": []}
+    assert entry.arms["softmax"].median == 5.0
 
 
 def test_nothing_known_is_no_entry():
@@ -75,9 +75,9 @@ def test_nothing_known_is_no_entry():
 
 def test_every_arm_is_compared_with_the_baseline():
     entry = compare_metric(LOSS, {"a": [1.0, 2.0], "base": [2.0, 3.0], "c": [4.0, 5.0]}, "base")
-    assert {arm: found["mean"] for arm, found in entry["differences"].items()} == {"a": -1.0, "c": 2.0}
-    assert entry["sentence"].count("Held-out loss: ") == 2
-    assert entry["arms"]["c"] == {
+    assert {arm: found.mean for arm, found in entry.differences.items()} == {"a": -1.0, "c": 2.0}
+    assert entry.sentence.count("Held-out loss: ") == 2
+    assert vars(entry.arms["c"]) == {
         "median": 4.5, "mean": 4.5, "minimum": 4.0, "maximum": 5.0, "values": [4.0, 5.0],
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_turning_the_sign_turns_the_verdict(differences):
 def test_few_seeds_are_no_verdict_in_words():
     assert verdict_words(1, {}, {}).startswith("One seed is no verdict: a claim rests on at least 5 paired seeds.")
     assert verdict_words(4, {}, {}).startswith("4 seeds are no verdict")
-    rows = {"loss": {"differential": {"p": 0.02, "p_holm": 0.06, "verdict_holm": "inconclusive"}}}
+    rows = {"loss": {"differential": InFamily(0.02, 0.06, "inconclusive")}}
     assert verdict_words(5, {"loss": {"differential": "reproduced"}}, rows) == (
         "Verdicts on the claim that the arm beats the baseline. "
         "loss, differential: reproduced (p = 0.02; by Holm 0.06: inconclusive)."
@@ -143,8 +143,8 @@ def test_holm_counts_what_was_tested_and_takes_back_what_does_not_hold():
         ("inconclusive", 0.9),
     ]
     found = in_family(words)
-    assert [row["p_holm"] for row in found] == [pytest.approx(0.06), 1.0, None, pytest.approx(0.004), 1.0]
-    assert [row["verdict_holm"] for row in found] == [
+    assert [row.p_holm for row in found] == [pytest.approx(0.06), 1.0, None, pytest.approx(0.004), 1.0]
+    assert [row.verdict_holm for row in found] == [
         "inconclusive", "inconclusive", "not testable", NOT_SEEN, "inconclusive",
     ]  # fmt: skip
 
@@ -157,32 +157,32 @@ LINE = LearnedThreshold.of(0.125, 0.5)
 
 def test_models_that_learned_or_did_not_have_counts_and_no_interval():
     entry = compare_metric(ACCURACY, SPLIT, "softmax", threshold=LINE)
-    assert entry["learned"] == {"softmax": [3, 3], "differential": [2, 3]}
-    assert (entry["differences"]["differential"]["mean"], entry["differences"]["differential"]["interval"]) == (
+    assert entry.learned == {"softmax": [3, 3], "differential": [2, 3]}
+    assert (entry.differences["differential"].mean, entry.differences["differential"].interval) == (
         None,
         None,
     )
-    assert entry["sentence"] == (
+    assert entry.sentence == (
         "First-query accuracy: models either learned (above 50 %) or did not; learned: softmax in 3 of 3 seeds, "
         "differential in 2 of 3 seeds."
     )
-    assert compare_metric(ACCURACY, SPLIT, "softmax")["learned"] is None  # without a line nothing is known of learning
+    assert compare_metric(ACCURACY, SPLIT, "softmax").learned is None  # without a line nothing is known of learning
 
 
 def test_a_loss_that_follows_who_learned_is_not_averaged_and_another_is():
     losses = {"softmax": [0.25, 0.24, 0.31], "differential": [0.26, 1.69, 0.32]}
     entry = compare_metric(LOSS, losses, "softmax", threshold=LINE, accuracies=SPLIT)
-    assert entry["differences"]["differential"]["interval"] is None
-    assert entry["sentence"].startswith("Held-out loss: follows who learned")
+    assert entry.differences["differential"].interval is None
+    assert entry.sentence.startswith("Held-out loss: follows who learned")
     text = {"softmax": [3.5, 3.4, 3.5], "differential": [3.6, 3.55, 3.62]}
-    assert compare_metric(LOSS, text, "softmax", threshold=LINE, accuracies=SPLIT)["learned"] is None
+    assert compare_metric(LOSS, text, "softmax", threshold=LINE, accuracies=SPLIT).learned is None
 
 
 def test_an_arm_of_one_kind_keeps_its_interval_beside_one_that_is_split():
     three = SPLIT | {"other": [0.90, 0.91, 0.93]}
     entry = compare_metric(ACCURACY, three, "softmax", threshold=LINE)
-    assert entry["differences"]["other"]["interval"] is not None
-    assert entry["differences"]["differential"]["interval"] is None
+    assert entry.differences["other"].interval is not None
+    assert entry.differences["differential"].interval is None
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_the_sample_widens_an_interval_and_the_sentence_says_so():
     values = {"softmax": [0.50, 0.51, 0.52], "differential": [0.56, 0.57, 0.58]}
     samples = {arm: Sample.of_counts(shares, 100, shared=True) for arm, shares in values.items()}
     entry = compare_metric(ACCURACY, values, "softmax", samples=samples)
-    low, high = entry["differences"]["differential"]["interval"]
+    low, high = entry.differences["differential"].interval
     assert (low, high) == pytest.approx((0.06 - 1.96 * 0.07, 0.06 + 1.96 * 0.07), abs=0.01)
-    assert "95 % interval over seeds and test sample -8.0 to 20.0" in entry["sentence"]
-    assert entry["differences"]["differential"]["interval_is"]["sample"].startswith("counts, one sample for all seeds")
+    assert "95 % interval over seeds and test sample -8.0 to 20.0" in entry.sentence
+    assert entry.differences["differential"].found.describe()["sample"].startswith("counts, one sample for all seeds")
 
 
 # ------------------------------------------------------------------------------------------ finished runs

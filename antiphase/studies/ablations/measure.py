@@ -137,7 +137,7 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             metric = Metric(words, "nats a token", lower_is_better=True, digits=4)
             series = {arm: values, str(ablation.against): [run[name] for run in other]}
             entry = compare_metric(metric, series, str(ablation.against))
-            found[f"{name}_difference"] = None if entry is None else entry["differences"][arm]
+            found[f"{name}_difference"] = None if entry is None else entry.differences[arm].describe()
     if ablation.claim is not None and other:
         found["claim"] = ablation.claim
         difference = found["loss_difference"] or {"seeds": 0}

@@ -10,6 +10,8 @@ from antiphase.outcomes import LearnedThreshold
 from antiphase.studies.registration import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     SEEDS_FOR_A_VERDICT,
+    Comparison,
+    InFamily,
     Metric,
     Values,
     compare_metric,
@@ -76,31 +78,30 @@ def compared(
     threshold = LearnedThreshold.of(guess_rate, settings.threshold)
     measured = _measured(settings, runs, curve_samples)
     accuracies = next(series for metric, series, _ in measured if metric is ACCURACY)
-    found, words = [], []
+    found: list[dict[str, Any]] = []
+    words = []
     for metric, series, samples in measured:
         entry = _entry(metric, series, arms[0], samples, threshold, accuracies)
         if entry is None:
             continue
-        if metric.unit == "steps":
-            _add_survival(entry, series, settings, runs)
-        found.append(entry)
-        for arm, difference in entry["differences"].items():
+        found.append(entry.describe() | (_passing(series, settings, runs) if metric.unit == "steps" else {}))
+        for arm, difference in entry.differences.items():
             word, p = _verdict(metric, series, arm, arms[0], entry, threshold, guess_rate)
             if registered is None or claim_name(metric.name, arm) not in registered.claims:
                 word, p = UNREGISTERED, None
-            elif difference["seeds"] < len(seeds) and not entry["learned"]:
+            elif difference.seeds < len(seeds) and not entry.learned:
                 word, p = "inconclusive", None  # a seed that never passed may have been the slowest: none is left out
             words.append((metric.name, arm, word, p))
     family = in_family([(word, p) for *_, word, p in words])
     verdicts: dict[str, dict[str, str]] = {}
-    corrected: dict[str, dict[str, Any]] = {}
+    corrected: dict[str, dict[str, InFamily]] = {}
     for (metric_name, arm, word, _), row in zip(words, family, strict=True):
         verdicts.setdefault(metric_name, {})[arm] = word
         corrected.setdefault(metric_name, {})[arm] = row
     return {
         "comparison": found,
         "further_comparison": [
-            entry
+            entry.describe()
             for metric, series, samples in measured
             for arm, other in settings.also.items()
             if (
@@ -110,7 +111,7 @@ def compared(
             )
         ],
         "verdicts": verdicts,
-        "holm": corrected,
+        "holm": {metric: {arm: vars(row) for arm, row in rows.items()} for metric, rows in corrected.items()},
         "verdict": verdict_words(len(seeds), verdicts, corrected, is_registered=registered is not None),
     }
 
@@ -122,7 +123,7 @@ def _entry(
     samples: Mapping[str, Sample],
     threshold: LearnedThreshold,
     accuracies: Values,
-) -> dict[str, Any] | None:
+) -> Comparison | None:
     return compare_metric(
         metric, series, baseline, samples=samples, threshold=None if metric.unit == "steps" else threshold,
         accuracies=None if metric is ACCURACY else accuracies,
@@ -134,30 +135,32 @@ def _verdict(
     series: Series,
     arm: str,
     baseline: str,
-    entry: Mapping[str, Any],
+    entry: Comparison,
     threshold: LearnedThreshold,
     guess_rate: float,
 ) -> tuple[str, float | None]:
     """The word, and p where there was a test."""
-    difference = entry["differences"][arm]
-    if metric is ACCURACY and difference["mean"] is None and difference["seeds"] == len(series[arm]):
+    difference = entry.differences[arm]
+    if metric is ACCURACY and difference.mean is None and difference.seeds == len(series[arm]):
         return learned_verdict(series, arm, baseline, threshold)
-    if difference["interval"] is None or difference["seeds"] < SEEDS_FOR_A_VERDICT:
+    if difference.found is None or difference.seeds < SEEDS_FOR_A_VERDICT:
         return "inconclusive", None
     word = verdict(
-        difference["values"], lower_is_better=metric.lower_is_better, interval=difference["interval"],
-        baseline_mean=entry["arms"][baseline]["mean"] or 0.0, floor=guess_rate if metric.is_share else None,
+        difference.values, lower_is_better=metric.lower_is_better, interval=difference.interval,
+        baseline_mean=entry.arms[baseline].mean or 0.0, floor=guess_rate if metric.is_share else None,
     )  # fmt: skip
-    return word, None if word == "not testable" else difference["interval_is"]["p"]
+    return word, None if word == "not testable" else difference.found.p
 
 
-def _add_survival(entry: dict[str, Any], series: Series, settings: CompareSettings, runs: Sequence[Run]) -> None:
+def _passing(series: Series, settings: CompareSettings, runs: Sequence[Run]) -> dict[str, Any]:
     """How many seeds of each arm passed and when, those that never did censored at the end of training."""
     until = max(run["curve"][-1]["step"] for run in runs)
     steps = {arm: [None if value is None else int(value) for value in values] for arm, values in series.items()}
     baseline = next(iter(settings.arms))
-    entry["survival"] = {arm: survival(passed, until) for arm, passed in steps.items()}
-    entry["log_rank_p"] = {arm: log_rank(steps[arm], steps[baseline], until) for arm in steps if arm != baseline}
+    return {
+        "survival": {arm: survival(passed, until) for arm, passed in steps.items()},
+        "log_rank_p": {arm: log_rank(steps[arm], steps[baseline], until) for arm in steps if arm != baseline},
+    }
 
 
 def _measured(
@@ -193,7 +196,7 @@ def _measured(
 def verdict_words(
     seeds: int,
     verdicts: Mapping[str, Mapping[str, str]],
-    corrected: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    corrected: Mapping[str, Mapping[str, InFamily]],
     *,
     is_registered: bool = True,
 ) -> str:
@@ -209,8 +212,6 @@ def verdict_words(
     for metric, arms in verdicts.items():
         for arm, word in arms.items():
             row = corrected[metric][arm]
-            holm = (
-                "" if row["p"] is None else f" (p = {row['p']:.2g}; by Holm {row['p_holm']:.2g}: {row['verdict_holm']})"
-            )
+            holm = "" if row.p is None else f" (p = {row.p:.2g}; by Holm {row.p_holm:.2g}: {row.verdict_holm})"
             parts.append(f"{claim_name(metric, arm)}: {word}{holm}")
     return "Verdicts on the claim that the arm beats the baseline. " + "; ".join(parts) + "."

@@ -25,6 +25,7 @@ SHARE_OF_STEPS = 10
 
 def plan(settings: ExtendSettings, output: Path) -> Plan:
     """The run that ``extension`` makes of these settings."""
+    settings.check()
     run = extension(
         settings.model, length=settings.length, rope_theta=settings.rope_theta, data=settings.data,
         validation=settings.validation, long_share=settings.long_share, overrides=settings.overrides(),

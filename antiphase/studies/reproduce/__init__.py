@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.errors import InputError, nearest
+from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import DeviceSettings
 from antiphase.flags import flag
 
@@ -103,3 +104,133 @@ class ReproduceSettings(DeviceSettings):
 
 
 SETTINGS = ReproduceSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis:
+    """What an interval over seeds is made of, as ``uncertainty.seeds.SeedInterval`` says."""
+
+    p: float
+    method: str
+    covers: str
+    sample: str | None
+    seed_variance: float
+    sample_variance: float | None
+    degrees: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A claim, what was measured for it, and the verdict; numbers are those of the pairs that are used."""
+
+    claim: str
+    source: str
+    paper: str
+    part: str
+    measured: str = ""
+    unit: str
+    digits: int
+    is_share: bool
+    lower_is_better: bool
+    verdict: str = ""
+    reason: str = ""
+    p: float | None = None
+    p_holm: float | None = None
+    verdict_holm: str | None = None
+    """None: an older record, which keeps no p."""
+
+    pairs: int | None = None
+    """All, used or not; None: nothing was measured, or in an older record."""
+    softmax: float | None = None
+    """Mean over seeds."""
+    differential: float | None = None
+    values: dict[str, list[float | None]] | None = None
+    """Arm to one for each seed; older records keep none."""
+    difference: float | None = None
+    """Mean of differential minus softmax; None where models either learned or did not."""
+    interval: list[float] | None = None
+    """95 %."""
+    interval_is: Basis | None = None
+    differences: list[float] | None = None
+    seeds: int | None = None
+    """With a difference."""
+    learned: dict[str, list[int]] | None = None
+    """Arm to how many seeds learned, and of how many."""
+    line: float | None = None
+    """Above which a model has learned."""
+    floor: float | None = None
+    """What a guess scores."""
+
+    def describe(self) -> dict[str, Any]:
+        """For a record; without numbers where nothing was measured."""
+        names = list(vars(self))
+        return {name: getattr(self, name) for name in (names if self.pairs else names[: names.index("pairs")])}
+
+    def spoken(self, value: float | None, *, signed: bool = False) -> str:
+        """A value with the claim's digits; shares in points."""
+        if value is None:
+            return "–"
+        text = f"{value * (100 if self.is_share else 1):+,.{self.digits}f}"
+        if not any(digit in text for digit in "123456789"):
+            return text[1:]  # neither +0.0 nor -0.0
+        return text if signed else text.removeprefix("+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeededForLoss:
+    """What the differential arm needs for the loss of the softmax arm's largest run."""
+
+    axis: str
+    loss: float
+    baseline: float
+    needed: float | None
+    ratio: float | None
+    interval: Sequence[float] | None = None
+    """95 % of the ratio over seeds; None for one seed."""
+
+
+@dataclass(frozen=True)
+class Models:
+    """What the paper's models have to be told apart from."""
+
+    parameters: dict[str, int]
+    """By arm."""
+    sequence_length: int
+    tokens: int
+    description: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction(Result):
+    """What ``antiphase reproduce`` finds."""
+
+    scale: str = ""
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    """Folders of their records."""
+    own_scale: bool | None = None
+    """Whether the models are of the size and training of the paper's; none of older records' are."""
+    claims: list[Judgement] = field(default_factory=list)
+    equal_loss: list[NeededForLoss] = field(default_factory=list)
+    models: Models | None = None
+    unjudged: str = ""
+    """What was measured without a verdict."""
+
+
+RESULT = Reproduction
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunBudget:
+    """What one run takes."""
+
+    arm: str
+    parameters: int
+    embedding_parameters: int
+    tokens: int
+    flops_a_token: float
+    flops: float
+    state_bytes: int
+    """Of weights, gradients and the optimizer."""
+    activation_bytes: int
+    """Of a micro-batch."""
+    days: float

@@ -9,23 +9,27 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from antiphase.evaluations.hallucination import GOLD, MODEL, WRONG
 from antiphase.studies.reproduce.readings import (
     ARM,
+    ARMS,
     BASELINE,
+    Comparison,
     Floor,
     Found,
+    OfModel,
     Series,
-    answers_in_orders,
-    by_seed,
     by_task,
     cells_of_allocation,
-    compared,
     flips,
     found_there,
-    lost_at,
+    in_orders,
+    lost_to_four_bits,
     majority,
     mean_of_orders,
+    of_system,
     pooled,
     seeds_of,
     telling_cells,
@@ -114,18 +118,16 @@ def equally_right(values: Series, floor: Floor) -> Ability:
     return Ability({NO_BETTER: guess, words: behind}, values, FLOOR_MARGIN)
 
 
-def equally_trained(found: Found, part: str) -> list[Ability]:
-    """Like held-out loss, and either both retrieve or neither does; of the seeds that a part was measured with.
+def equally_trained(compare: Comparison | None, models: Sequence[OfModel[Any]]) -> list[Ability]:
+    """Like held-out loss, and either both retrieve or neither does; of the seeds of these models.
 
     Nothing where the comparison is not there.
     """
-    records = found.get("compare", ())
-    if not records:
+    if compare is None:
         return []
-    record = records[0]
-    places = [record.seeds.index(seed) for seed in seeds_of(found[part])]
+    places = [compare.seeds.index(seed) for seed in seeds_of(models)]
     losses, accuracies = (
-        {arm: [values[place] for place in places] for arm, values in compared(name)(records).items() if values}
+        {arm: [values[place] for place in places] for arm, values in compare.series(name).items() if values}
         for name in ("held-out loss", "first-query accuracy")
     )
     pairs = [{BASELINE: one, ARM: two} for one, two in zip(losses[BASELINE], losses[ARM], strict=True)]
@@ -133,7 +135,7 @@ def equally_trained(found: Found, part: str) -> list[Ability]:
     higher = [_behind(pair, LOSS_WITHIN, is_loss=True) for pair in pairs]
     lacking = {"no loss": unknown, f"higher loss by more than {LOSS_WITHIN:g} nats": higher}
     if accuracies:
-        floor = Floor(record.values.get("guess_rate") or 0.0, record.config["run"]["evaluation"]["curve_samples"])
+        floor = Floor(compare.guess_rate or 0.0, compare.curve_samples)
         blind = []
         for one, two in zip(accuracies[BASELINE], accuracies[ARM], strict=True):
             not_found = {arm for arm, value in ((BASELINE, one), (ARM, two)) if not floor.exceeded_by(value or 0.0)}
@@ -157,8 +159,8 @@ def finding(found: Found) -> list[Ability]:
 
 def naming_labels(found: Found) -> list[Ability]:
     """A constant predictor answers alike in every order, so its flips of 0 are no robustness."""
-    floor = majority(found["many-shot"])
-    return [] if floor is None else [equally_right(by_seed(found["many-shot"], mean_of_orders), floor)]
+    floor = majority(found)
+    return [] if floor is None else [equally_right(mean_of_orders(found), floor)]
 
 
 # ------------------------------------------------------------------------------------------ what records cannot show
@@ -166,45 +168,48 @@ def naming_labels(found: Found) -> list[Ability]:
 
 def was_asked(found: Found) -> str | None:
     """Whether it is known how often the answer is found that models look for."""
-    if not found.get("needles"):
+    if not found.needles:
         return "it needs the part needles, which says whether the models find the answers"
     return None if cells_of_allocation(found) else "the part needles has not asked with as many needles"
 
 
 def can_tell(found: Found) -> str | None:
     """Whether any cell of the needle grid leaves room for a difference."""
-    return None if telling_cells(found["needles"]) else "the softmax models are on the floor or the ceiling"
+    return None if telling_cells(found) else "the softmax models are on the floor or the ceiling"
 
 
 def has_orders(found: Found) -> str | None:
     """Enough answers in every order, from models that could do better and that the order matters to."""
-    records = found["many-shot"]
-    if not (asked := answers_in_orders(records)):
+    asked = sum(task.samples for task, _ in in_orders(found.many_shot[0].result))
+    if not asked:
         return "no orders were drawn"
-    right = [value for value in by_seed(records, mean_of_orders)[BASELINE] if value is not None]
-    if statistics.fmean(right) >= CEILING:
+    if statistics.fmean(_known(mean_of_orders(found))) >= CEILING:
         return "the softmax models are on the ceiling"
-    if any(by_task(record) is None for record in records):
+    if any(by_task(model.result) is None for model in found.many_shot):
         return "the records do not say how often answers flip between two orders"
     if asked < FEWEST_IN_ORDERS:
         return f"{asked} rows were asked in every order, {FEWEST_IN_ORDERS} are needed"
-    flipped = [value for value in by_seed(records, flips)[BASELINE] if value is not None]
-    if statistics.fmean(flipped or [0.0]) <= FLOOR_MARGIN:
+    if statistics.fmean(_known(flips(found)) or [0.0]) <= FLOOR_MARGIN:
         return "the order changes nothing for the softmax models"
     return None
 
 
+def _known(series: Series) -> list[float]:
+    """The softmax models' values."""
+    return [value for value in series[BASELINE] if value is not None]
+
+
 def knows_gain(found: Found) -> str | None:
     """Whether windows were scored with little context too."""
-    tails = [record.values.get("tail") or {} for record in found["long-context"]]
-    if not all("context_gain" in tail for tail in tails):
+    tails = [model.result.tail for model in found.long_context]
+    if any(tail is None or tail.context_gain is None for tail in tails):
         return "the records have no loss with little context, so the gain from context is not known"
     return None
 
 
 def costs_something(found: Found) -> str | None:
     """Where few bits cost the softmax models nothing, nothing can cost less."""
-    lost = [value for value in by_seed(found["quantization"], lost_at(4))[BASELINE] if value is not None]
+    lost = _known(lost_to_four_bits(found))
     interval = seeds_interval(lost)
     if (lost and statistics.fmean(lost) < LEAST_LOST) or (interval is not None and interval.low <= 0):
         return "4 bits cost the softmax models nothing"
@@ -213,22 +218,21 @@ def costs_something(found: Found) -> str | None:
 
 def is_judged(found: Found) -> str | None:
     """Verdicts count where the judge tells true texts from false ones, gives them, and the models do not just copy."""
-    records = found["hallucination"]
-    rows = [row for task in records[0].values["tasks"].values() for row in task["systems"]]
     yes = {}
-    for role in ("gold", "wrong"):
-        own = [row for row in rows if row["system"] == role]
-        right = sum(row["right"] for row in own)
-        yes[role] = wilson_interval(right, right + sum(row["wrong"] - row["empty"] for row in own))
-    if yes["gold"][0] <= yes["wrong"][1]:
+    for role in (GOLD, WRONG):
+        own = of_system(found.hallucination[0].result, role)
+        right = sum(row.right for row in own)
+        yes[role] = wilson_interval(right, right + sum(row.wrong - row.empty for row in own))
+    if yes[GOLD][0] <= yes[WRONG][1]:
         return "the judge does not tell references from references made wrong"
-    tasks = [(record.values["arm"], task) for record in records for task in record.values["tasks"].values()]
-    models = [(arm, task["kind"], row) for arm, task in tasks for row in task["systems"] if row["system"] == "model"]
-    unjudged, samples = (sum(row[name] for _, _, row in models) for name in ("unjudged", "samples"))
+    written = [row for model in found.hallucination for row in of_system(model.result, MODEL)]
+    unjudged, samples = sum(row.unjudged for row in written), sum(row.samples for row in written)
     if unjudged > FLOOR_MARGIN * samples:
         return f"the judge gave no verdict on {unjudged} of {samples} outputs"
-    for arm in (BASELINE, ARM):
-        copied = [row["copied"] for own, kind, row in models if (own, kind) == (arm, "summarization")]
+    for arm in ARMS:
+        tasks = [task for model in found.hallucination if model.arm == arm for task in model.result.tasks.values()]
+        rows = [row for task in tasks if task.kind == "summarization" for row in task.systems if row.system == MODEL]
+        copied = [row.copied for row in rows if row.copied is not None]
         if copied and statistics.fmean(copied) > MOSTLY_COPIED:
             return f"the {arm} models copy what they are to summarise"
     return None

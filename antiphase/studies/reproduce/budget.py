@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from antiphase.folders.held import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
+from antiphase.studies.reproduce import RunBudget
 from antiphase.training.run_model import sized_config
 
 STATE_BYTES = 16
@@ -35,14 +35,13 @@ class Fleet:
     """What one device sustains, operations a second: a share of its peak, 0.4 or so where all goes well."""
 
 
-def budget(preset: Preset, fleet: Fleet) -> list[dict[str, Any]]:
+def budget(preset: Preset, fleet: Fleet) -> list[RunBudget]:
     """One row for each arm of a preset.
 
     Raises:
         InputError: sizes that do not fit, or a kind of model whose cost is not known here.
     """
-    return [{"arm": arm, **run_budget(arm_run(preset.run, preset.compare, arm, seed=0), fleet)}
-            for arm in preset.compare.arms]  # fmt: skip
+    return [run_budget(arm, arm_run(preset.run, preset.compare, arm, seed=0), fleet) for arm in preset.compare.arms]
 
 
 def paper_budget(fleet: Fleet, output: Path) -> Record:
@@ -56,7 +55,7 @@ def paper_budget(fleet: Fleet, output: Path) -> Record:
     started = time.perf_counter()
     rows = budget(preset, fleet)
     record = Record(
-        kind="budget", values=finite({"rows": rows}), config=finite({"fleet": asdict(fleet), "run": preset.run}),
+        kind="budget", values={"rows": finite(rows)}, config=finite({"fleet": asdict(fleet), "run": preset.run}),
         seeds=[], seconds=time.perf_counter() - started,
     )  # fmt: skip
     make_folder(output)
@@ -64,7 +63,7 @@ def paper_budget(fleet: Fleet, output: Path) -> Record:
     return record
 
 
-def run_budget(run: RunSettings, fleet: Fleet) -> dict[str, Any]:
+def run_budget(arm: str, run: RunSettings, fleet: Fleet) -> RunBudget:
     """Parameters, tokens, operations, bytes and days of one run."""
     config = sized_config(run, vocab_size=run.data.vocabulary_size)
     if not isinstance(config, AntiphaseConfig):
@@ -77,16 +76,13 @@ def run_budget(run: RunSettings, fleet: Fleet) -> dict[str, Any]:
     # the way back costs two products for each of the way there; checkpoints form the blocks a second time
     passes = 4 if training.gradient_checkpointing else 3
     sequences = training.micro_batch_size or training.batch_size
-    return {
-        "parameters": model.num_parameters(),
-        "embedding_parameters": config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2),
-        "tokens": tokens,
-        "flops_a_token": 3 * forward,
-        "flops": 3 * forward * tokens,
-        "state_bytes": STATE_BYTES * model.num_parameters(),
-        "activation_bytes": activation_bytes(config, sequences, length, checkpointed=training.gradient_checkpointing),
-        "days": passes * forward * tokens / (fleet.devices * fleet.flops) / SECONDS_A_DAY,
-    }
+    return RunBudget(
+        arm=arm, parameters=model.num_parameters(), tokens=tokens,
+        embedding_parameters=config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2),
+        flops_a_token=3 * forward, flops=3 * forward * tokens, state_bytes=STATE_BYTES * model.num_parameters(),
+        activation_bytes=activation_bytes(config, sequences, length, checkpointed=training.gradient_checkpointing),
+        days=passes * forward * tokens / (fleet.devices * fleet.flops) / SECONDS_A_DAY,
+    )  # fmt: skip
 
 
 def forward_flops(model: AntiphaseForCausalLM, length: int, *, causal: bool = True) -> float:

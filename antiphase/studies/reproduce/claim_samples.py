@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
-from typing import Any
 
-from antiphase.records import Record
+from antiphase.evaluations.hallucination import MODEL, Hallucination
+from antiphase.evaluations.harness import Harness, TaskScore
+from antiphase.evaluations.long_context import LongContext
+from antiphase.evaluations.many_shot import ManyShot
+from antiphase.evaluations.needles import CellScore
 from antiphase.studies.reproduce.readings import (
-    ARM,
-    BASELINE,
+    ARMS,
+    Found,
     Series,
+    at_most_shots,
     by_seed,
     by_task,
     cell_of,
     most_shots,
+    of_system,
     pooled,
     right_in,
+    rows_of,
     scored,
-    seeds_of,
     telling_cells,
     untrue,
 )
@@ -29,21 +33,19 @@ Samples = dict[str, Sample]
 """Arm to what is known of the test sample behind its series."""
 
 
-def loss_samples(records: Sequence[Record]) -> Samples:
+def loss_samples(found: Found) -> Samples:
     """Held-out sequences, the same for all seeds; older records keep none."""
-    runs = records[0].values.get("runs") or []
-    scores = {arm: [run.get("by_sequence") for run in runs if run["arm"] == arm] for arm in (BASELINE, ARM)}
-    return of_rows(scores, shared=True)
+    runs = found.compare.runs if found.compare is not None else []
+    return of_rows({arm: [run.by_sequence for run in runs if run.arm == arm] for arm in ARMS}, shared=True)
 
 
-def gain_samples(records: Sequence[Record]) -> Samples:
+def gain_samples(found: Found) -> Samples:
     """Windows, the same for all seeds."""
-    by_model = {(record.values["arm"], record.values["seed"]): record.values["tail"] for record in records}
-    scores = {
-        arm: [by_model.get((arm, seed), {}).get("context_gains") for seed in seeds_of(records)]
-        for arm in (BASELINE, ARM)
-    }
-    return of_rows(scores, shared=True)
+
+    def gains(result: LongContext) -> Sequence[float] | None:
+        return result.tail.context_gains if result.tail else None
+
+    return of_rows(by_seed(found.long_context, gains), shared=True)
 
 
 def of_rows(scores: Mapping[str, Sequence[Sequence[float | None] | None]], *, shared: bool) -> Samples:
@@ -56,25 +58,18 @@ def of_rows(scores: Mapping[str, Sequence[Sequence[float | None] | None]], *, sh
     return found
 
 
-def needle_samples(records: Sequence[Record]) -> Samples:
+def needle_samples(found: Found) -> Samples:
     """Contexts of the cells that count; every seed draws its own. Where they are not kept one by one, counts."""
-    telling = telling_cells(records)
+    telling = telling_cells(found)
     floor = pooled(telling.values())
-    series = right_in(records, telling)
 
-    def bits(record: Record, arm: str) -> list[float]:
-        return [
-            float(bit)
-            for row in record.values.get("cells") or ()
-            if row["depth"] is None and row["trained"] and cell_of(row) in telling
-            and row["arm"].startswith(f"{arm}-seed")
-            for bit in row.get("right") or ()
-        ]  # fmt: skip
+    def bits(rows: list[CellScore]) -> list[float]:
+        return [float(bit) for row in rows if cell_of(row) in telling for bit in row.right]
 
-    kept = of_rows({arm: [bits(record, arm) for record in records] for arm in (BASELINE, ARM)}, shared=False)
+    kept = of_rows({arm: [bits(rows_of(one.cells, arm)) for one in found.needles] for arm in ARMS}, shared=False)
     if floor is None or kept:
         return kept
-    return of_shares(series, floor.answers, shared=False)
+    return of_shares(right_in(found, telling), floor.answers, shared=False)
 
 
 def of_shares(series: Series, answers: int, *, shared: bool) -> Samples:
@@ -86,27 +81,19 @@ def of_shares(series: Series, answers: int, *, shared: bool) -> Samples:
     }
 
 
-def shot_samples(records: Sequence[Record]) -> Samples:
+def shot_samples(found: Found) -> Samples:
     """Tasks, the same for all seeds, as answers to one task are not independent; of one task, its answers."""
-    by_model = {(record.values["arm"], record.values["seed"]): record for record in records}
-    seeds = seeds_of(records)
-    if not all((arm, seed) in by_model for arm in (BASELINE, ARM) for seed in seeds):
-        return {}
-    scores = {
-        arm: [[task["rows"][-1]["accuracy"] for task in by_model[arm, seed].values["tasks"].values()] for seed in seeds]
-        for arm in (BASELINE, ARM)
-    }
-    if len(records[0].values["tasks"]) > 1:
-        return of_rows(scores, shared=True)
-    (task,) = records[0].values["tasks"].values()
-    return of_shares(by_seed(records, most_shots), task["samples"], shared=True)
+    first, *others = found.many_shot[0].result.tasks.values()
+    if others:
+        return of_rows(by_seed(found.many_shot, at_most_shots), shared=True)
+    return of_shares(most_shots(found), first.samples, shared=True)
 
 
-def flip_samples(records: Sequence[Record]) -> Samples:
+def flip_samples(found: Found) -> Samples:
     """Tasks, the same for all seeds, each with its part in the quotient (its linear part, as for a ratio estimator)."""
 
-    def parts(record: Record | None) -> list[float] | None:
-        table = None if record is None else by_task(record)
+    def parts(result: ManyShot) -> list[float] | None:
+        table = by_task(result)
         if table is None:
             return None
         flipped, accuracy = table.mean(0)
@@ -117,42 +104,37 @@ def flip_samples(records: Sequence[Record]) -> Samples:
         changes = (table[:, 0] - flipped) / expected - slope * (table[:, 1] - accuracy)
         return list(flipped / expected + changes)
 
-    by_model = {(record.values["arm"], record.values["seed"]): record for record in records}
-    scores = {arm: [parts(by_model.get((arm, seed))) for seed in seeds_of(records)] for arm in (BASELINE, ARM)}
-    return of_rows(scores, shared=True)
+    return of_rows(by_seed(found.many_shot, parts), shared=True)
 
 
-def downstream_samples(records: Sequence[Record]) -> Samples:
+def downstream_samples(found: Found) -> Samples:
     """Rows of the tasks, the same for all seeds: lm-eval's standard errors, else those of counts."""
 
-    def error(record: Record, arm: str) -> float:
-        rows = [row for row in scored(record) if PurePath(row["model"]).name.startswith(f"{arm}-seed")]
+    def error(result: Harness, arm: str) -> float:
+        rows = scored(result, arm)
         return math.hypot(*map(error_of_task, rows)) / max(1, len(rows))
 
-    size = min((row["samples"] for row in scored(records[0])), default=1)
-    return {
-        arm: Sample.of_errors([error(record, arm) for record in records], size, shared=True) for arm in (BASELINE, ARM)
-    }
+    size = min((row.samples for row in scored(found.harness[0], *ARMS)), default=1)
+    return {arm: Sample.of_errors([error(one, arm) for one in found.harness], size, shared=True) for arm in ARMS}
 
 
-def error_of_task(row: Mapping[str, Any]) -> float:
-    """Standard error of a task's metric."""
-    found = row["metrics"][row["metric"]]
-    known = found.get("stderr")
-    if known:
-        return float(known)
-    return math.sqrt(Sample.of_counts([found["value"]], row["samples"], shared=True).variances[0])
+def error_of_task(row: TaskScore) -> float:
+    """Standard error of a task's metric; 0 where that is no number."""
+    known = row.metrics[row.metric].stderr if row.metric is not None else None
+    if known or row.value is None:
+        return known or 0.0
+    return math.sqrt(Sample.of_counts([row.value], row.samples, shared=True).variances[0])
 
 
-def faithful_samples(records: Sequence[Record]) -> Samples:
+def faithful_samples(found: Found) -> Samples:
     """Texts of the data sets, the same for all seeds."""
 
-    def error(record: Record) -> float:
-        rows = [row for task in record.values["tasks"].values() for row in task["systems"] if row["system"] == "model"]
-        parts = [Sample.of_counts([row["accuracy"]], row["samples"], shared=True).variances[0] for row in rows]
+    def error(result: Hallucination) -> float:
+        rows = of_system(result, MODEL)
+        parts = [Sample.of_counts([row.accuracy], row.samples, shared=True).variances[0] for row in rows]
         return math.sqrt(sum(parts)) / len(parts)
 
-    series, floor = by_seed(records, error), untrue(records)
+    series, floor = by_seed(found.hallucination, error), untrue(found)
     return {
         arm: Sample.of_errors([value for value in values if value is not None], floor.answers, shared=True)
         for arm, values in series.items()

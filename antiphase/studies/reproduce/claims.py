@@ -1,15 +1,15 @@
 """The Differential Transformer paper's claims (2410.05258), each with its numbers and what stands for it here.
 
-A claim compares the differential arm with the softmax arm over paired seeds; ``studies/judging.py`` gives the verdict.
+A claim compares the differential arm with the softmax arm over paired seeds; ``judging.py`` gives the verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.records import Record
+from antiphase.evaluations.allocation import NOISE
 from antiphase.studies.reproduce.abilities import (
     Ability,
     can_tell,
@@ -37,14 +37,14 @@ from antiphase.studies.reproduce.readings import (
     Found,
     Series,
     allocated,
-    by_seed,
     compared,
     counted,
     downstream,
     faithful,
     flips,
+    gained,
     largest,
-    lost_at,
+    lost_to_four_bits,
     majority,
     most_shots,
     pooled,
@@ -70,16 +70,16 @@ class Claim:
     measured: str
     """What stands for it here, where that is not what the paper measured; ``{cells}`` is filled in from ``cells``."""
     metric: Metric
-    read: Callable[[Sequence[Record]], Series]
-    floor: Callable[[Sequence[Record]], Floor | None] = lambda records: None
+    read: Callable[[Found], Series]
+    floor: Callable[[Found], Floor | None] = lambda found: None
     """Of an accuracy; with one, models may have learned or not, and are counted then."""
     guard: Callable[[Found], str | None] = lambda found: None
     """Why records that exist cannot show the claim."""
     abilities: Callable[[Found], list[Ability]] = lambda found: []
     """What both models of a pair must have in like measure, else a system without it would win the claim."""
-    samples: Callable[[Sequence[Record]], Samples] = lambda records: {}
+    samples: Callable[[Found], Samples] = lambda found: {}
     """What is known of the test samples, for intervals that cover them."""
-    cells: Callable[[Sequence[Record]], str] = lambda records: ""
+    cells: Callable[[Found], str] = lambda found: ""
     """Which of the measured cells count, in words."""
 
     def registration(self) -> dict[str, Any]:
@@ -111,34 +111,33 @@ CLAIMS = (
         "loss of the last eighth of the length of training behind as many tokens, minus that behind the whole window; "
         "no model was extended",
         Metric("gain from context", "nats a token", lower_is_better=False, digits=4),
-        lambda records: by_seed(records, lambda record: (record.values.get("tail") or {}).get("context_gain")),
-        guard=knows_gain, samples=gain_samples,
+        gained, guard=knows_gain, samples=gain_samples,
     ),
     Claim(
         "Key information retrieval: more of several needles found", "needles", "Table 2",
         "R = 2, N = 2: 85 → 92; N = 4: 62 → 84; N = 6: 55 → 85 (4K tokens)",
         "R = 1, needles anywhere; mean over the N where the softmax models are off floor and ceiling: {cells}",
         Metric("right outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        lambda records: right_in(records, telling_cells(records)),
-        lambda records: pooled(telling_cells(records).values()), can_tell, samples=needle_samples, cells=counted,
+        lambda found: right_in(found, telling_cells(found)),
+        lambda found: pooled(telling_cells(found).values()), can_tell, samples=needle_samples, cells=counted,
     ),
     Claim(
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
-        allocated(["answer"]), guard=was_asked, abilities=finding,
+        allocated("answer"), guard=was_asked, abilities=finding,
     ),
     Claim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",
         "share of Σ|A| on other needles and filler",
         Metric("share on noise", "points", lower_is_better=True, digits=1, is_share=True),
-        allocated(["other_needles", "filler"]), guard=was_asked, abilities=finding,
+        allocated(*NOISE), guard=was_asked, abilities=finding,
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
         "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
-        lambda records: by_seed(records, most_shots), majority, samples=shot_samples,
+        most_shots, majority, samples=shot_samples,
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
@@ -146,33 +145,31 @@ CLAIMS = (
         "the same words; answers that flip between two orders, over 2p(1-p), the share for random answers of the same "
         "accuracy p",
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
-        lambda records: by_seed(records, flips), guard=has_orders, abilities=naming_labels, samples=flip_samples,
+        flips, guard=has_orders, abilities=naming_labels, samples=flip_samples,
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
         "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        lambda records: by_seed(records, faithful), untrue, is_judged,
+        faithful, untrue, is_judged,
         samples=faithful_samples,
     ),
     Claim(
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",
         Metric("largest attention logit", "", lower_is_better=True, digits=2),
-        lambda records: by_seed(records, largest("attention logits")),
-        abilities=lambda found: equally_trained(found, "outliers"),
+        largest("attention logits"), abilities=lambda found: equally_trained(found.compare, found.outliers),
     ),
     Claim(
         "Outliers: smaller largest hidden state", "outliers", "Table 5", "3608.6 → 1688.2", "over all layers",
         Metric("largest hidden state", "", lower_is_better=True, digits=2),
-        lambda records: by_seed(records, largest("hidden states")),
-        abilities=lambda found: equally_trained(found, "outliers"),
+        largest("hidden states"), abilities=lambda found: equally_trained(found.compare, found.outliers),
     ),
     Claim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
         Metric("loss added by 4 bits", "nats a token", lower_is_better=True, digits=4),
-        lambda records: by_seed(records, lost_at(4)), guard=costs_something,
-        abilities=lambda found: equally_trained(found, "quantization"),
+        lost_to_four_bits, guard=costs_something,
+        abilities=lambda found: equally_trained(found.compare, found.quantization),
     ),
 )  # fmt: skip
 UNJUDGED = (

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
@@ -26,12 +25,20 @@ from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
 from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
-from antiphase.studies.reproduce import OWN, PAPER, TITLES, ReproduceSettings
+from antiphase.studies.reproduce import (
+    OWN,
+    PAPER,
+    TITLES,
+    Models,
+    NeededForLoss,
+    ReproduceSettings,
+    Reproduction,
+)
 from antiphase.studies.reproduce.budget import Fleet, paper_budget
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.parts import Work, check_own
-from antiphase.studies.reproduce.readings import ARM, BASELINE
+from antiphase.studies.reproduce.readings import ARM, ARMS, Comparison, Found
 from antiphase.studies.reproduce.scales import SCALES, estimate
 
 REQUEST = "reproduce.json"
@@ -110,29 +117,23 @@ def reproduce(
                 found[part] = work.run(part)
             elif kept := work.kept(part):
                 found[part] = kept
+        own_scale = work.scale.is_the_papers
+        judged = judge_all(Found.of(found), missing, registration, diverged=work.diverged, own_scale=own_scale)
+        result = Reproduction(
+            scale=settings.scale,
+            parts={part: sorted(str(folder) for folder in work.folders[part]) for part in found},
+            own_scale=own_scale,
+            claims=judged,
+            equal_loss=_equal_loss(found.get("scaling", [])),
+            models=_trained(found["compare"][0]),
+            unjudged=UNJUDGED,
+        )
+        described = None if registration is None else registration.describe()
+        sizes = asdict(SCALES[settings.scale])
         record = Record(
             kind="reproduce",
-            values=finite(
-                {
-                    "scale": settings.scale,
-                    "parts": {part: sorted(str(folder) for folder in work.folders[part]) for part in found},
-                    "own_scale": work.scale.is_the_papers,
-                    "claims": judge_all(
-                        found, missing, registration, diverged=work.diverged, own_scale=work.scale.is_the_papers
-                    ),
-                    "equal_loss": _equal_loss(found.get("scaling", [])),
-                    "models": _trained(found["compare"][0]),
-                    "unjudged": UNJUDGED,
-                }
-            ),
-            config=finite(
-                {
-                    **settings.kept(),
-                    "sizes": asdict(SCALES[settings.scale]),
-                    "run": preset.run,
-                    "registered": None if registration is None else registration.describe(),
-                }
-            ),
+            values=finite(vars(result) | {"claims": [one.describe() for one in judged]}),
+            config=finite({**settings.kept(), "sizes": sizes, "run": preset.run, "registered": described}),
             seeds=list(preset.compare.seeds),
             seconds=time.perf_counter() - started,
         )
@@ -186,21 +187,17 @@ def _content(settings: ReproduceSettings, preset: Preset) -> dict[str, str]:
     return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
 
 
-def _trained(record: Record) -> dict[str, Any]:
-    """What the paper's models have to be told apart from."""
-    runs, run = record.values["runs"], record.config["run"]
-    return {
-        "parameters": {arm: next(row["parameters"] for row in runs if row["arm"] == arm) for arm in (BASELINE, ARM)},
-        "sequence_length": run["data"]["sequence_length"],
-        "tokens": runs[0]["tokens"],
-        "description": run["description"],
-    }
+def _trained(record: Record) -> Models:
+    """The models of a comparison."""
+    runs, run = Comparison.read(record).runs, record.config["run"]
+    parameters = {arm: next(one.parameters for one in runs if one.arm == arm) for arm in ARMS}
+    return Models(parameters, run["data"]["sequence_length"], runs[0].tokens, run["description"])
 
 
-def _equal_loss(records: Sequence[Record]) -> list[dict[str, Any]]:
+def _equal_loss(records: Sequence[Record]) -> list[NeededForLoss]:
     """What the differential arm needs, in parameters and tokens, for the softmax arm's loss (Figure 3)."""
     return [
-        {"axis": ladder["axis"], **ladder["equal_loss"][ARM]}
+        NeededForLoss(axis=ladder["axis"], **ladder["equal_loss"][ARM])
         for record in records
         for ladder in record.values["ladders"]
         if ARM in ladder["equal_loss"]

@@ -31,7 +31,7 @@ from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import STUDY
 from antiphase.studies.jobs import Report
 from antiphase.studies.reproduce import PAIRED, STUDIES, ReproduceSettings
-from antiphase.studies.reproduce.readings import ARM, BASELINE
+from antiphase.studies.reproduce.readings import ARM, BASELINE, Comparison
 from antiphase.studies.reproduce.scales import SCALES
 from antiphase.studies.scaling.measure import scaling, shortened
 from antiphase.training.device import choose_device
@@ -134,7 +134,7 @@ class Work:
             ]  # fmt: skip
         record = self._study(part)
         if part == "compare":
-            self.diverged = diverged(record)
+            self.diverged = Comparison.read(record).diverged()
             for seed in self.diverged:
                 self.say(f"seed {seed}: a model's loss is not finite, so neither arm of this seed is measured further")
                 self.seeds.remove(seed)
@@ -280,13 +280,3 @@ class Work:
             }  # fmt: skip
             write_atomically(path, "".join(f"{key}: {value}\n" for key, value in settings.items()).encode())
         return list(map(str, paths))
-
-
-def diverged(record: Record) -> list[int]:
-    """Seeds of a comparison in which a model diverged, and so has no last loss."""
-    found = [entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss"]
-    if not found:  # no run has one
-        return list(record.seeds)
-    arms = found[0]["arms"]
-    values = zip(record.seeds, arms[BASELINE]["values"], arms[ARM]["values"], strict=True)
-    return [seed for seed, *losses in values if None in losses]

@@ -4,21 +4,153 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy
 
+from antiphase.errors import InputError
+from antiphase.evaluations.allocation import Allocation, MapAllocation
+from antiphase.evaluations.hallucination import MODEL, Hallucination, SystemScore
+from antiphase.evaluations.harness import Harness, TaskScore
+from antiphase.evaluations.long_context import LongContext
+from antiphase.evaluations.many_shot import ManyShot, OverOrders, TaskShots
 from antiphase.evaluations.many_shot.measure import flips_against_chance
+from antiphase.evaluations.needles import Accuracy, CellScore, Needles
+from antiphase.evaluations.outliers import Outliers
+from antiphase.evaluations.quantization import Quantization
+from antiphase.evaluations.result import Result
 from antiphase.records import Record
 from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
+from antiphase.typed import build
 from antiphase.uncertainty.intervals import wilson_interval
 
-BASELINE, ARM = "softmax", "differential"
-Found = Mapping[str, Sequence[Record]]
-"""Records by part of the reproduction."""
+BASELINE, ARM = ARMS = ("softmax", "differential")
 Series = dict[str, list[float | None]]
 """Arm to one value for each seed."""
+R = TypeVar("R", bound=Result)
+Value = TypeVar("Value")
+Row = TypeVar("Row", Accuracy, CellScore, MapAllocation)
+
+
+@dataclass(frozen=True)
+class OfModel(Generic[R]):
+    """A measurement of one trained model."""
+
+    arm: str
+    seed: int
+    result: R
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """One run of the comparison."""
+
+    arm: str
+    parameters: int
+    tokens: int
+    by_sequence: list[float | None] | None = None
+    """Loss of each held-out sequence; older records keep none."""
+
+
+@dataclass(frozen=True)
+class ArmValues:
+    """One for each seed."""
+
+    values: list[float | None]
+
+
+@dataclass(frozen=True)
+class ComparedMetric:
+    """One number of the comparison."""
+
+    metric: str
+    arms: dict[str, ArmValues]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What the record of ``antiphase compare`` says of claims."""
+
+    seeds: list[int]
+    curve_samples: int
+    """Sequences behind an accuracy."""
+    comparison: list[ComparedMetric]
+    runs: list[ComparedRun] = field(default_factory=list)
+    guess_rate: float | None = None
+
+    @classmethod
+    def read(cls, record: Record) -> Comparison:
+        curve_samples = record.config["run"]["evaluation"]["curve_samples"]
+        return build(cls, {**record.values, "seeds": record.seeds, "curve_samples": curve_samples}, strict=False)
+
+    def series(self, name: str) -> Series:
+        """A metric; no values where it was not measured."""
+        found = next((entry.arms for entry in self.comparison if entry.metric == name), {})
+        return {arm: found[arm].values if found else [] for arm in ARMS}
+
+    def diverged(self) -> list[int]:
+        """Seeds in which a model diverged, and so has no last loss."""
+        losses = self.series("held-out loss")
+        if not losses[BASELINE]:  # no run has one
+            return self.seeds
+        return [seed for seed, *pair in zip(self.seeds, *losses.values(), strict=True) if None in pair]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was measured, by part; of a part that was not, nothing."""
+
+    compare: Comparison | None = None
+    harness: Sequence[Harness] = ()
+    """As needles and allocation: for each seed, both arms in it."""
+    needles: Sequence[Needles] = ()
+    allocation: Sequence[Allocation] = ()
+    long_context: Sequence[OfModel[LongContext]] = ()
+    many_shot: Sequence[OfModel[ManyShot]] = ()
+    hallucination: Sequence[OfModel[Hallucination]] = ()
+    outliers: Sequence[OfModel[Outliers]] = ()
+    quantization: Sequence[OfModel[Quantization]] = ()
+
+    @classmethod
+    def of(cls, records: Mapping[str, Sequence[Record]]) -> Found:
+        """From the records of each part.
+
+        Raises:
+            InputError: a record that holds something else.
+        """
+
+        def pairs(part: str, kind: type[R]) -> list[R]:
+            return [_read(kind, record) for record in records.get(part, ())]
+
+        def models(part: str, kind: type[R]) -> list[OfModel[R]]:
+            listed = records.get(part, ())
+            return [OfModel(one.values["arm"], one.values["seed"], _read(kind, one)) for one in listed]
+
+        compared = records.get("compare")
+        return cls(
+            compare=Comparison.read(compared[0]) if compared else None,
+            harness=pairs("harness", Harness),
+            needles=pairs("needles", Needles),
+            allocation=pairs("allocation", Allocation),
+            long_context=models("long-context", LongContext),
+            many_shot=models("many-shot", ManyShot),
+            hallucination=models("hallucination", Hallucination),
+            outliers=models("outliers", Outliers),
+            quantization=models("quantization", Quantization),
+        )
+
+    def has(self, part: str) -> bool:
+        """Whether a part was measured."""
+        return bool(getattr(self, part.replace("-", "_")))
+
+
+def _read(kind: type[R], record: Record) -> R:
+    found = kind.read(record)
+    if found is None:
+        raise InputError(f"a record is of kind {record.kind} where one of {kind.measurement().kind} was written")
+    return found
 
 
 class Floor(NamedTuple):
@@ -35,96 +167,6 @@ class Floor(NamedTuple):
         return shown and share > self.guess + FLOOR_MARGIN
 
 
-def by_seed(records: Sequence[Record], value: Callable[[Record], float | None]) -> Series:
-    """Of records of single models, which say their arm and seed."""
-    seeds = sorted({record.values["seed"] for record in records})
-    known = {(record.values["arm"], record.values["seed"]): value(record) for record in records}
-    return {arm: [known.get((arm, seed)) for seed in seeds] for arm in (BASELINE, ARM)}
-
-
-def compared(name: str) -> Callable[[Sequence[Record]], Series]:
-    """A metric of ``antiphase compare``; no values where it was not measured."""
-
-    def read(records: Sequence[Record]) -> Series:
-        entries = [entry for entry in records[0].values["comparison"] if entry["metric"] == name]
-        return {arm: entries[0]["arms"][arm]["values"] if entries else [] for arm in (BASELINE, ARM)}
-
-    return read
-
-
-def by_arm(records: Sequence[Record], value: Callable[[list[Mapping[str, Any]]], float | None], rows: str) -> Series:
-    """Of records of one seed each with both arms in them: ``value`` of an arm's rows with the needle anywhere."""
-
-    def of(record: Record, arm: str) -> float | None:
-        return value([
-            row for row in record.values[rows]
-            if row["trained"] and row["depth"] is None and row["arm"].startswith(f"{arm}-seed")
-        ])  # fmt: skip
-
-    return {arm: [of(record, arm) for record in records] for arm in (BASELINE, ARM)}
-
-
-def allocated(spans: Sequence[str]) -> Callable[[Sequence[Record]], Series]:
-    """Share of Σ|A| on some spans, mean over layers, seen from the end of the question."""
-
-    def share(rows: list[Mapping[str, Any]]) -> float | None:
-        whole = [row for row in rows if row["layer"] == "all" and row["map"] in ("softmax", "difference")]
-        return sum(whole[0]["spans"][span]["share"] for span in spans) if whole else None
-
-    return lambda records: by_arm(records, share, "rows")
-
-
-def cells_of_allocation(found: Found) -> dict[Cell, Floor]:
-    """Cells of the needle grid with as many needles as where allocation was measured."""
-    asked = {row["needles"] for record in found["allocation"] for row in record.values["rows"]}
-    return {cell: floor for cell, floor in needle_cells(found["needles"]).items() if cell[0] in asked}
-
-
-def found_there(found: Found) -> Series:
-    """How often the answer is found among as many needles."""
-    return right_in(found["needles"], cells_of_allocation(found))
-
-
-Cell = tuple[int, int, int]
-"""Needles, questions and tokens of a prompt."""
-
-
-def needle_cells(records: Sequence[Record]) -> dict[Cell, Floor]:
-    """Cells of the needle grid with the needle anywhere; a record is one seed, both arms in it."""
-    return {
-        cell_of(row): Floor(row["guess_rate"], row["samples"])
-        for row in records[0].values["summary"]
-        if row["trained"] and row["depth"] is None
-    }
-
-
-def cell_of(row: Mapping[str, Any]) -> Cell:
-    """Where in the needle grid a row stands."""
-    return row["needles"], row["queries"], row["length"]
-
-
-def right_in(records: Sequence[Record], cells: Iterable[Cell]) -> Series:
-    """Share of right outputs, mean over some cells."""
-    chosen = set(cells)
-
-    def right(rows: list[Mapping[str, Any]]) -> float | None:
-        found = [row["accuracy"] for row in rows if cell_of(row) in chosen]
-        return statistics.fmean(found) if found else None
-
-    return by_arm(records, right, "summary")
-
-
-def telling_cells(records: Sequence[Record]) -> dict[Cell, Floor]:
-    """Cells where the softmax models are neither on the floor nor on the ceiling, over all seeds."""
-    found = {}
-    for cell, floor in needle_cells(records).items():
-        known = [share for share in right_in(records, [cell])[BASELINE] if share is not None]
-        mean = statistics.fmean(known)
-        if Floor(floor.guess, floor.answers * len(known)).exceeded_by(mean) and mean < CEILING:
-            found[cell] = floor
-    return found
-
-
 def pooled(floors: Iterable[Floor]) -> Floor | None:
     """Of the mean over cells."""
     listed = list(floors)
@@ -133,113 +175,218 @@ def pooled(floors: Iterable[Floor]) -> Floor | None:
     return Floor(statistics.fmean(floor.guess for floor in listed), sum(floor.answers for floor in listed))
 
 
-def counted(records: Sequence[Record]) -> str:
+def by_seed(models: Sequence[OfModel[R]], value: Callable[[R], Value | None]) -> dict[str, list[Value | None]]:
+    """Arm to what each seed's model has; None where a model was not measured."""
+    known = {(model.arm, model.seed): value(model.result) for model in models}
+    return {arm: [known.get((arm, seed)) for seed in seeds_of(models)] for arm in ARMS}
+
+
+def seeds_of(models: Sequence[OfModel[Any]]) -> list[int]:
+    """In the order of ``by_seed``."""
+    return sorted({model.seed for model in models})
+
+
+def compared(name: str) -> Callable[[Found], Series]:
+    """A metric of the comparison."""
+    return lambda found: found.compare.series(name) if found.compare is not None else {arm: [] for arm in ARMS}
+
+
+# ------------------------------------------------------------------------------------------ several needles
+
+Cell = tuple[int, int, int]
+"""Needles, questions and tokens of a prompt."""
+
+
+def by_arm(listed: Sequence[Sequence[Row]], value: Callable[[list[Row]], float | None]) -> Series:
+    """Of each seed's rows, both arms' in them: ``value`` of an arm's."""
+    return {arm: [value(rows_of(rows, arm)) for rows in listed] for arm in ARMS}
+
+
+def rows_of(rows: Sequence[Row], arm: str) -> list[Row]:
+    """Those of a trained arm with the needle anywhere."""
+    return [row for row in rows if row.trained and row.depth is None and row.arm.startswith(f"{arm}-seed")]
+
+
+def allocated(*spans: str) -> Callable[[Found], Series]:
+    """Share of Σ|A| on some spans, mean over layers, seen from the end of the question."""
+
+    def share(rows: list[MapAllocation]) -> float | None:
+        whole = next((row for row in rows if row.is_last), None)
+        return None if whole is None else sum(whole.spans[span].share for span in spans)
+
+    return lambda found: by_arm([result.rows for result in found.allocation], share)
+
+
+def cells_of_allocation(found: Found) -> dict[Cell, Floor]:
+    """Cells of the needle grid with as many needles as where allocation was measured."""
+    asked = {row.needles for result in found.allocation for row in result.rows}
+    return {cell: floor for cell, floor in needle_cells(found).items() if cell[0] in asked}
+
+
+def found_there(found: Found) -> Series:
+    """How often the answer is found among as many needles."""
+    return right_in(found, cells_of_allocation(found))
+
+
+def needle_cells(found: Found) -> dict[Cell, Floor]:
+    """Cells of the needle grid with the needle anywhere."""
+    return {
+        cell_of(row): Floor(row.guess_rate, row.samples)
+        for row in found.needles[0].summary
+        if row.trained and row.depth is None
+    }
+
+
+def cell_of(row: Accuracy | CellScore) -> Cell:
+    """Where in the needle grid a row stands."""
+    return row.needles, row.queries, row.length
+
+
+def right_in(found: Found, cells: Iterable[Cell]) -> Series:
+    """Share of right outputs, mean over some cells."""
+    chosen = set(cells)
+
+    def right(rows: list[Accuracy]) -> float | None:
+        shares = [row.accuracy for row in rows if cell_of(row) in chosen]
+        return statistics.fmean(shares) if shares else None
+
+    return by_arm([result.summary for result in found.needles], right)
+
+
+def telling_cells(found: Found) -> dict[Cell, Floor]:
+    """Cells where the softmax models are neither on the floor nor on the ceiling, over all seeds."""
+    telling = {}
+    for cell, floor in needle_cells(found).items():
+        known = [share for share in right_in(found, [cell])[BASELINE] if share is not None]
+        mean = statistics.fmean(known)
+        if Floor(floor.guess, floor.answers * len(known)).exceeded_by(mean) and mean < CEILING:
+            telling[cell] = floor
+    return telling
+
+
+def counted(found: Found) -> str:
     """N of the cells that count, and of those that do not."""
-    telling = telling_cells(records)
+    telling = telling_cells(found)
     named = [
-        ", ".join(str(cell[0]) for cell in needle_cells(records) if (cell in telling) == counts)
+        ", ".join(str(cell[0]) for cell in needle_cells(found) if (cell in telling) == counts)
         for counts in (True, False)
     ]
     return f"N = {named[0] or 'none'}" + (f", not {named[1]}" if named[1] else "")
 
 
-def largest(what: str) -> Callable[[Record], float]:
+# ------------------------------------------------------------------------------------------ single models
+
+
+def largest(what: str) -> Callable[[Found], Series]:
     """The largest value over all layers."""
-    return lambda record: next(
-        row["top"]["1"] for row in record.values["rows"] if (row["what"], row["layer"]) == (what, "all")
-    )
+
+    def read(result: Outliers) -> float:
+        return next(row.top["1"] for row in result.rows if (row.what, row.layer) == (what, "all"))
+
+    return lambda found: by_seed(found.outliers, read)
 
 
-def lost_at(bits: int) -> Callable[[Record], float | None]:
-    """What few bits cost in loss."""
+def lost_to_four_bits(found: Found) -> Series:
+    """What attention logits in 4 bits cost in loss."""
 
-    def read(record: Record) -> float | None:
-        losses = {row["bits"]: row["loss"] for row in record.values["rows"]}
-        whole, few = losses.get(None), losses.get(bits)
-        return None if whole is None or few is None else few - whole
+    def read(result: Quantization) -> float | None:
+        losses = {row.bits: row.loss for row in result.rows}
+        return losses[4] - losses[None] if {4, None} <= losses.keys() else None
 
-    return read
+    return by_seed(found.quantization, read)
 
 
-def most_shots(record: Record) -> float:
+def gained(found: Found) -> Series:
+    """What the text before takes off the loss at the end."""
+    return by_seed(found.long_context, lambda result: result.tail.context_gain if result.tail else None)
+
+
+def most_shots(found: Found) -> Series:
     """Accuracy at the largest number of examples, mean over tasks."""
-    return statistics.fmean(task["rows"][-1]["accuracy"] for task in record.values["tasks"].values())
+    return by_seed(found.many_shot, lambda result: statistics.fmean(at_most_shots(result)))
 
 
-def mean_of_orders(record: Record) -> float | None:
-    """Accuracy, mean over orders and tasks."""
-    return of_orders(record, "mean_accuracy")
+def at_most_shots(result: ManyShot) -> list[float]:
+    """Of each task."""
+    return [task.rows[-1].accuracy for task in result.tasks.values()]
 
 
-def of_orders(record: Record, name: str) -> float | None:
-    """Mean over tasks; None where no orders were drawn."""
-    found = [task["orders"]["random"][name] for task in record.values["tasks"].values() if task["orders"]]
-    return statistics.fmean(found) if found else None
+def in_orders(result: ManyShot) -> list[tuple[TaskShots, OverOrders]]:
+    """Tasks whose examples came in random orders."""
+    return [(task, task.orders["random"]) for task in result.tasks.values() if task.orders]
 
 
-def flips(record: Record) -> float | None:
+def mean_of_orders(found: Found) -> Series:
+    """Accuracy, mean over orders and tasks; None where no orders were drawn."""
+
+    def read(result: ManyShot) -> float | None:
+        means = [orders.mean_accuracy for _, orders in in_orders(result)]
+        return statistics.fmean(means) if means else None
+
+    return by_seed(found.many_shot, read)
+
+
+def flips(found: Found) -> Series:
     """Flips between two orders over those of answers drawn anew, all tasks together; None where orders lack them."""
-    found = by_task(record)
-    return None if found is None else flips_against_chance(*found.mean(0).tolist())
+
+    def read(result: ManyShot) -> float | None:
+        table = by_task(result)
+        return None if table is None else flips_against_chance(*table.mean(0).tolist())
+
+    return by_seed(found.many_shot, read)
 
 
-def by_task(record: Record) -> numpy.ndarray[Any, Any] | None:
+def by_task(result: ManyShot) -> numpy.ndarray[Any, Any] | None:
     """(tasks, 2): flips between two orders and accuracy, weighted so that their means are those of all answers."""
-    tasks = [task for task in record.values["tasks"].values() if task["orders"]]
-    if not tasks or not all("pair_flips" in task["orders"]["random"] for task in tasks):
+    tasks = in_orders(result)
+    if not tasks or any(orders.pair_flips is None for _, orders in tasks):
         return None
-    sizes = numpy.array([task["samples"] for task in tasks], dtype=float)
-    names = ("pair_flips", "mean_accuracy")
-    rows = numpy.array([[task["orders"]["random"][name] for name in names] for task in tasks])
+    sizes = numpy.array([task.samples for task, _ in tasks], dtype=float)
+    rows = numpy.array([[orders.pair_flips, orders.mean_accuracy] for _, orders in tasks], dtype=float)
     return rows * (sizes / sizes.mean())[:, None]
 
 
-def answers_in_orders(records: Sequence[Record]) -> int:
-    """Rows that were asked in every order, of one model."""
-    return sum(task["samples"] for task in records[0].values["tasks"].values() if task["orders"])
-
-
-def majority(records: Sequence[Record]) -> Floor | None:
+def majority(found: Found) -> Floor | None:
     """What always naming one label scores."""
-    tasks = records[0].values["tasks"].values()
-    return pooled(Floor(task["majority_rate"], task["samples"]) for task in tasks)
+    tasks = found.many_shot[0].result.tasks.values()
+    return pooled(Floor(task.majority_rate, task.samples) for task in tasks)
 
 
-def downstream(records: Sequence[Record]) -> Series:
-    """Mean over tasks and numbers of examples; a record is one seed, both arms in it."""
+def downstream(found: Found) -> Series:
+    """Mean over tasks and numbers of examples."""
 
-    def of(record: Record, arm: str) -> float | None:
-        rows = [row for row in scored(record) if PurePath(row["model"]).name.startswith(f"{arm}-seed")]
-        return statistics.fmean(row["metrics"][row["metric"]]["value"] for row in rows) if rows else None
+    def read(result: Harness, arm: str) -> float | None:
+        values = [row.value for row in scored(result, arm)]
+        known = [value for value in values if value is not None]
+        return statistics.fmean(known) if known and len(known) == len(values) else None
 
-    return {arm: [of(record, arm) for record in records] for arm in (BASELINE, ARM)}
+    return {arm: [read(result, arm) for result in found.harness] for arm in ARMS}
 
 
-def scored(record: Record) -> list[Mapping[str, Any]]:
+def scored(result: Harness, *arms: str) -> list[TaskScore]:
     """Rows of tasks that have a metric."""
-    return [row for row in record.values["rows"] if row["metric"] is not None]
+    names = tuple(f"{arm}-seed" for arm in arms)
+    return [row for row in result.rows if row.metric is not None and PurePath(row.model).name.startswith(names)]
 
 
-def without_reading(records: Sequence[Record]) -> Floor | None:
+def without_reading(found: Found) -> Floor | None:
     """What the better of a uniform choice and the commonest place scores, mean over the same tasks."""
-    rows = [row for row in scored(records[0]) if PurePath(row["model"]).name.startswith(f"{BASELINE}-seed")]
-    return pooled(Floor(max(row["guess_rate"] or 0.0, row["constant_rate"] or 0.0), row["samples"]) for row in rows)
+    rows = scored(found.harness[0], BASELINE)
+    return pooled(Floor(max(row.guess_rate or 0.0, row.constant_rate or 0.0), row.samples) for row in rows)
 
 
-def faithful(record: Record) -> float:
+def of_system(result: Hallucination, system: str) -> list[SystemScore]:
+    """Of each data set."""
+    return [row for task in result.tasks.values() for row in task.systems if row.system == system]
+
+
+def faithful(found: Found) -> Series:
     """Share of outputs that the judge found true of the text, mean over data sets."""
-    tasks = record.values["tasks"].values()
-    return statistics.fmean(
-        next(row["accuracy"] for row in task["systems"] if row["system"] == "model") for task in tasks
+    return by_seed(
+        found.hallucination, lambda result: statistics.fmean(row.accuracy for row in of_system(result, MODEL))
     )
 
 
-def untrue(records: Sequence[Record]) -> Floor | None:
+def untrue(found: Found) -> Floor | None:
     """Nothing need be true; the answers of one model."""
-    rows = [row for task in records[0].values["tasks"].values() for row in task["systems"] if row["system"] == "model"]
-    return pooled(Floor(0.0, row["samples"]) for row in rows)
-
-
-def seeds_of(records: Sequence[Record]) -> list[int]:
-    """Of records of single models, in the order of ``by_seed``."""
-    return sorted({record.values["seed"] for record in records})
+    return pooled(Floor(0.0, row.samples) for row in of_system(found.hallucination[0].result, MODEL))

@@ -5,44 +5,23 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy
 from scipy.optimize import least_squares
 
+from antiphase.studies.scaling import EqualLoss, Law
 from antiphase.uncertainty.intervals import mean_interval
 
 FEWEST_POINTS = 4
 """A law has three numbers; fewer points would be met exactly and say nothing of their spread."""
 STEEPEST, FLATTEST = 2.0, 1e-3
 """Exponents that a law may have."""
-LARGEST_LOG = 100.0
-"""Of a size that anyone could mean."""
 
 
-@dataclass(frozen=True)
-class Law:
-    """L(x) = floor + scale · x^(-exponent)."""
-
-    floor: float
-    scale: float
-    exponent: float
-
-    def __call__(self, x: float) -> float:
-        """Loss at x."""
-        return self.floor + self.scale * x**-self.exponent
-
-    def inverse(self, loss: float) -> float | None:
-        """The x that has this loss; None where the law does not get so low at any size."""
-        if loss <= self.floor:
-            return None
-        log = math.log(self.scale / (loss - self.floor)) / self.exponent
-        return math.exp(log) if log < LARGEST_LOG else None
-
-    def ends_on_a_bound(self, losses: Iterable[Iterable[float]]) -> bool:
-        """Whether exponent or floor is as far as the losses let it go, so that they ask for a law of another form."""
-        lowest = min(loss for of_size in losses for loss in of_size)
-        return self.floor > 0.999 * lowest or not 1.01 * FLATTEST < self.exponent < 0.99 * STEEPEST
+def ends_on_a_bound(law: Law, losses: Iterable[Iterable[float]]) -> bool:
+    """Whether exponent or floor is as far as the losses let it go, so that they ask for a law of another form."""
+    lowest = min(loss for of_size in losses for loss in of_size)
+    return law.floor > 0.999 * lowest or not 1.01 * FLATTEST < law.exponent < 0.99 * STEEPEST
 
 
 def fit_law(x: Sequence[float], losses: Sequence[float]) -> Law:
@@ -74,21 +53,6 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> Law:
     return Law(floor, math.exp(height + exponent * middle), exponent)
 
 
-@dataclass(frozen=True)
-class EqualLoss:
-    """What an arm needs for the loss that the baseline has at its largest size."""
-
-    loss: float
-    baseline: float
-    """The baseline's largest x."""
-    needed: float | None
-    """The arm's x for the same loss; None where a seed's law never gets so low, or is none."""
-    ratio: float | None
-    """Needed / baseline; below 1 the arm needs less."""
-    interval: tuple[float, float] | None
-    """95 % of the ratio over seeds; None for one seed."""
-
-
 Losses = Mapping[float, Sequence[float]]
 """By x, one for each seed, in the same order of seeds."""
 
@@ -114,7 +78,7 @@ def equal_loss(baseline: Losses, arm: Losses) -> EqualLoss:
     loss = statistics.fmean(law(largest) for law, _ in pairs)
     needed = [
         None
-        if one.ends_on_a_bound(baseline.values()) or other.ends_on_a_bound(arm.values())
+        if ends_on_a_bound(one, baseline.values()) or ends_on_a_bound(other, arm.values())
         else other.inverse(one(largest))
         for one, other in pairs
     ]
@@ -122,5 +86,5 @@ def equal_loss(baseline: Losses, arm: Losses) -> EqualLoss:
     if len(logs) < len(pairs):
         return EqualLoss(loss, largest, None, None, None)
     ratio, interval = math.exp(statistics.fmean(logs)), mean_interval(logs)
-    ends = None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
+    ends = None if interval is None else [math.exp(end) for end in interval]
     return EqualLoss(loss, largest, ratio * largest, ratio, ends)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from antiphase.config import Preset, RunSettings, TrainingSettings
 from antiphase.errors import InputError
 from antiphase.records import Record
+from antiphase.report.tables import present
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan
-from antiphase.studies.scaling import ScalingSettings
-from antiphase.studies.scaling.laws import FEWEST_POINTS, Law, equal_loss, fit_law, seed_laws
+from antiphase.studies.scaling import FittedLaw, Ladder, Point, ScaledRun, Scaling, ScalingSettings
+from antiphase.studies.scaling.laws import FEWEST_POINTS, Losses, ends_on_a_bound, equal_loss, fit_law, seed_laws
 from antiphase.uncertainty.intervals import mean_interval
 
 AXES = {"size": "parameters", "size without embeddings": "non_embedding_parameters", "tokens": "tokens"}
@@ -76,7 +76,7 @@ def scaling(
             for axis in AXES
             if ladder and axis.startswith(name)
         ]
-        return grid.save("scaling", {"arms": arms, "runs": list(runs.values()), "ladders": found}, started=started)
+        return grid.save("scaling", Scaling(arms, list(runs.values()), found), started=started)
 
 
 def _variant(width: int, steps: int) -> Variant:
@@ -128,68 +128,61 @@ def resized(run: RunSettings, width: int) -> RunSettings:
     )
 
 
-def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> dict[str, Any]:
+def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
     values = grid.values(job)
     model = job.settings.model
     embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training
-    return {
-        "arm": job.arm,
-        "seed": job.seed,
-        "width": model.hidden_size,
-        "layers": model.num_hidden_layers,
-        "steps": training.steps,
-        "parameters": values["parameters"],
-        "non_embedding_parameters": values["parameters"] - embeddings,
-        "tokens": training.steps * training.batch_size * job.settings.data.sequence_length,
-        "loss": values["final"]["loss"],
-        "accuracy": values["final"]["accuracy"],
-        "diverged": values.get("diverged"),
-    }
+    return ScaledRun(
+        arm=job.arm,
+        seed=job.seed,
+        width=model.hidden_size,
+        layers=model.num_hidden_layers,
+        steps=training.steps,
+        parameters=values["parameters"],
+        non_embedding_parameters=values["parameters"] - embeddings,
+        tokens=training.steps * training.batch_size * job.settings.data.sequence_length,
+        loss=values["final"]["loss"],
+        accuracy=values["final"]["accuracy"],
+        diverged=values.get("diverged"),
+    )
 
 
-def ladder_of(axis: str, runs: Sequence[dict[str, Any]], arms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def ladder_of(axis: str, runs: Sequence[ScaledRun], arms: Sequence[str], seeds: Sequence[int]) -> Ladder:
     """Losses of each arm over one axis, the law through them, and what each arm needs for the first one's best loss."""
-    by_arm: dict[str, dict[float, list[float]]] = {arm: {} for arm in arms}
-    for run in sorted(runs, key=lambda run: (run[AXES[axis]], seeds.index(run["seed"]))):
-        by_arm[run["arm"]].setdefault(float(run[AXES[axis]]), []).append(run["loss"])
-    found: dict[str, Any] = {
-        "axis": axis,
-        "points": [
-            {"arm": arm, "x": x, "losses": losses} for arm, by_x in by_arm.items() for x, losses in by_x.items()
-        ],
-        "laws": {},
-        "equal_loss": {},
-    }
-    if any(loss is None for by_x in by_arm.values() for losses in by_x.values() for loss in losses):
-        found["why_no_law"] = "a model's loss is no number"
-        return found
+    measured: dict[str, dict[float, list[float | None]]] = {arm: {} for arm in arms}
+    for run in sorted(runs, key=lambda run: (getattr(run, AXES[axis]), seeds.index(run.seed))):
+        measured[run.arm].setdefault(float(getattr(run, AXES[axis])), []).append(run.loss)
+    points = [Point(arm, x, losses) for arm, by_x in measured.items() for x, losses in by_x.items()]
+    by_arm = {arm: {x: present(losses) for x, losses in by_x.items()} for arm, by_x in measured.items()}
+    found = Ladder(axis=axis, points=points)
+    if any(loss is None for point in points for loss in point.losses):
+        return replace(found, why_no_law="a model's loss is no number")
     if min(map(len, by_arm.values())) < FEWEST_POINTS:
-        found["why_no_law"] = f"a law needs at least {FEWEST_POINTS} sizes"
-        return found
-    laws: dict[str, Law] = {}
-    for arm, by_x in by_arm.items():
-        x = [size for size, losses in by_x.items() for _ in losses]
-        laws[arm] = fit_law(x, [loss for losses in by_x.values() for loss in losses])
-        found["laws"][arm] = asdict(laws[arm]) | {"intervals": _intervals(by_x)}
-        if arm == arms[0]:
-            continue
-        if stuck := [one for one in (arms[0], arm) if not _falls(by_arm[one])]:
-            found["why_no_equal_loss"] = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
-        elif bent := [one for one in (arms[0], arm) if laws[one].ends_on_a_bound(by_arm[one].values())]:
-            found["why_no_equal_loss"] = f"no power law describes the loss of {' and '.join(bent)} over {axis}"
+        return replace(found, why_no_law=f"a law needs at least {FEWEST_POINTS} sizes")
+    laws = {arm: _law(by_x) for arm, by_x in by_arm.items()}
+    equal, why = {}, None
+    for arm in arms[1:]:
+        pair = (arms[0], arm)
+        if stuck := [one for one in pair if not _falls(by_arm[one])]:
+            why = f"the loss of {' and '.join(stuck)} does not fall with every step in {axis}"
+        elif bent := [one for one in pair if ends_on_a_bound(laws[one], by_arm[one].values())]:
+            why = f"no power law describes the loss of {' and '.join(bent)} over {axis}"
         else:
-            found["equal_loss"][arm] = asdict(equal_loss(by_arm[arms[0]], by_x))
-    return found
+            equal[arm] = equal_loss(by_arm[arms[0]], by_arm[arm])
+    return replace(found, laws=laws, equal_loss=equal, why_no_equal_loss=why)
 
 
-def _intervals(losses: Mapping[float, Sequence[float]]) -> dict[str, Any]:
-    """95 % of a law's numbers over the laws of single seeds; None for one seed."""
-    laws = [asdict(law) for law in seed_laws(losses)]
-    return {name: mean_interval([law[name] for law in laws]) for name in ("floor", "exponent")}
+def _law(losses: Losses) -> FittedLaw:
+    """Through all seeds, with the spread of the laws of single seeds."""
+    pairs = [(x, loss) for x, of_seeds in losses.items() for loss in of_seeds]
+    single = [asdict(law) for law in seed_laws(losses)]
+    ends = {name: mean_interval([law[name] for law in single]) for name in ("floor", "exponent")}
+    fitted = fit_law([x for x, _ in pairs], [loss for _, loss in pairs])
+    return FittedLaw(**asdict(fitted), intervals={name: end and list(end) for name, end in ends.items()})
 
 
-def _falls(losses: dict[float, list[float]]) -> bool:
+def _falls(losses: Losses) -> bool:
     """Whether more always was better: a law through anything else says little of what was not trained."""
     means = [statistics.fmean(losses[x]) for x in sorted(losses)]
     return all(after < before for before, after in pairwise(means))

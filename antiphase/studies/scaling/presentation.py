@@ -3,74 +3,67 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 import matplotlib
 import numpy
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from antiphase.records import Record
 from antiphase.report.plots import MARKERS, STYLE, arm_colour
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, present
+from antiphase.studies.scaling import Scaling
 
 
-def losses(record: Record) -> Table | None:
+@Scaling.from_record
+def losses(found: Scaling) -> Table | None:
     """Median held-out loss of each arm at each size and budget."""
-    runs = record.values.get("runs") if record.kind == "scaling" else None
-    if not runs:
+    if not found.runs:
         return None
-    arms = record.values["arms"]
-    points = sorted({(run["width"], run["layers"], run["steps"]) for run in runs})
     rows = []
-    for point in points:
-        here = [run for run in runs if (run["width"], run["layers"], run["steps"]) == point]
-        by_arm = [[run["loss"] for run in here if run["arm"] == arm] for arm in arms]
-        parameters = statistics.median(run["parameters"] for run in here)
-        rows.append([*point, parameters, here[0]["tokens"], *map(_median, by_arm)])
+    for point in sorted({(run.width, run.layers, run.steps) for run in found.runs}):
+        here = [run for run in found.runs if (run.width, run.layers, run.steps) == point]
+        known = [present(run.loss for run in here if run.arm == arm) for arm in found.arms]
+        medians = [statistics.median(values) if values else None for values in known]
+        rows.append([*point, statistics.median(run.parameters for run in here), here[0].tokens, *medians])
     columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
                Column("Parameters", "integer"), Column("Tokens", "integer"),
-               *(Column(arm, "loss") for arm in arms)]  # fmt: skip
-    note = f"Held-out loss in nats per token, median over seeds ({len(record.seeds)})."
-    for ladder in record.values.get("ladders") or []:
-        if why := ladder.get("why_no_law") or ladder.get("why_no_equal_loss"):
-            note += f" Not told what equal loss takes over {ladder['axis']}: {why}."
+               *(Column(arm, "loss") for arm in found.arms)]  # fmt: skip
+    seeds = len({run.seed for run in found.runs})
+    note = f"Held-out loss in nats per token, median over seeds ({seeds})."
+    for ladder in found.ladders:
+        if why := ladder.why_no_law or ladder.why_no_equal_loss:
+            note += f" Not told what equal loss takes over {ladder.axis}: {why}."
     return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
-def laws(record: Record) -> Table | None:
+@Scaling.from_record
+def laws(found: Scaling) -> Table | None:
     """The fitted laws, floor + scale · x^(-exponent)."""
     rows = []
-    for ladder in record.values.get("ladders") or [] if record.kind == "scaling" else []:
-        for arm, law in ladder["laws"].items():
-            ends = [(law.get("intervals") or {}).get(name) for name in ("floor", "exponent")]
+    for ladder in found.ladders:
+        for arm, law in ladder.laws.items():
+            ends = [law.intervals.get(name) for name in ("floor", "exponent")]
             shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
-            rows.append([ladder["axis"], arm, f"{law['floor']:.3f}", shown[0], f"{law['exponent']:.3f}", shown[1]])
+            rows.append([ladder.axis, arm, f"{law.floor:.3f}", shown[0], f"{law.exponent:.3f}", shown[1]])
     if not rows:
         return None
     columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
     note = "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds."
-    for ladder in record.values["ladders"]:
-        if why := ladder.get("why_no_equal_loss"):
-            note += f" Over {ladder['axis']} they say little: {why}."
+    for ladder in found.ladders:
+        if ladder.why_no_equal_loss:
+            note += f" Over {ladder.axis} they say little: {ladder.why_no_equal_loss}."
     return Table(title="Laws of the loss", columns=columns, rows=rows, note=note)
 
 
-def equal_loss(record: Record) -> Table | None:
+@Scaling.from_record
+def equal_loss(found: Scaling) -> Table | None:
     """What each arm needs for the loss of the first one's largest run."""
-    ladders = record.values.get("ladders") if record.kind == "scaling" else None
     rows = []
-    for ladder in ladders or []:
-        for arm, found in ladder["equal_loss"].items():
-            interval = found["interval"]
-            shown = None if interval is None else f"{interval[0]:.2f} to {interval[1]:.2f}"
-            rows.append([ladder["axis"], arm, found["loss"], found["baseline"], found["needed"], found["ratio"], shown])
+    for ladder in found.ladders:
+        for arm, equal in ladder.equal_loss.items():
+            shown = None if equal.interval is None else "{:.2f} to {:.2f}".format(*equal.interval)
+            rows.append([ladder.axis, arm, equal.loss, equal.baseline, equal.needed, equal.ratio, shown])
     if not rows:
         return None
     columns = [Column("Over"), Column("Arm"), Column("Loss", "loss"), Column("Baseline has", "integer"),
@@ -83,30 +76,27 @@ def equal_loss(record: Record) -> Table | None:
 
 
 @matplotlib.rc_context(STYLE)
-def loss_laws(record: Record) -> Figure | None:
+@Scaling.from_record
+def loss_laws(found: Scaling) -> Figure | None:
     """A panel for each axis: every run, the law of each arm."""
-    ladders = record.values.get("ladders") if record.kind == "scaling" else None
-    if not ladders:
+    if not found.ladders:
         return None
-    arms = record.values["arms"]
-    figure = Figure(figsize=(4.4 * len(ladders), 3.9), layout="constrained")
-    for axes, ladder in zip(figure.subplots(1, len(ladders), squeeze=False)[0], ladders, strict=True):
+    arms = found.arms
+    figure = Figure(figsize=(4.4 * len(found.ladders), 3.9), layout="constrained")
+    for axes, ladder in zip(figure.subplots(1, len(found.ladders), squeeze=False)[0], found.ladders, strict=True):
         for index, arm in enumerate(arms):
-            points = [
-                (point["x"], loss) for point in ladder["points"] if point["arm"] == arm for loss in point["losses"]
-            ]
+            points = [(point.x, loss) for point in ladder.points if point.arm == arm for loss in point.losses]
             colour, marker = arm_colour(arms, arm), MARKERS[index % len(MARKERS)]
             axes.plot(*zip(*points, strict=True), marker, color=colour, alpha=0.7, label=arm)
-            law = ladder["laws"].get(arm)
-            if law:
+            if law := ladder.laws.get(arm):
                 x = numpy.geomspace(min(x for x, _ in points), max(x for x, _ in points), 60)
-                axes.plot(x, law["floor"] + law["scale"] * x ** -law["exponent"], color=colour)
+                axes.plot(x, law.floor + law.scale * x**-law.exponent, color=colour)
         axes.set_xscale("log")
-        places = sorted({point["x"] for point in ladder["points"] if point["arm"] == arms[0]})  # others lie beside
+        places = sorted({point.x for point in ladder.points if point.arm == arms[0]})  # others lie beside
         axes.set_xticks(places, [_short(place) for place in places])
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
-        axes.set(title=f"Loss by {ladder['axis']}", xlabel=ladder["axis"], ylabel="nats per token")
+        axes.set(title=f"Loss by {ladder.axis}", xlabel=ladder.axis, ylabel="nats per token")
         axes.legend(fontsize=9)
     return figure
 

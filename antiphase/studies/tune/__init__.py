@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+from antiphase.evaluations.result import Result
 from antiphase.flags import flag
 from antiphase.studies.settings import StudySettings
 
@@ -22,3 +24,56 @@ class TuneSettings(StudySettings):
 
 
 SETTINGS = TuneSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunedRun:
+    """What a run came to."""
+
+    arm: str
+    seed: int
+    learning_rate: float
+    accuracy: float | None
+    """At the end, of first questions; ``loss`` likewise, in nats per held-out token."""
+    loss: float | None
+    best_accuracy: float | None
+    passes: int | None
+    """Step of the first evaluation above the threshold."""
+    spikes: int | None = None
+    """Gradient norms far above those before them; older records have none."""
+    diverged: dict[str, Any] | None = None
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """What an arm came to with one learning rate, over its seeds: medians and ranges of the runs that have a loss."""
+
+    arm: str
+    learning_rate: float
+    seeds: int
+    accuracy: float | None
+    accuracy_range: list[float] | None
+    loss: float | None
+    loss_range: list[float] | None
+    passed: int
+    spikes: int | None = None
+    diverged: int | None = None
+
+    def spread(self, measure: str) -> tuple[float, float, float] | None:
+        """Median, smallest and largest ``loss`` or ``accuracy``."""
+        middle, ends = getattr(self, measure), getattr(self, f"{measure}_range")
+        return None if middle is None else (middle, *ends)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(Result):
+    """What ``antiphase tune`` finds."""
+
+    runs: list[TunedRun] = field(default_factory=list)
+    rates: list[Rate]
+    chosen: dict[str, float]
+    """The best rate of each arm."""
+
+
+RESULT = Tune

@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from antiphase.config import Preset, RunSettings
 from antiphase.errors import InputError
 from antiphase.records import Record
+from antiphase.report.tables import present
 from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.tune import TuneSettings
+from antiphase.studies.tune import Rate, Tune, TunedRun, TuneSettings
 from antiphase.training.run_folder import read_metrics
 
 SPIKE, BEFORE = 5.0, 10
@@ -58,8 +58,8 @@ def tune(
         grid.train(report)
         runs = [_run_row(grid, job) for job in grid.jobs]
         rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
-        values = {"runs": runs, "rates": rates, "chosen": {arm: _best(arm, rates) for arm in compare.arms}}
-        return grid.save("tune", values, started=started)
+        found = Tune(runs=runs, rates=rates, chosen={arm: _best(arm, rates) for arm in compare.arms})
+        return grid.save("tune", found, started=started)
 
 
 def _variant(rate: float) -> Variant:
@@ -71,33 +71,37 @@ def _variant(rate: float) -> Variant:
     return Variant(f"rate{rate:g}", at_rate, at_rate)
 
 
-def _run_row(grid: Grid, job: Job) -> dict[str, Any]:
+def _run_row(grid: Grid, job: Job) -> TunedRun:
     values = grid.values(job)
-    return {
-        "arm": job.arm,
-        "seed": job.seed,
-        "learning_rate": job.settings.training.learning_rate,
-        "accuracy": values["final"]["accuracy"],
-        "loss": values["final"]["loss"],
-        "best_accuracy": (values["best"] or {}).get("accuracy"),
-        "passes": first_passing(values["curve"], grid.preset.compare.threshold),
-        "spikes": gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
-        "diverged": values.get("diverged"),
-        "seconds": values["seconds"],
-    }
+    return TunedRun(
+        arm=job.arm,
+        seed=job.seed,
+        learning_rate=job.settings.training.learning_rate,
+        accuracy=values["final"]["accuracy"],
+        loss=values["final"]["loss"],
+        best_accuracy=(values["best"] or {}).get("accuracy"),
+        passes=first_passing(values["curve"], grid.preset.compare.threshold),
+        spikes=gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
+        diverged=values.get("diverged"),
+        seconds=values["seconds"],
+    )
 
 
-def _rate_row(arm: str, rate: float, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    chosen = [run for run in runs if (run["arm"], run["learning_rate"]) == (arm, rate)]
-    row: dict[str, Any] = {"arm": arm, "learning_rate": rate, "seeds": len(chosen)}
-    for name in ("accuracy", "loss"):
-        values = [run[name] for run in chosen if run[name] is not None]
-        row[name] = statistics.median(values) if values else None
-        row[f"{name}_range"] = [min(values), max(values)] if values else None
-    row["passed"] = sum(run["passes"] is not None for run in chosen)
-    row["spikes"] = sum(run["spikes"] for run in chosen)
-    row["diverged"] = sum(run["loss"] is None for run in chosen)
-    return row
+def _rate_row(arm: str, rate: float, runs: Sequence[TunedRun]) -> Rate:
+    chosen = [run for run in runs if (run.arm, run.learning_rate) == (arm, rate)]
+    accuracies, losses = present(run.accuracy for run in chosen), present(run.loss for run in chosen)
+    return Rate(
+        arm=arm,
+        learning_rate=rate,
+        seeds=len(chosen),
+        accuracy=statistics.median(accuracies) if accuracies else None,
+        accuracy_range=[min(accuracies), max(accuracies)] if accuracies else None,
+        loss=statistics.median(losses) if losses else None,
+        loss_range=[min(losses), max(losses)] if losses else None,
+        passed=sum(run.passes is not None for run in chosen),
+        spikes=sum(run.spikes or 0 for run in chosen),
+        diverged=sum(run.loss is None for run in chosen),
+    )
 
 
 def gradient_spikes(norms: Sequence[float | None]) -> int:
@@ -110,13 +114,8 @@ def gradient_spikes(norms: Sequence[float | None]) -> int:
     return count
 
 
-def _best(arm: str, rates: Sequence[dict[str, Any]]) -> float:
-    def score(row: dict[str, Any]) -> tuple[float, float, float]:
-        accuracy, loss = row["accuracy"], row["loss"]
-        return (
-            -row["diverged"],
-            accuracy if accuracy is not None else 0.0,
-            -loss if loss is not None else float("-inf"),
-        )
+def _best(arm: str, rates: Sequence[Rate]) -> float:
+    def score(row: Rate) -> tuple[float, float, float]:
+        return -(row.diverged or 0), row.accuracy or 0.0, -math.inf if row.loss is None else -row.loss
 
-    return float(max((row for row in rates if row["arm"] == arm), key=score)["learning_rate"])
+    return max((row for row in rates if row.arm == arm), key=score).learning_rate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import matplotlib
+import numpy
 from matplotlib.figure import Figure
 
 from antiphase.outcomes import LearnedThreshold
@@ -12,39 +13,35 @@ from antiphase.records import Record
 from antiphase.report.plots import MARKERS, PERCENT, STYLE, arm_colour
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
+from antiphase.studies.tune import Rate, Tune
 
 
-def rates_of(record: Record) -> list[dict[str, Any]]:
-    """One row for each arm and rate."""
-    return list(record.values.get("rates") or []) if record.kind == "tune" else []
-
-
-def end_of(record: Record, row: dict[str, Any]) -> tuple[Any, Any]:
+def end_of(found: Tune, row: Rate, threshold: float | None) -> tuple[Any, Any]:
     """Accuracy and loss at the end: medians, or counts and the range where some seeds learned and others did not."""
-    runs = [
-        run for run in record.values.get("runs") or []
-        if (run["arm"], run["learning_rate"]) == (row["arm"], row["learning_rate"])
-    ]  # fmt: skip
-    threshold = (record.config.get("compare") or {}).get("threshold")
+    runs = [run for run in found.runs if (run.arm, run.learning_rate) == (row.arm, row.learning_rate)]
     learned = LearnedThreshold.of(0.0, threshold)  # the record has no guess rate; without one the gap must be wider
-    counts = learned.counts({"": [run["accuracy"] for run in runs]})
-    if counts is None:
-        return row["accuracy"], row["loss"]
-    low, high = row["loss_range"]
-    return "{} of {} learned".format(*counts[""]), f"{low:.3f}–{high:.3f}"
+    counts = learned.counts({"": [run.accuracy for run in runs]})
+    if counts is None or row.loss_range is None:
+        return row.accuracy, row.loss
+    return "{} of {} learned".format(*counts[""]), "{:.3f}–{:.3f}".format(*row.loss_range)
+
+
+def threshold_of(record: Record) -> float | None:
+    """The accuracy whose first passing was counted."""
+    found: float | None = (record.config.get("compare") or {}).get("threshold")
+    return found
 
 
 def rates(record: Record) -> Table | None:
     """What every arm reached with every rate."""
-    rows = rates_of(record)
-    if not rows:
+    found = Tune.read(record)
+    if found is None or not found.rates:
         return None
-    chosen = record.values["chosen"]
-    diverged = any(row.get("diverged") for row in rows)
+    diverged = any(row.diverged for row in found.rates)
     cells = [
-        [row["arm"], row["learning_rate"], row["seeds"], *end_of(record, row), row["passed"], row.get("spikes"),
-         *([row.get("diverged")] if diverged else []), chosen[row["arm"]] == row["learning_rate"]]
-        for row in rows
+        [row.arm, row.learning_rate, row.seeds, *end_of(found, row, threshold_of(record)), row.passed, row.spikes,
+         *([row.diverged] if diverged else []), found.chosen[row.arm] == row.learning_rate]
+        for row in found.rates
     ]  # fmt: skip
     columns = [Column("Arm"), Column("Learning rate", "number"), Column("Seeds", "integer"),
                Column("Accuracy", "percent"), Column("Loss", "loss"), Column("Passed", "integer"),
@@ -59,36 +56,30 @@ def rates(record: Record) -> Table | None:
 
 
 @matplotlib.rc_context(STYLE)
-def by_rate(record: Record) -> Figure | None:
+@Tune.from_record
+def by_rate(found: Tune) -> Figure | None:
     """Loss and accuracy of every arm over the learning rate: median and range over seeds."""
-    rows = rates_of(record)
-    panels = [name for name in ("loss", "accuracy") if any(row[name] is not None for row in rows)]
+    rows = found.rates
+    panels = [name for name in ("loss", "accuracy") if any(row.spread(name) for row in rows)]
     if not panels:
         return None
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    arms = list(dict.fromkeys(row.arm for row in rows))
     figure = Figure(figsize=(4.6 * len(panels), 3.8), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for index, arm in enumerate(arms):
-            own = sorted(
-                (row for row in rows if row["arm"] == arm and row[name] is not None),
-                key=lambda row: row["learning_rate"],
-            )
-            x, middle = [row["learning_rate"] for row in own], [row[name] for row in own]
-            ends = [
-                [row[name] - row[f"{name}_range"][0] for row in own],
-                [row[f"{name}_range"][1] - row[name] for row in own],
-            ]
+            own = [(row.learning_rate, *spread) for row in rows if row.arm == arm and (spread := row.spread(name))]
+            x, middle, low, high = numpy.array(sorted(own)).reshape(-1, 4).T
             axes.errorbar(
                 x,
                 middle,
-                yerr=ends,
+                yerr=[middle - low, high - middle],
                 color=arm_colour(arms, arm),
                 marker=MARKERS[index % len(MARKERS)],
                 capsize=3,
                 label=arm,
             )
         axes.set_xscale("log")
-        places = sorted({row["learning_rate"] for row in rows})
+        places = sorted({row.learning_rate for row in rows})
         axes.set_xticks(places, [f"{place:g}" for place in places])
         axes.minorticks_off()
         axes.set(title={"loss": "Held-out loss", "accuracy": "First-query accuracy"}[name], xlabel="learning rate")

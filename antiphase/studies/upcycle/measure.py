@@ -40,6 +40,7 @@ KEPT = (
 
 def plan(settings: UpcycleSettings, output: Path) -> Plan:
     """``upcycle`` with these settings."""
+    settings.check()
     preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex)
     return Plan(partial(upcycle, settings.model, preset=preset), announced=[described(preset)])
 

@@ -1,0 +1,50 @@
+"""What a run held out is the same text at every length."""
+
+import numpy
+import pytest
+
+from antiphase.config import load_preset
+from antiphase.data.prepare import prepare
+from antiphase.errors import InputError
+from antiphase.evaluations.held_out import data_for
+from antiphase.evaluations.settings import TextSettings
+from antiphase.scoring.loading import load_model
+from antiphase.studies.training_run import train_run
+
+TRAINED = 210
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_preset_text):
+    """A run on text of which it held out a share, and its folder."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "tiny.yaml").write_text(tiny_preset_text, encoding="utf-8")
+    book = folder / "book.txt"
+    book.write_text(" ".join(f"line {number} of a book about the sea" for number in range(4000)), encoding="utf-8")
+    changes = [f"data.sequence_length={TRAINED}", "data.needles=2", "data.queries=1", "training.steps=1"]
+    settings = load_preset(str(folder / "tiny.yaml"), changes, data=[str(book)]).run
+    train_run(settings, folder / "run", resume=False)
+    return settings, folder / "run"
+
+
+def held_out(folder, tmp_path, length):
+    asked = TextSettings(name=str(folder), length=length)
+    return data_for(load_model(str(folder)), asked, tmp_path / "out", lambda message: None)
+
+
+@pytest.mark.parametrize("length", [37, 64, 149, 199, 307, None])
+def test_no_length_measures_what_was_trained_on(tmp_path, run, length):
+    settings, folder = run
+    own = prepare(settings.data, tmp_path / "cache").validation_text
+    data = held_out(folder, tmp_path, length)
+    numpy.testing.assert_array_equal(data.validation_text.tokens, own.tokens)
+    blocks = data.validation(10_000).input_ids
+    assert blocks.shape == (len(own.tokens) // (length or TRAINED), length or TRAINED)
+    numpy.testing.assert_array_equal(blocks.flatten(), own.tokens[: blocks.numel()])
+
+
+def test_more_than_was_held_out_is_refused(tmp_path, run):
+    with pytest.raises(
+        InputError, match=r"^--length 99999 is longer than the \d+ tokens that .*run held out; shorten it"
+    ):
+        held_out(run[1], tmp_path, 99999)
