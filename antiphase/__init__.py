@@ -1,7 +1,7 @@
 """antiphase: noise-cancelling attention for PyTorch and Hugging Face.
 
-Public names load on first use; importing this package costs neither torch nor transformers. The Auto classes of
-transformers know the models afterwards, whichever of the two is imported first.
+Public names are loaded on first use; importing this package imports neither torch nor transformers. The Auto classes of
+transformers know the models, whichever of the two is imported first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HOME = {
     "search_calibration": "antiphase.calibration.search",
 }
 _PACKAGES = frozenset({"calibration"})
-"""Parts that stand under their own name without an import: ``antiphase.calibration.calibrate_map``."""
+"""Subpackages that are loaded on attribute access: ``antiphase.calibration.calibrate_map``."""
 
 __all__ = [*_HOME, "__version__"]
 
@@ -95,9 +95,9 @@ def _register_attention(_: Any) -> None:
     importlib.import_module("antiphase.interface")
 
 
-# The models themselves follow when the first AntiphaseConfig is made: earlier, transformers may be half imported, and
+# The models are registered when the first AntiphaseConfig is created. Earlier, transformers may be half imported, and
 # `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
-# reason the configurations of other architectures wait for the Auto classes of models.
+# reason, the configurations of other architectures wait for the Auto classes of models.
 before_first_use(_register_models)
 register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
 register_post_import_hook(_register_differential_configurations, "transformers.models.auto.modeling_auto")

@@ -1,6 +1,6 @@
 """Settings of a run: YAML presets and ``KEY=VALUE`` overrides, read into typed dataclasses.
 
-Unknown keys are errors that name the nearest known one. Nothing here imports torch.
+An unknown key is an error that names the nearest known one. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from antiphase.reading.files import parse_yaml, read_yaml
 from antiphase.typed import bounded, build, check_bounds, dotted
 
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
-"""Besides data and evaluation: what would make a comparison of two arms unfair."""
+"""Settings, besides data and evaluation, that must be equal in both arms of a fair comparison."""
 
 
 @dataclass(kw_only=True)
 class ModelSettings:
     """Size and shape of a model: the arguments of ``AntiphaseConfig``, with ``rope_theta`` for its rope_parameters.
 
-    A recurrent network (``kind``) needs few of them.
+    A recurrent network (``kind``) uses few of them.
     """
 
     hidden_size: int
     num_hidden_layers: int
     intermediate_size: int
     num_attention_heads: int
-    """Softmax maps a layer; a differential layer has half as many heads."""
+    """Softmax maps per layer; a differential layer has half as many heads."""
     kind: Literal["transformer", "rnn", "lstm"] = "transformer"
-    """``rnn`` and ``lstm`` read hidden_size (of states and embeddings), num_hidden_layers and tie_word_embeddings."""
+    """``rnn`` and ``lstm`` use only hidden_size (states and embeddings), num_hidden_layers and tie_word_embeddings."""
     attention_type: Literal["softmax", "differential", "differential_v2", "differential_v2_across"] = "differential"
     num_key_value_heads: int | None = None
-    """Key maps a layer; None: as many as ``num_attention_heads``, half as many in V2."""
+    """Key maps per layer; None means ``num_attention_heads``, or half of it in V2."""
     head_dim: int | None = None
-    """Width of one map; None: ``hidden_size / num_attention_heads``."""
+    """Width of one map; None means ``hidden_size / num_attention_heads``."""
     max_position_embeddings: int | None = None
-    """Longest sequence the model accepts; None: ``data.sequence_length``."""
+    """Longest sequence the model accepts; None means ``data.sequence_length``."""
     rope_theta: float = bounded(10000.0, above=0)
     rms_norm_eps: float = bounded(1e-6, above=0)
     head_norm_eps: float = bounded(1e-5, above=0)
     initializer_range: float = bounded(0.02, above=0)
     tie_word_embeddings: bool = True
     lambda_form: str | None = None
-    """Ablations and rivals, here and below: as in ``AntiphaseConfig``; None and false are the published form."""
+    """Ablations and competing methods, as in ``AntiphaseConfig``; None and false mean the published form."""
     lambda_init: float | None = None
     head_norm: bool | None = None
     head_scale: bool | None = None
@@ -61,94 +61,97 @@ class ModelSettings:
     dex_steps: int = 0
     """Training steps over which DEX anneals its λ; at most ``training.steps``."""
     initializer: Literal["normal", "fan_in"] = "normal"
-    """How matrices begin: N(0, initializer_range²), or as in the authors' stack (microsoft/unilm, YOCO): linear layers
-    U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size."""
+    """Initialization of matrices: N(0, initializer_range²), or as in the authors' code (microsoft/unilm, YOCO): linear
+    layers U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size.
+    """
     embedding_range: float | None = None
-    """Standard deviation of the first embeddings; None: as ``initializer`` says."""
+    """Standard deviation of the initial embeddings; None means that of ``initializer``."""
     embedding_multiplier: float | None = None
-    """Factor of the embeddings in the forward pass; None: as ``initializer`` says."""
+    """Factor of the embeddings in the forward pass; None means that of ``initializer``."""
     residual_init_scale: float | Literal["depth"] = 1.0
-    """Factor on the first output projections of attention and MLP; ``depth``: 1/√(2·num_hidden_layers)."""
+    """Factor on the initial output projections of attention and MLP; ``depth`` means 1/√(2·num_hidden_layers)."""
     head_norm_init: float = 1.0
-    """First weight of the norm over each head's output."""
+    """Initial weight of the norm of each head's output."""
 
 
 @dataclass(kw_only=True)
 class DataSettings:
-    """What a run reads. ``synthetic`` needs no file; ``text`` reads ``paths``."""
+    """The data of a run. ``synthetic`` needs no file; ``text`` reads ``paths``."""
 
     source: Literal["synthetic", "text"] = "synthetic"
     sequence_length: int = bounded(least=2)
-    """Tokens in one training sequence."""
+    """Tokens per training sequence."""
     needles: int = bounded(8, least=1)
-    """Key-value facts in one retrieval sequence."""
+    """Key-value facts per retrieval sequence."""
     queries: int = bounded(12, least=1)
-    """Facts asked for at its end, drawn with replacement."""
+    """Questions at the end of a retrieval sequence, drawn with replacement."""
     asked_together: int = bounded(1, least=1)
-    """The most facts that one question of a training sequence asks for, all of them different; each sequence draws its
-    number from 1 on. What is measured during training asks for one at a time."""
+    """Largest number of different facts that one question of a training sequence asks for; each sequence draws its
+    number between 1 and this. Measurements during training ask for one at a time.
+    """
     needle_share: float = bounded(0.7, least=0, most=1)
-    """Share of each batch that is retrieval sequences; what no share names is repeated random ones (``synthetic``) or
-    text."""
+    """Share of retrieval sequences in a batch; the rest after all shares is repeated tokens (synthetic) or text."""
     label_share: float = bounded(0.0, least=0, most=1)
-    """Share of each batch that is words with labels to be learned in context (``text``)."""
+    """Share of each batch that is words with labels to learn in context (``text``)."""
     repeat_share: float = bounded(0.0, least=0, most=1)
-    """Share of each batch that is random tokens which come again and again (``text``), as in ``synthetic``: from the
-    second time on each can be found by looking back, and they count."""
+    """Share of each batch that is repeated random tokens (``text``), as in ``synthetic``: from the second time on, each
+    can be found by looking back, and only these count in the loss.
+    """
     long_share: float | None = bounded(None, least=0, most=1)
-    """Share of the text sequences that is cut from the inside of one document each, so that long documents count for
-    more (length upsampling, Fu et al. 2402.10171); None: blocks of the text as they come."""
+    """Share of the text sequences that are each cut from a single document, so that long documents have more weight
+    (length upsampling, Fu et al. 2402.10171); None means consecutive blocks of the text.
+    """
     keys: int = bounded(64, least=1)
-    """Different keys (``synthetic``)."""
+    """Number of different keys (``synthetic``)."""
     numbers: int = bounded(100, least=1)
-    """Different values (``synthetic``)."""
+    """Number of different values (``synthetic``)."""
     fillers: int = bounded(200, least=1)
-    """Different filler words (``synthetic``)."""
+    """Number of different filler words (``synthetic``)."""
     paths: list[str] = field(default_factory=list)
     """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
     validation: list[str] = field(default_factory=list)
-    """The same for validation; empty: ``validation_share`` of ``paths`` is held out. The flag is ``--validation``."""
+    """The same for validation (``--validation``); if empty, ``validation_share`` of ``paths`` is held out."""
     validation_share: float = bounded(0.05, above=0, below=1)
     text_field: str | None = None
-    """Column that holds the text in CSV, JSON Lines and Parquet; None: ``text``, or the only column of strings."""
+    """Column that contains the text in tables; None means ``text``, or the only column of strings."""
     tokenizer: str | None = None
-    """Folder or Hub name of an existing tokenizer; None: a byte-level BPE is trained on ``paths`` and the words of the
-    tasks."""
+    """Folder or Hub name of a tokenizer; None means a byte-level BPE trained on ``paths`` and the tasks' words."""
     vocabulary_size: int = 4096
-    """Entries of the tokenizer trained here."""
+    """Vocabulary size of the tokenizer trained here."""
     cache: str | None = None
-    """Folder for the packed tokens, shared between runs; None: inside the run's own folder."""
+    """Folder for the packed tokens, shared between runs; None means inside the run's own folder."""
 
 
 @dataclass(kw_only=True)
 class TrainingSettings:
-    """One training run. Paper defaults (Ye et al., 2410.05258, appendix D) unless a preset says otherwise."""
+    """One training run, with the paper's defaults (Ye et al., 2410.05258, appendix D)."""
 
     steps: int = bounded(least=1)
     """Optimizer steps."""
     decay_steps: int | None = None
-    """Step at which the linear decay would reach zero; None: ``steps``. More than ``steps`` stops on the way down."""
+    """Step at which the linear decay reaches zero, possibly after the end of the run; None means ``steps``."""
     batch_size: int = bounded(64, least=1)
-    """Sequences a step, over all processes."""
+    """Sequences per step, over all processes."""
     micro_batch_size: int | None = bounded(None, least=1)
-    """Sequences in one forward pass of one process; None: all of the process's share."""
+    """Sequences in one forward pass of one process; None means all sequences of the process."""
     learning_rate: float = bounded(3e-4, above=0)
-    """Peak of the schedule."""
+    """Peak learning rate of the schedule."""
     lambda_rate: float = bounded(1.0, above=0)
-    """Learning rate of λ's parameters, as a multiple of the others'."""
+    """Learning rate of λ's parameters, as a multiple of that of the others."""
     warmup_steps: int = bounded(100, least=0)
     beta1: float = bounded(0.9, least=0, below=1)
     beta2: float = bounded(0.95, least=0, below=1)
     weight_decay: float = bounded(0.1, least=0)
-    """Of matrices, embeddings included; never of norms and λ."""
+    """Weight decay of matrices, including embeddings; norms and λ have none."""
     clip: float = bounded(1.0, above=0)
-    """Largest global gradient norm."""
+    """Gradients are clipped to this global norm."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bf16 autocast where the processor has bf16 instructions, else float32."""
+    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32."""
     gradient_checkpointing: bool = False
     attn_implementation: Literal["antiphase", "antiphase_triton", "eager"] | None = None
-    """Attention function of the layers while they are trained: ``antiphase_triton`` has the fused kernels of GPUs;
-    None: ``antiphase``. The saved model does not keep it."""
+    """Attention function during training; ``antiphase_triton`` uses the fused GPU kernels, and None means
+    ``antiphase``. It is not saved with the model.
+    """
     seed: int = 0
     log_every: int = bounded(10, least=1)
     """Steps between lines of ``metrics.jsonl``."""
@@ -156,33 +159,33 @@ class TrainingSettings:
     """Steps between evaluations on held-out data."""
     checkpoint_every: int = bounded(500, least=1)
     device: str = "auto"
-    """``auto``: cuda where there is one, else cpu."""
+    """``auto``: cuda if available, else cpu."""
     threads: int | None = bounded(None, least=1)
-    """CPU threads of one process; None: torch's own choice."""
+    """CPU threads of one process; None means torch's default."""
     start_from: str | None = None
-    """Folder of a model with this run's sizes, whose weights it starts from; None: fresh weights."""
+    """Folder of a model with this run's sizes, whose weights are the initial weights; None means random weights."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra ``antiphase[tensorboard]``)."""
 
 
 @dataclass(kw_only=True)
 class EvaluationSettings:
-    """What is measured at the end of a run, and how much of it."""
+    """What to measure at the end of a run, and how much of it."""
 
     samples: int = bounded(200, least=1)
-    """Sequences for each cell of the needle grid and for the allocation."""
+    """Sequences per cell of the needle grid, and for the allocation."""
     depths: list[float] = field(default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0])
-    """Depth of the asked needle: 0 is the start of the context, 1 its end."""
+    """Depths of the needle that is asked for: 0 is the start of the context, 1 its end."""
     needles: list[int] = field(default_factory=list)
-    """Numbers of needles in the grid; empty: the training number."""
+    """Numbers of needles in the grid; empty means the number in training."""
     queries: list[int] = field(default_factory=list)
-    """Numbers of queries in the grid; empty: the training number."""
+    """Numbers of queries in the grid; empty means the number in training."""
     lengths: list[int] = field(default_factory=list)
-    """Sequence lengths in the grid; empty: the training length."""
+    """Sequence lengths in the grid; empty means the length in training."""
     validation_sequences: int = bounded(200, least=1)
     """Sequences for the validation loss."""
     curve_samples: int = bounded(500, least=1)
-    """Retrieval sequences behind each point of a training curve; 500 have a standard error of at most 2.3 points."""
+    """Retrieval sequences per point of a training curve; 500 give a standard error of at most 2.3 points."""
 
 
 @dataclass(kw_only=True)
@@ -198,24 +201,24 @@ class RunSettings:
 
 @dataclass(kw_only=True)
 class CompareSettings:
-    """Arms trained on the same data in the same order. Read from the ``compare`` section of a preset."""
+    """Arms trained on the same data in the same order, from the ``compare`` section of a preset."""
 
     arms: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {name: {"model.attention_type": name} for name in ("softmax", "differential")}
     )
-    """Name of each arm and its overrides of the run."""
+    """Overrides of the run by name of the arm."""
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     also: dict[str, str] = field(default_factory=dict)
-    """Further pairs: an arm, and another that it is compared with besides the first."""
+    """Further comparisons: an arm, and another arm that it is compared with besides the first."""
     threshold: float = 0.5
-    """First-query accuracy whose first passing is reported, in steps."""
+    """First-query accuracy; the step at which each run first exceeds it is reported."""
     processes: int | None = None
-    """Runs at a time; None: one for each core, at most one for each run."""
+    """Number of runs at a time; None means one per core, but at most one per run."""
 
 
 @dataclass(kw_only=True)
 class Preset:
-    """A shipped or own YAML file with its overrides applied: a run, and how to compare its arms."""
+    """A shipped or user's YAML file with its overrides applied: a run, and how to compare its arms."""
 
     run: RunSettings
     compare: CompareSettings
@@ -233,17 +236,17 @@ def load_preset(
 ) -> Preset:
     """Read a preset by name, or a YAML file by path, and apply ``KEY=VALUE`` overrides.
 
-    ``data`` and ``validation`` are the ``--data`` and ``--validation`` paths; giving data turns a synthetic preset
-    into a text one, with the changes that the preset lists under ``with_data``.
+    ``data`` and ``validation`` are the paths of ``--data`` and ``--validation``; with data, a synthetic preset becomes
+    a text one, with the changes that the preset lists under ``with_data``.
     """
     return _preset(_read_preset(name), name, overrides, data=data, validation=validation)
 
 
 def kept_run(path: Path, *, flag: str) -> RunSettings:
-    """The settings that a run has kept in its folder; ``flag``: what names the folder, for messages.
+    """The settings stored in a run's folder; ``flag`` names the folder in messages.
 
     Raises:
-        InputError: the file cannot be read, or holds no such settings.
+        InputError: the file cannot be read or does not contain such settings.
     """
     remedy = "bring it back as the run wrote it"
     tree = read_yaml(path, flag, remedy)
@@ -277,7 +280,7 @@ def _preset(
         changes.append((key, _parse_value(override, text)))
     for key, value in changes:
         if key.startswith("compare.arms.") and "arms" not in (_section(tree, "compare") or {}):
-            _assign(tree, "compare.arms", CompareSettings().arms)  # one arm is changed, the others stay
+            _assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
         _assign(tree, key, value)
         _forget_in_arms(tree, key)
     compare_tree = tree.pop("compare", {})
@@ -293,10 +296,10 @@ def _preset(
 
 
 def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """A section of the settings; None where it is missing.
+    """A section of the settings; None if it is missing.
 
     Raises:
-        InputError: a value stands in its place.
+        InputError: it is a value instead of a section.
     """
     found = tree.get(name)
     if found is not None and not isinstance(found, dict):
@@ -305,7 +308,7 @@ def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
-    """What is set for the whole run holds for every arm: the preset's value for one arm gives way."""
+    """Remove an arm's own value for a key: a setting for the whole run applies to every arm."""
     arms = (_section(tree, "compare") or {}).get("arms")
     for changes in arms.values() if isinstance(arms, dict) else ():
         if isinstance(changes, dict):
@@ -324,9 +327,9 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
 
 
 def rows_by_share(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:
-    """How many sequences of a batch each share gets; what is left has the key "rest" and the last place.
+    """Number of sequences of a batch for each share; the remainder comes last, under the key "rest".
 
-    What whole sequences leave over goes to the largest remainders.
+    Fractions are rounded by the largest-remainder method.
     """
     wanted = {**shares, "rest": max(0.0, 1 - sum(shares.values()))}
     exact = {name: share * batch_size for name, share in wanted.items()}
@@ -343,7 +346,7 @@ def to_yaml(settings: RunSettings) -> str:
 
 
 def _check_run(run: RunSettings) -> None:
-    """Ranges that types cannot say; the message names the field."""
+    """Check ranges that types cannot express; the message names the field."""
     training, data, evaluation = run.training, run.data, run.evaluation
     for part in ("model", "training", "data", "evaluation"):
         check_bounds(getattr(run, part), part)
@@ -382,7 +385,7 @@ def _check_run(run: RunSettings) -> None:
 
 
 def _check_shares(run: RunSettings) -> None:
-    """What the shares of a batch come to together."""
+    """Check the sum of the shares of a batch."""
     training, data = run.training, run.data
     shares = {name: getattr(data, name) for name in ("needle_share", "label_share", "repeat_share")}
     if sum(shares.values()) > 1 + 1e-9:
@@ -402,7 +405,7 @@ def _check_shares(run: RunSettings) -> None:
 
 
 def _check_compare(compare: CompareSettings) -> None:
-    """Ranges that types cannot say; the message names the field."""
+    """Check ranges that types cannot express; the message names the field."""
     if not compare.arms:
         raise InputError("compare.arms must not be empty")
     for arm, overrides in compare.arms.items():
@@ -438,9 +441,9 @@ def _parse_value(override: str, text: str) -> Any:
 
 
 def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set ``tree[a][b] = value`` for the dotted key ``a.b``; the typed build finds keys that do not exist.
+    """Set ``tree[a][b] = value`` for the dotted key ``a.b``; unknown keys are found later, by ``typed.build``.
 
-    An arm of a comparison keeps its dotted overrides whole: ``compare.arms.softmax.training.steps`` sets
+    In an arm of a comparison, dotted overrides are kept as keys: ``compare.arms.softmax.training.steps`` sets
     ``compare["arms"]["softmax"]["training.steps"]``.
     """
     parts = dotted.split(".")

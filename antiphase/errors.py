@@ -1,6 +1,4 @@
-"""Errors that the command line turns into one sentence: what a person gave cannot be used, or a run diverged
-or was stopped.
-"""
+"""Errors that the command line reports in one sentence: unusable input, and runs that diverged or were stopped."""
 
 from __future__ import annotations
 
@@ -18,20 +16,20 @@ class InputError(ValueError):
 
 
 class NonFiniteError(ValueError, ArithmeticError):
-    """What a model computes is not finite: NaN or infinite logits, losses or attention are no result."""
+    """A model's logits, losses or attention are NaN or infinite, so there is no valid result."""
 
 
 class DivergedError(ArithmeticError):
-    """A training came to a loss, gradient or weights that are not finite; nothing of that step was kept."""
+    """A loss, gradient or weights in training are not finite; nothing of that step was saved."""
 
 
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can go on
-    """Ctrl-C or a termination signal stopped the work; what was done is in a checkpoint."""
+    """Ctrl-C or a termination signal stopped the work; finished parts are in a checkpoint."""
 
 
 @contextmanager
 def naming(words: Mapping[str, str]) -> Iterator[None]:
-    """Name a field by what the person set: the flag or the other field that stands for it here."""
+    """Rename fields in error messages to the names that the user set: a flag, or another field."""
     try:
         yield
     except InputError as error:
@@ -41,7 +39,7 @@ def naming(words: Mapping[str, str]) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint such as ``; did you mean 'hidden_size'?``, or the list of known names when none is near."""
+    """A hint such as ``; did you mean 'hidden_size'?``, or the list of known names if none is similar."""
     names = sorted(known)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if matches:

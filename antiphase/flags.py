@@ -1,6 +1,6 @@
 """Settings whose fields are flags: name, help, default and bounds are written once, at the field.
 
-The command line makes its options from them, checks name the flag, and journals call them by the same words.
+The command line builds its options from them, and error messages and journals use the same names.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from antiphase.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class Flag:
-    """What a field is on the command line."""
+    """How a field appears on the command line."""
 
     help: str
     name: str = ""
-    """With dashes, or in capitals for an argument without a flag."""
+    """With dashes, or in capitals for a positional argument."""
     least: float | None = None
     most: float | None = None
     choices: Sequence[str] = ()
     separated: bool = False
-    """Whether a list is written with commas, not by naming the flag again."""
+    """Whether a list is separated by commas instead of repeating the flag."""
     repeated: bool = False
-    """Whether a list with commas may also be given by naming the flag again."""
+    """Whether a comma-separated list may also be given by repeating the flag."""
     ranges: bool = False
-    """Whether ``2-4`` stands for 2, 3, 4 in a list of whole numbers."""
+    """Whether ``2-4`` means 2, 3, 4 in a list of whole numbers."""
     shown: str | None = None
-    """What the help says in the place of the default."""
+    """Text that the help shows instead of the default."""
     allows_duplicates: bool = False
-    """Whether such a list may hold a value twice."""
+    """Whether such a list may contain duplicates."""
     alias: str | None = None
     """Another spelling of the flag."""
 
     def check(self, value: Any) -> None:
         """
         Raises:
-            InputError: a value out of range, or one named twice.
+            InputError: a value is out of range or occurs twice.
         """
         listed = list(value) if isinstance(value, (list, tuple)) else [] if value is None else [value]
         given = ", ".join(map(str, listed))
@@ -59,17 +59,17 @@ class Flag:
 
 
 def flag(help: str, *, default: Any = MISSING, **more: Any) -> Any:
-    """A dataclass field that is a flag; without ``name`` the flag is the field's own name."""
+    """A dataclass field that is a flag; ``name`` defaults to the field's name."""
     return field(default=default, metadata={"flag": Flag(help, **more)})
 
 
 def argument(name: str, help: str) -> Any:
-    """A dataclass field that is an argument of the command, called ``name``."""
+    """A dataclass field that is a positional argument named ``name``."""
     return field(metadata={"flag": Flag(help, name)})
 
 
 def flags_of(kind: Any) -> dict[str, Flag]:
-    """The flags of a dataclass or an instance of one, by field."""
+    """The flags of a dataclass or of an instance, by field."""
     found = {}
     for one in fields(kind):
         own: Flag = one.metadata["flag"]
@@ -82,20 +82,20 @@ class Settings:
     """Base of settings: a dataclass of flags."""
 
     folder: ClassVar[Literal["resumable", "new", "optional"]] = "resumable"
-    """What ``--output`` is: a folder that ``--resume`` goes on with, one that must be new, or nothing at all."""
+    """What ``--output`` is: a folder that ``--resume`` continues, a folder that must be new, or optional."""
     counted: ClassVar[str] = "parts"
-    """What the progress bar counts."""
+    """The unit that the progress bar counts."""
     quick: ClassVar[Mapping[str, Any]] = {}
-    """What takes the place of the defaults under ``--quick``; empty: there is no such flag."""
+    """Values that replace the defaults under ``--quick``; empty means that there is no such flag."""
 
     def check(self) -> None:
         """
         Raises:
-            InputError: a value out of range; it names the flag.
+            InputError: a value is out of range; the message names the flag.
         """
         for name, own in flags_of(self).items():
             own.check(getattr(self, name))
 
     def by_flag(self) -> dict[str, Any]:
-        """Values by what the command line calls them."""
+        """Values by their names on the command line."""
         return {own.name: getattr(self, name) for name, own in flags_of(self).items()}

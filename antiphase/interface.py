@@ -1,4 +1,4 @@
-"""Differential attention in transformers' attention interface: names, which function serves a layer, and the mask."""
+"""Differential attention in transformers' attention interface: names, the attention function of a layer, and masks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from antiphase.layers.masks import carries_positions, visible_keys
 
 NAME = "antiphase"
 TRITON = f"{NAME}_triton"
-"""The same with fused kernels in its differential layers, for CUDA devices."""
+"""Like ``NAME``, with fused kernels for CUDA devices in differential layers."""
 INSIDE = f"{NAME}_inside"
-"""The attention function of models of ``differential_config``; no other one knows their λ."""
-SWAPPED = f"{NAME}_swapped_"
-"""Start of the names under which functions stand that were swapped in."""
+"""The attention function of models of ``differential_config``; no other function knows their λ."""
+REPLACEMENT_PREFIX = f"{NAME}_replacement_"
+"""Prefix of the names under which temporary replacements are registered."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
-"""Names of transformers' own implementations, which know nothing of a second map."""
+"""Names of transformers' own implementations, which do not support a second map."""
 
 
 def differential_function(implementation: str) -> AttentionFunction:
-    """The attention function of a differential layer under the name of an implementation.
+    """The attention function of a differential layer for a given implementation.
 
-    transformers' own functions would attend with every map apart and never subtract.
+    transformers' own functions would treat every map as a separate head and never subtract.
 
     Raises:
-        ValueError: continuous batching, whose functions drop λ in silence.
+        ValueError: the implementation is for continuous batching, which silently ignores λ.
     """
     if implementation.startswith("paged|"):
         raise ValueError(
@@ -52,12 +52,12 @@ def differential_function(implementation: str) -> AttentionFunction:
 
 
 def subtracting_function(implementation: str) -> AttentionFunction:
-    """The attention function of a V2 layer under the name of an implementation.
+    """The attention function of a V2 layer for a given implementation.
 
-    Any backend may form the outputs of its maps. The project's own, ``eager`` and functions swapped in subtract
-    themselves.
+    Any backend can compute the outputs of its maps. The project's own functions, ``eager`` and replaced functions
+    subtract by themselves.
     """
-    if implementation in (NAME, TRITON, "eager") or implementation.startswith(SWAPPED):
+    if implementation in (NAME, TRITON, "eager") or implementation.startswith(REPLACEMENT_PREFIX):
         return differential_function(implementation)
     return subtracting(ALL_ATTENTION_FUNCTIONS[implementation])
 
@@ -76,18 +76,18 @@ def heads_inside(
     """The heads' outputs (B, N, H, 2d) of a layer of ``differential_config``, before their norm.
 
     Raises:
-        ValueError: keyword arguments that would change the result and are not supported.
+        ValueError: a keyword argument would change the result but is not supported.
     """
     refuse_unknown(kwargs)
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     return differential_output(
-        query, key, value, inside(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
+        query, key, value, differential_part(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
         sliding_window=None if carries_positions(mask, query.shape[2]) else sliding_window,
     ), None  # fmt: skip
 
 
-def inside(module: nn.Module) -> Any:
-    """What ``differential_config`` adds to an attention layer: λ and the norm of heads."""
+def differential_part(module: nn.Module) -> Any:
+    """The module that ``differential_config`` adds to an attention layer: λ and the head norm."""
     return module.differential
 
 
@@ -101,9 +101,9 @@ def antiphase_mask(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """The mask function registered as ``antiphase``: padding as (B, 1, 1, M), never N×M, where causality is plain.
+    """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding, instead of N×M, if plainly causal.
 
-    Anything else (packed sequences, custom overlays, caches longer than what they hold) is a boolean (B, 1, N, M).
+    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M).
     """
     is_plain = (
         mask_function is causal_mask_function

@@ -1,8 +1,8 @@
-"""Attention weights in 8 bits: a row is its largest weight, and for each key the root of its share of that.
+"""Attention weights in 8 bits: for each row its largest weight, and for each key the square root of its ratio to that.
 
-The root, because attention often has one large weight and hundreds of small ones. In 255 equal steps of the largest
-those become 0, and a third of a row's mass can vanish; with the root a weight of a thousandth of the largest still has
-eight steps below it.
+The square root is used because attention often has one large weight and hundreds of small ones. With 255 equal steps
+the small ones would become 0, and a third of a row's mass could vanish; with the square root, a weight of a thousandth
+of the largest is still eight steps above 0.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def decode(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]) -> NDArr
 
 
 def error_bound(weights: NDArray[numpy.floating]) -> NDArray[numpy.floating]:
-    """How far ``decode`` of ``encode`` may lie from each of the weights (..., M), but for the rounding of fp32."""
+    """Bound on the error of ``decode`` after ``encode`` for each of the weights (..., M), without fp32 rounding."""
     scales = weights.max(axis=-1, initial=0.0)[..., None]
     return numpy.sqrt(weights * scales) / STEPS + scales / (2 * STEPS) ** 2

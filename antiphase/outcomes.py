@@ -1,6 +1,6 @@
-"""Words for outcomes, of records as they are made and of older ones as they are shown.
+"""Descriptions of outcomes, for new records and for showing older ones.
 
-Accuracies of models that either learned or did not are told as counts of seeds, never as a mean with an interval.
+If some models learned and others did not, accuracies are reported as counts of seeds, never as a mean with an interval.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GAP = 0.25
-"""Share of the way from the guess to 1 that lies empty between models that learned and models that did not."""
+"""Smallest gap between models that learned and those that did not, as a share of the range from guessing to 1."""
 APART = 3
-"""Times the spread within groups by which groups of losses lie apart."""
+"""Smallest distance between groups of losses, as a multiple of the spread within groups."""
 NOT_SEEN = "not seen at this scale"
-"""The word where a baseline is ahead at another scale than a claim's own: that contradicts nothing."""
+"""Verdict if a baseline is ahead at a scale other than the claim's own, which does not contradict the claim."""
 Counts = dict[str, list[int]]
-"""Arm to how many of its seeds learned, and of how many."""
+"""By arm, how many of its seeds learned, and the number of seeds."""
 
 
 @dataclass(frozen=True)
@@ -23,25 +23,25 @@ class LearnedThreshold:
     """The accuracy above which a model has learned."""
 
     guess: float
-    """What a model scores that has not."""
+    """Accuracy of guessing, which is that of a model that has not learned."""
     at: float
 
     @classmethod
     def of(cls, guess: float, threshold: float | None = None) -> LearnedThreshold:
-        """At the threshold, or halfway from the guess to 1 where there is none above the guess."""
+        """Use the given threshold, or the midpoint between guessing and 1 if there is none above guessing."""
         return cls(guess, threshold if threshold is not None and threshold > guess else (1 + guess) / 2)
 
     def splits(self, values: Sequence[float | None]) -> bool:
-        """Whether some of the values are above the threshold, others not, and a gap lies between.
+        """Whether some values are above the threshold and others are not, with a gap between them.
 
-        The gap is at least a quarter of the way from the guess to 1: a mean over it describes no model.
+        The gap is at least ``GAP`` of the range from guessing to 1, so that a mean would describe no model.
         """
         known = [value for value in values if value is not None]
         above, below = self._above(known), [value for value in known if value <= self.at]
         return bool(above and below) and min(above) - max(below) >= GAP * (1 - self.guess)
 
     def counts(self, by_arm: Mapping[str, Sequence[float | None]]) -> Counts | None:
-        """How many seeds of each arm learned, if some arm's are split; None: means describe the models."""
+        """How many seeds of each arm learned, if the seeds of some arm are split; None if means are adequate."""
         if not any(map(self.splits, by_arm.values())):
             return None
         return {
@@ -54,10 +54,10 @@ class LearnedThreshold:
 
 
 def follows(losses: Sequence[float | None], accuracies: Sequence[float | None], threshold: LearnedThreshold) -> bool:
-    """Whether the losses of the same models fall into the same two groups.
+    """Whether the losses of the same models form the same two groups.
 
-    Then every model that did not learn has a higher loss than any that did, by more than three times what the losses of
-    either group differ by.
+    This means that every model that did not learn has a higher loss than any model that did, by more than ``APART``
+    times the spread of the losses within either group.
     """
     pairs = [(one, two) for one, two in zip(losses, accuracies, strict=True) if one is not None and two is not None]
     learned, others = ([one for one, two in pairs if (two > threshold.at) == above] for above in (True, False))
@@ -67,14 +67,14 @@ def follows(losses: Sequence[float | None], accuracies: Sequence[float | None], 
 
 
 def learned_words(counts: Mapping[str, Sequence[int]]) -> str:
-    """``softmax in 3 of 3 seeds, differential in 2 of 3 seeds``."""
+    """For example ``softmax in 3 of 3 seeds, differential in 2 of 3 seeds``."""
     return ", ".join(
         f"{arm} in {learned} of {seeds} seed{'s' * (seeds != 1)}" for arm, (learned, seeds) in counts.items()
     )
 
 
 def split_sentence(metric: str, counts: Mapping[str, Sequence[int]], threshold: LearnedThreshold) -> str:
-    """What is said of a split accuracy."""
+    """A sentence about a split accuracy."""
     return (
         f"{metric[0].upper()}{metric[1:]}: models either learned (above {100 * threshold.at:g} %) or did not; learned: "
         f"{learned_words(counts)}."
@@ -82,7 +82,7 @@ def split_sentence(metric: str, counts: Mapping[str, Sequence[int]], threshold: 
 
 
 def following_sentence(metric: str, arms: Sequence[str]) -> str:
-    """What is said of a number that follows a split accuracy."""
+    """A sentence about a metric that follows a split accuracy."""
     return (
         f"{metric[0].upper()}{metric[1:]}: follows who learned, so no mean of {' and '.join(arms)} is compared; the "
         "numbers stand by seed."

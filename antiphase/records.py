@@ -1,7 +1,7 @@
-"""The one result record: what was measured, with the settings, seeds, versions and command that made it.
+"""The result record: what was measured, with the settings, seeds, versions and command that produced it.
 
-A record is ``NAME.json``, with its arrays beside it in ``NAME.safetensors``. Everything that measures writes one;
-everything that draws reads only records.
+A record is ``NAME.json``, with its arrays in ``NAME.safetensors``. Every measurement writes one, and tables and figures
+are made from records only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
 
 @dataclass(kw_only=True)
 class Record:
-    """A measurement and all that is needed to repeat it."""
+    """A measurement and everything needed to repeat it."""
 
     kind: str
     """What was measured: ``train``, ``compare``, ``evaluate-needles``, ..."""
@@ -51,21 +51,21 @@ class Record:
     """Named arrays, stored in the safetensors file."""
 
     def save(self, folder: str | Path, name: str = "record") -> Path:
-        """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder``: beside, then renamed. Returns the JSON path."""
+        """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder`` atomically; return the JSON path."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if self.arrays:
             import numpy
             from safetensors.numpy import save
 
-            # safetensors writes the memory of a transposed or strided view as it lies, in the wrong order
+            # safetensors writes the memory of a transposed or strided view unchanged, and so in the wrong order
             whole = {key: numpy.asarray(array, order="C") for key, array in self.arrays.items()}
             write_atomically(folder / f"{name}.safetensors", save(whole))
         tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
         text = json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
         path = folder / f"{name}.json"
         write_atomically(path, (text + "\n").encode())
-        if not self.arrays:  # those of an earlier record of this name are not this one's
+        if not self.arrays:  # arrays of an earlier record with this name do not belong to this one
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
 
@@ -106,7 +106,7 @@ class Record:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write beside and rename, so that a reader or a crash never meets half a file."""
+    """Write to a temporary file and rename it, so that neither a reader nor a crash ever sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
         file.write(content)
@@ -133,7 +133,7 @@ def finite(value: Any) -> Any:
 
 
 def command_line() -> str:
-    """The command that is running, as a person would type it."""
+    """The running command, as a user would type it."""
     program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
     if program == "__main__.py":
         program = "antiphase"
@@ -141,7 +141,7 @@ def command_line() -> str:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware; torch's part only where torch is already loaded."""
+    """Versions and hardware; those of torch only if torch is already loaded."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -171,7 +171,7 @@ def _processor() -> str:
 
 
 def _revision() -> str | None:
-    """Commit of the source tree that the package runs from; None for an installed wheel."""
+    """Commit of the source tree of the package; None for an installed wheel."""
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():
         return None

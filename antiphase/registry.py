@@ -1,9 +1,9 @@
-"""Measurements and studies in folders of their own, found by the kind of their records.
+"""Measurements and studies, each in its own folder, found by the kind of their records.
 
 A folder has three modules. Its ``__init__`` has ``SETTINGS`` (a class of ``flags.Settings``, whose docstring is the
 help of the command) and ``RESULT``, the typed result; ``measure`` needs torch; ``presentation`` has ``PRESENTATION``
 and does not need it. The command line and the pages find the folder by its name. The ``measure`` of a study that trains
-also has ``plan``: what is about to be done, as a ``studies.plan.Plan``.
+also has ``plan``, which describes the planned runs (``studies.plan.Plan``).
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ PACKAGES = {
     "antiphase.viewer": "",
     "antiphase.studies.calibrate": "calibrate",
 }
-"""Packages of such folders, and the command that each belongs to; empty: its folders are commands of their own."""
+"""Packages of such folders, and the command that each belongs to; empty if its folders are top-level commands."""
 ALONE = ("probe",)
-"""Evaluations that are commands of their own."""
+"""Evaluations that are top-level commands."""
 ALSO = {"budget": "reproduce"}
-"""Kinds of records that a folder writes beside those that are called as it, and that kind."""
+"""Further kinds of records that a folder writes, with the folder's own kind."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A folder."""
+    """The folder of one measurement."""
 
     parent: str
-    """Package that the folder stands in."""
+    """Package that contains the folder."""
     name: str
-    """Of the command: ``long-context``."""
+    """Name of the command: ``long-context``."""
 
     @property
     def command(self) -> str:
-        """With the one that it belongs to: ``evaluate long-context``, ``classify``."""
+        """Name with its parent command: ``evaluate long-context``, ``classify``."""
         group = "" if self.name in ALONE else PACKAGES[self.parent]
         return f"{group} {self.name}".strip()
 
     @property
     def kind(self) -> str:
-        """Of its records: ``evaluate-long-context``, ``classify``."""
+        """Kind of its records: ``evaluate-long-context``, ``classify``."""
         return self.command.replace(" ", "-")
 
     @property
@@ -63,13 +63,13 @@ class Measurement:
 
     @property
     def result(self) -> type[Any]:
-        """What its records hold: a dataclass under ``evaluations.result.Result``."""
+        """The type of its results: a dataclass under ``evaluations.result.Result``."""
         found: type[Any] = importlib.import_module(self.package).RESULT
         return found
 
     @property
     def presentation(self) -> Any:
-        """Tables, figures and words for its records: a ``report.presentation.Presentation``."""
+        """Tables, figures and text for its records: a ``report.presentation.Presentation``."""
         return importlib.import_module(f"{self.package}.presentation").PRESENTATION
 
     @property
@@ -84,14 +84,14 @@ class Measurement:
 
     @property
     def run(self) -> Callable[..., Any]:
-        """From settings and an output folder to a record: the function in ``measure`` that is called as the folder."""
+        """The function from settings and an output folder to a record: that of ``measure`` with the folder's name."""
         found: Callable[..., Any] = getattr(self.measure, self.name.replace("-", "_"))
         return found
 
 
 @cache
 def measurements(parent: str) -> dict[str, Measurement]:
-    """All folders of a package, by the name of the command; one with folders of its own is none."""
+    """All folders of a package, by name of the command, without those that contain further folders."""
     package = importlib.import_module(parent)
     names = [found.name for found in pkgutil.iter_modules(package.__path__) if found.ispkg]
     own = [name.replace("_", "-") for name in names if f"{parent}.{name}" not in PACKAGES]
@@ -105,5 +105,5 @@ def every() -> list[Measurement]:
 
 
 def measurement_of(kind: str) -> Measurement | None:
-    """The measurement that writes records of this kind; None: it has no folder."""
+    """The measurement that writes records of this kind; None if it has no folder."""
     return next((found for found in every() if found.kind == ALSO.get(kind, kind)), None)

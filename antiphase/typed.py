@@ -1,4 +1,4 @@
-"""Mappings, as YAML gives them, to dataclasses: types checked, keys named in full in every message."""
+"""Conversion of mappings, such as YAML files, to dataclasses: types are checked, and messages give the full key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bounded(
 def check_bounds(settings: Any, path: str) -> None:
     """
     Raises:
-        InputError: a number outside the bounds of its field; it names the field.
+        InputError: a number is outside the bounds of its field; the message names the field.
     """
     for item in dataclasses.fields(settings):
         value, bounds = getattr(settings, item.name), item.metadata.get("bounds")
@@ -53,7 +53,7 @@ def check_bounds(settings: Any, path: str) -> None:
 def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
     """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
 
-    ``strict=False``: unknown keys are left out, as of records of other versions.
+    With ``strict=False``, unknown keys are ignored, for records of other versions.
     """
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
@@ -75,7 +75,7 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
 
 
 def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
-    """``value`` as the annotated type, or an error that says what was expected."""
+    """``value`` as the annotated type, or an error that says what type was expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value

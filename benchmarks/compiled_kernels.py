@@ -1,9 +1,9 @@
-"""Compile the Triton kernels, without a GPU, and print which resources of a multiprocessor each of them uses.
+"""Compile the Triton kernels without a GPU, and print the multiprocessor resources that each of them uses.
 
     python benchmarks/compiled_kernels.py --output runs/kernels
 
 Registers and spilled bytes are per thread, as ptxas reports them; shared memory is per block of threads. Spilled
-registers go to memory and back. Writes a record; takes minutes.
+registers are stored in memory. Writes a record; takes minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one order of additions": {"ATOMIC": False},
     "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
 }
-"""What else a call may ask for; each is compiled at a width of 64 for the first version, masked calls at 128 too."""
+"""Options of calls; each is compiled at width 64 for the first version, and masked calls at 128 too."""
 OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
 INPUTS = {"query", "key", "value", "out", "grad", "grad_key", "grad_value"}
 FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
@@ -55,7 +55,7 @@ NUMBERS = {"scale": "fp32", "factor": "fp32"}
 
 
 def main() -> None:
-    """Compile all, print the table, write the record."""
+    """Compile all kernels, print the table, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the record")
     chosen = parser.parse_args()
@@ -78,7 +78,7 @@ def main() -> None:
 def compiled(
     width: int, key_maps: int, dtype: str, architecture: int, variant: str | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Every kernel that a variant concerns, a row each: its blocks, registers, spills, shared memory."""
+    """The kernels that a variant affects, one row each: blocks, registers, spills, shared memory."""
     changes = VARIANTS[variant] if variant is not None else {}
     value_width = 2 * width if key_maps == 2 else width
     shared = {
@@ -126,7 +126,7 @@ def _compile(
             signature[name] = ("i32",) * 3 + ("constexpr",) * of_mask
             attributes |= {(index, place): [["tt.divisibility", 16]] for place in range(3)}
             if of_mask:
-                fixed[index, 3] = 1  # along keys, as nearly every mask has it; a one is made a constant
+                fixed[index, 3] = 1  # the stride along keys is 1 for nearly every mask; Triton makes a 1 a constant
         elif name in POINTERS:
             signature[name] = POINTERS[name]
             attributes[index,] = [["tt.divisibility", 16]]
@@ -142,7 +142,7 @@ def _compile(
 
 
 def _usage(ptx: str, architecture: int) -> dict[str, int]:
-    """What ptxas says of a kernel."""
+    """The resource usage of a kernel that ptxas reports."""
     program = "ptxas-blackwell" if architecture >= 100 else "ptxas"
     ptxas = Path(triton.__file__).parent / "backends/nvidia/bin" / program
     with tempfile.TemporaryDirectory() as folder:

@@ -3,7 +3,7 @@
     python benchmarks/evaluation_loops.py --output runs/loops
 
 Sweeps choose among labels after shared examples in several orders (``choose_options``), compared with ``generate`` on
-one prompt after the other; the candidates take turns. The memory of the loss by position over long texts is measured in
+one prompt after the other; the candidates alternate. The memory of the loss by position over long texts is measured in
 separate processes. Takes about six minutes on two cores; ``--quick`` takes seconds, at sizes too small for conclusions.
 Writes a record.
 """
@@ -41,14 +41,14 @@ OURS, LLAMA = "differential", "Llama"
 GENERATE, CHOOSE, PREFILL = "generate, one at a time", "choose_options", "plain prefill"
 OWN, SHARED = f"{CHOOSE}, own prompts", f"{CHOOSE}, shared examples"
 LABELS: tuple[tuple[int, ...], ...] = ((10,), (11,), (12, 13), (16, 17), (18, 19, 20), (12, 14, 15))
-"""Six labels of one to three tokens, as TREC's are; two begin alike, and the last one is never right."""
+"""Six labels of one to three tokens, like TREC's; two begin with the same token, and the last is never correct."""
 ASKED = len(LABELS) - 1
 FIRST, LINE_END, FIRST_CUE, FIRST_WORD = 1, 2, 30, 40
-"""Token that begins a text; that follows a label; that ends a question of the first label; the first of the words."""
+"""Ids: first token of a text, token after a label, last token of a question with the first label, first word."""
 QUESTION = (8, 16)
-"""Tokens of a question, fewest and most, its cue included."""
+"""Smallest and largest number of tokens in a question, including its cue."""
 PLANTED = 4.0
-"""Logit of the token planted after another one; random logits are about 0.3."""
+"""Logit of a token planted after another one; random logits are about 0.3."""
 
 
 SIZES: dict[str, Any] = {
@@ -57,35 +57,35 @@ SIZES: dict[str, Any] = {
 DOCUMENT_SIZES: dict[str, Any] = {
     "vocab_size": 512, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-"""Of the model that reads complete documents."""
+"""Sizes of the model that reads complete documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Sizes of everything that is measured."""
+class Workload:
+    """Sizes of all measurements."""
 
     sizes: dict[str, Any]
     document_sizes: dict[str, Any]
     lengths: tuple[int, ...]
-    """Tokens of the longest prompt of a sweep."""
+    """Numbers of tokens in the longest prompt of a sweep."""
     orders: int
     samples: int
-    """Asked after each order."""
+    """Number of samples asked after each order."""
     long_lengths: tuple[int, ...]
     long_tokens: int
-    """Of long prompts together."""
+    """Total number of tokens in long prompts."""
     document_lengths: tuple[int, ...]
     rounds: int
     seconds: float
-    """No round of a comparison begins after this time, but for the first three."""
+    """Time after which no round of a comparison begins, except for the first three."""
 
 
-FULL = Plan(
+FULL = Workload(
     sizes=SIZES, document_sizes=DOCUMENT_SIZES, lengths=(128, 256, 512), orders=3, samples=16,
     long_lengths=(4096, 8192), long_tokens=TOKENS_AT_ONCE, document_lengths=(8192, 16384, 32768, 65536), rounds=7,
     seconds=20.0,
 )  # fmt: skip
-QUICK = Plan(
+QUICK = Workload(
     sizes={**SIZES, "vocab_size": 128, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
     document_sizes={**DOCUMENT_SIZES, "hidden_size": 16, "intermediate_size": 24}, lengths=(48, 96), orders=2,
     samples=6, long_lengths=(256,), long_tokens=768, document_lengths=(2048, 4096), rounds=3, seconds=1.0,
@@ -93,7 +93,7 @@ QUICK = Plan(
 
 
 def main() -> None:
-    """Time, weigh, print the tables, write the record."""
+    """Measure time and memory, print the tables, write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for the record")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
@@ -101,15 +101,15 @@ def main() -> None:
     chosen = parser.parse_args()
     check_empty(chosen.output)
     console, started = Console(highlight=False), time.perf_counter()
-    plan = QUICK if chosen.quick else FULL
+    workload = QUICK if chosen.quick else FULL
 
     def say(message: str) -> None:
         console.print(f"[{time.perf_counter() - started:5.0f} s] {message}", markup=False)
 
-    models = build_models(plan, chosen.seed)
-    rows = [row for name, model in models.items() for row in sweeps(name, model, plan, chosen.seed, say)]
-    rows += [row for name, model in models.items() for row in long_prompts(name, model, plan, chosen.seed, say)]
-    memory = documents(plan, chosen.seed, say)
+    models = build_models(workload, chosen.seed)
+    rows = [row for name, model in models.items() for row in sweeps(name, model, workload, chosen.seed, say)]
+    rows += [row for name, model in models.items() for row in long_prompts(name, model, workload, chosen.seed, say)]
+    memory = documents(workload, chosen.seed, say)
     growth = memory[-1]["bytes_per_token"] / memory[0]["bytes_per_token"]
     Record(
         kind="benchmark-evaluation",
@@ -119,7 +119,7 @@ def main() -> None:
             "memory_growth": growth,
             "parameters": {name: model.num_parameters() for name, model in models.items()},
         },
-        config={**asdict(plan), "width": width_of(plan.sizes), "labels": LABELS, "quick": chosen.quick},
+        config={**asdict(workload), "width": width_of(workload.sizes), "labels": LABELS, "quick": chosen.quick},
         seeds=[chosen.seed],
         seconds=time.perf_counter() - started,
     ).save(chosen.output)
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def table(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each comparison and each document."""
+    """One line per comparison and per document."""
     lines = []
     for row in rows:
         low, high = row["speed_quartiles"]
@@ -146,10 +146,10 @@ def table(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]
     return lines
 
 
-def build_models(plan: Plan, seed: int) -> dict[str, PreTrainedModel]:
+def build_models(workload: Workload, seed: int) -> dict[str, PreTrainedModel]:
     """A differential model and a Llama of equal size, with random weights and planted answers."""
     sizes = {
-        **plan.sizes, "max_position_embeddings": 2 * max(*plan.lengths, *plan.long_lengths),
+        **workload.sizes, "max_position_embeddings": 2 * max(*workload.lengths, *workload.long_lengths),
         "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
     }  # fmt: skip
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
@@ -165,15 +165,15 @@ def build_models(plan: Plan, seed: int) -> dict[str, PreTrainedModel]:
 
 @torch.no_grad()
 def plant(model: PreTrainedModel) -> None:
-    """Each cue is followed by its label, token by token, and a line end, whatever precedes the cue.
+    """Change weights so that each cue is followed by its label and a line end, whatever precedes the cue.
 
-    So the answers are known, and greedy decoding writes them freely. All weights keep their part in every step.
+    Then the answers are known, and unconstrained greedy decoding writes them. All weights are still used in every step.
     """
     table, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     chains = [(FIRST_CUE + index, *label, LINE_END) for index, label in enumerate(LABELS[:ASKED])]
     calling = [token for chain in chains for token in chain[:-1]]
     table.normal_()
-    directions = torch.nn.init.orthogonal_(table.new_empty(len(calling), table.shape[1]))  # none hears another's call
+    directions = torch.nn.init.orthogonal_(table.new_empty(len(calling), table.shape[1]))  # cues do not interfere
     table[calling] = directions * table.shape[1] ** 0.5
     direction = dict(zip(calling, directions, strict=True))
     for before, after in (pair for chain in chains for pair in pairwise(chain)):
@@ -185,7 +185,7 @@ def sweep_prompts(
 ) -> tuple[list[list[Prompt]], list[int]]:
     """Prompts of each order of the same examples, at most ``length`` tokens each, and the labels asked for.
 
-    The labels are the same in every order, asked for in turn.
+    The labels are the same in every order and are asked for in turn.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = [index % ASKED for index in range(samples)]
@@ -210,7 +210,7 @@ def _question(label: int, vocabulary: int, generator: torch.Generator) -> Prompt
 
 
 def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """One prompt at a time: greedy tokens up to the line's end, compared with the labels; -1: none of them."""
+    """Indices of the labels that greedy decoding writes up to the end of the line, prompt by prompt; -1 if none."""
     found = []
     for prompt in prompts:
         ids = torch.tensor([prompt], device=model.device)
@@ -224,7 +224,7 @@ def chosen_by_generate(model: PreTrainedModel, prompts: Sequence[Prompt]) -> lis
 
 
 def chosen_by_loop(model: PreTrainedModel, prompts: Sequence[Prompt]) -> list[int]:
-    """All prompts at once, over the labels only."""
+    """Answers to all prompts at once, decoded over the labels only."""
     return choose_options(model, prompts, [LABELS] * len(prompts))
 
 
@@ -233,41 +233,41 @@ def _in_each_order(choose: Choose, model: PreTrainedModel, by_order: Sequence[Se
 
 
 def sweeps(
-    name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
+    name: str, model: PreTrainedModel, workload: Workload, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Samples a second of many-shot sweeps, order after order.
+    """Samples per second of many-shot sweeps, order by order.
 
     Raises:
-        RuntimeError: a way gives other answers than were planted; nothing wrong is timed.
+        RuntimeError: a method gives other answers than were planted; incorrect code is not timed.
     """
     rows = []
-    for length in plan.lengths:
-        by_order, labels = sweep_prompts(length, plan.orders, plan.samples, plan.sizes["vocab_size"], seed)
+    for length in workload.lengths:
+        by_order, labels = sweep_prompts(length, workload.orders, workload.samples, workload.sizes["vocab_size"], seed)
         work = {
             CHOOSE: partial(_in_each_order, chosen_by_loop, model, by_order),
             GENERATE: partial(_in_each_order, chosen_by_generate, model, by_order),
         }
         for way, run in work.items():
-            _check(run(), [labels] * plan.orders, f"{way}, {name}, {length} tokens")
+            _check(run(), [labels] * workload.orders, f"{way}, {name}, {length} tokens")
         say(f"timing many-shot sweeps, {name}, {length:,} tokens")
-        count = plan.orders * plan.samples
-        what = {"task": f"many-shot sweep, {name}", "length": length, "batch": plan.samples}
-        rows += _compared(what, work, plan, dict.fromkeys(work, count), "samples")
+        count = workload.orders * workload.samples
+        what = {"task": f"many-shot sweep, {name}", "length": length, "batch": workload.samples}
+        rows += _compared(what, work, workload, dict.fromkeys(work, count), "samples")
     return rows
 
 
 def long_prompts(
-    name: str, model: PreTrainedModel, plan: Plan, seed: int, say: Callable[[str], None]
+    name: str, model: PreTrainedModel, workload: Workload, seed: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Prompt tokens a second where no sample shares its prompt, and where all but the question is shared.
+    """Prompt tokens per second if prompts share nothing, and if they share everything except the question.
 
     Raises:
-        RuntimeError: other answers than were planted.
+        RuntimeError: the answers differ from the planted ones.
     """
     rows = []
-    for length in plan.long_lengths:
-        count = plan.long_tokens // length
-        vocabulary = plan.sizes["vocab_size"]
+    for length in workload.long_lengths:
+        count = workload.long_tokens // length
+        vocabulary = workload.sizes["vocab_size"]
         (shared,), labels = sweep_prompts(length, 1, count, vocabulary, seed)
         own = [sweep_prompts(length, 1, count, vocabulary, seed + 1 + row)[0][0][row] for row in range(count)]
         ids = torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(seed))
@@ -281,7 +281,7 @@ def long_prompts(
         counts = {PREFILL: ids.numel(), OWN: sum(map(len, own)), SHARED: sum(map(len, shared))}
         say(f"timing long prompts, {name}, {length:,} tokens")
         what = {"task": f"long prompts, {name}", "length": length, "batch": count}
-        rows += _compared(what, work, plan, counts, "tokens")
+        rows += _compared(what, work, workload, counts, "tokens")
     return rows
 
 
@@ -297,11 +297,17 @@ def _check(found: object, expected: object, what: str) -> None:
 
 
 def _compared(
-    what: dict[str, Any], work: Mapping[str, Callable[[], object]], plan: Plan, counts: Mapping[str, int], unit: str
+    what: dict[str, Any],
+    work: Mapping[str, Callable[[], object]],
+    workload: Workload,
+    counts: Mapping[str, int],
+    unit: str,
 ) -> list[dict[str, Any]]:
-    """Each candidate beside the baseline, in time and in rates; ``speed`` is rate / the baseline's, within rounds."""
+    """Each candidate and the baseline, in seconds and rates; ``speed`` is rate / the baseline's, within rounds."""
     baseline = GENERATE if GENERATE in work else PREFILL
-    times = paired_times(work, rounds=plan.rounds, seconds=plan.seconds, warm_up=0)  # checked, so warm
+    times = paired_times(
+        work, rounds=workload.rounds, seconds=workload.seconds, warm_up=0
+    )  # already warm from the check
     rows = []
     for name in work:
         if name == baseline:
@@ -310,7 +316,7 @@ def _compared(
         share = counts[name] / counts[baseline]
         rows.append(
             {
-                **what, "dtype": "float32", "width": width_of(plan.sizes), **row, "unit": unit,
+                **what, "dtype": "float32", "width": width_of(workload.sizes), **row, "unit": unit,
                 "subject_rate": statistics.median(counts[name] / seconds for seconds in times[name]),
                 "baseline_rate": statistics.median(counts[baseline] / seconds for seconds in times[baseline]),
                 "speed": share / row["ratio"],
@@ -320,16 +326,16 @@ def _compared(
     return rows
 
 
-def documents(plan: Plan, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Peak memory of loss by position over one document, by its length."""
+def documents(workload: Workload, seed: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Peak memory of the loss by position over one document, by document length."""
     rows = []
-    for length in plan.document_lengths:
+    for length in workload.document_lengths:
         say(f"weighing loss by position, {length:,} tokens")
-        found = peak_of(document_call, plan.document_sizes, length, seed, what=f"loss by position, {length} tokens")
+        found = peak_of(document_call, workload.document_sizes, length, seed, what=f"loss by position, {length} tokens")
         rows.append(
             {
                 "task": "loss by position", "dtype": "float32", "length": length, "batch": 1,
-                "width": width_of(plan.document_sizes), "scheme": "losses_by_position", "bytes": found,
+                "width": width_of(workload.document_sizes), "scheme": "losses_by_position", "bytes": found,
                 "bytes_per_token": found / length,
             }
         )  # fmt: skip
@@ -337,7 +343,7 @@ def documents(plan: Plan, seed: int, say: Callable[[str], None]) -> list[dict[st
 
 
 def document_call(limit: int, sizes: dict[str, Any], length: int, seed: int) -> Callable[[], object]:
-    """Loss by position of one document of random tokens."""
+    """A call that computes the loss by position of one document of random tokens."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         config = AntiphaseConfig(attention_type="differential", max_position_embeddings=length, **sizes)
@@ -348,7 +354,7 @@ def document_call(limit: int, sizes: dict[str, Any], length: int, seed: int) -> 
 
 
 def width_of(sizes: Mapping[str, Any]) -> int:
-    """Channels of one map."""
+    """Width of one map."""
     return int(sizes["hidden_size"] // sizes["num_attention_heads"])
 
 

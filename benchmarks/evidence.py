@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py --data ../shared/data/books/train --validation ../shared/data/books/validation
 
-Every finished run leaves one small file in ``docs/records/evidence/STUDY/``, from which ``evidence_tables.py`` makes
+Every finished run writes one small file to ``docs/records/evidence/STUDY/``, from which ``evidence_tables.py`` makes
 tables and ``evidence_figures.py`` figures. An interrupted run continues from its checkpoint in ``runs/evidence``. The
 text comes from Standard Ebooks.
 """
@@ -44,25 +44,25 @@ class Run:
 
     study: str
     levels: dict[str, str]
-    """Of each factor."""
+    """The run's level of each factor."""
     changes: dict[str, Any]
-    """Settings in which it departs from the study's base."""
+    """Settings that differ from the study's base."""
     seed: int
     base: str
 
     @property
     def name(self) -> str:
-        """Of its folder and of its record."""
+        """Name of its folder and record."""
         words = [f"{factor} {level}".replace(" ", "_") for factor, level in self.levels.items()]
         return "-".join([*words, f"seed{self.seed}"]).replace("/", "_")
 
     @property
     def record(self) -> Path:
-        """The file that it leaves."""
+        """The path of its record."""
         return RECORDS / self.study / f"{self.name}.json"
 
     def settings(self, data: list[str], validation: list[str]) -> RunSettings:
-        """All of them; a base of synthetic data takes no paths."""
+        """All settings of the run; with synthetic data there are no paths."""
         changes = [f"{key}={json.dumps(value)}" for key, value in self.changes.items()]
         synthetic = load_preset(self.base, changes).run.data.source == "synthetic"
         own = "data.validation" in self.changes
@@ -115,7 +115,7 @@ def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] 
 
 
 def reusable(settings: RunSettings) -> dict[str, Any] | None:
-    """The record of a run of another study that had the same settings: training is a function of them."""
+    """The record of a run of another study with the same settings, which determine the training completely."""
     wanted = _identity(finite(asdict(settings)))
     for path in sorted(RECORDS.glob("*/*.json")):
         kept = json.loads(path.read_text("utf-8"))
@@ -125,7 +125,7 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
 
 
 def _identity(settings: dict[str, Any]) -> dict[str, Any]:
-    """What decides a run's numbers."""
+    """The settings that determine a run's results."""
     data = {name: value for name, value in settings["data"].items() if name != "cache"}
     return {"model": settings["model"], "data": data, "training": settings["training"]}
 
@@ -139,7 +139,7 @@ def execute(run: Run, settings: RunSettings) -> None:
 
 
 def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
-    """What a record keeps of the run."""
+    """The values of the run's record."""
     folder = WORK / run.study
     job = Job(run.name, run.study, run.seed, settings)
     run_jobs([job], folder, processes=1, cores=1, report=lambda job, step, values: None)
@@ -162,7 +162,7 @@ def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train what is left, until ``--minutes`` are over."""
+    """Train the remaining runs, until ``--minutes`` are over."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", action="append", default=[], help="text to train on; repeatable")
     parser.add_argument("--validation", action="append", default=[], help="text that is held out; repeatable")

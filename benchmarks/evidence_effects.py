@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs/records/evidence"
 
 Levels = tuple[str, ...]
-"""A level of each factor, in the order of the factors."""
+"""One level of each factor, in the order of the factors."""
 
 
 def described(factor: str, level: str) -> str:
-    """A level in words."""
+    """Description of a level."""
     if (factor, level) == ("start", "authors"):
         return "authors' start"
     if factor in ("attention", "arm"):
@@ -36,13 +36,13 @@ def described(factor: str, level: str) -> str:
 
 @dataclass(frozen=True)
 class Effect:
-    """A contrast of combinations, in nats per token; below 0 is a lower loss."""
+    """A contrast of combinations, in nats per token; a negative one is a lower loss."""
 
     name: str
     estimate: float
     low: float
     high: float
-    """95 % interval over seeds and held-out text."""
+    """Bounds of the 95 % interval over seeds and held-out text."""
     seeds: int
 
 
@@ -75,7 +75,7 @@ class Results:
         return Effect(name, estimate, estimate - margin, estimate + margin, seeds)
 
     def main_effects(self) -> list[Effect]:
-        """Each level against the first of its factor, averaged over all else."""
+        """Each level compared with the first of its factor, averaged over all other factors."""
         return [
             self.contrast(f"{factor}: {level} against {levels[0]}", self._difference(factor, level))
             for factor, levels in self.factors.items()
@@ -83,7 +83,7 @@ class Results:
         ]
 
     def interactions(self) -> list[Effect]:
-        """How much one factor's difference is larger at another's second level than at its first; two levels only."""
+        """How much larger one factor's difference is at another's second level than at its first, for two levels."""
         found = []
         for one, other in itertools.combinations(self.factors, 2):
             if len(self.factors[one]) == len(self.factors[other]) == 2:
@@ -94,7 +94,7 @@ class Results:
         return found
 
     def simple_effects(self, factor: str) -> list[Effect]:
-        """The factor's differences at every combination of the others' levels."""
+        """The factor's differences at every combination of the other factors' levels."""
         place = list(self.factors).index(factor)
         levels = self.factors[factor]
         found = []
@@ -122,7 +122,7 @@ def runs_of(study: str, folder: Path = RECORDS) -> list[dict[str, Any]]:
 
 
 def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[str]]) -> Results:
-    """The complete seeds of a study: those that every combination of levels was trained with.
+    """The complete seeds of a study: those with which every combination of levels was trained.
 
     Raises:
         ValueError: fewer than two seeds are complete.
@@ -143,7 +143,7 @@ def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[st
 
 
 def smallest_difference(results: Results) -> float:
-    """Half the width of the 95 % interval of one combination against another: what this many seeds can tell apart."""
+    """Half the width of the 95 % interval between two combinations: the smallest detectable difference."""
     one, other = results.combinations[:2]
     effect = results.contrast("", {one: 1.0, other: -1.0})
     return (effect.high - effect.low) / 2
@@ -151,28 +151,28 @@ def smallest_difference(results: Results) -> float:
 
 @dataclass(frozen=True)
 class Survival:
-    """Steps to a threshold of one arm's runs."""
+    """Steps to a threshold in one arm's runs."""
 
     name: str
     steps: list[int]
-    """Of runs that passed it."""
+    """Steps of the runs that passed it."""
     censored: list[int]
-    """Steps that the others were trained."""
+    """Training lengths of the other runs."""
 
     @property
     def data(self) -> stats.CensoredData:
-        """For scipy's estimators."""
+        """The data for scipy's estimators."""
         return stats.CensoredData(uncensored=self.steps, right=self.censored)
 
     def median(self) -> float | None:
-        """Step by which half the runs had passed (Kaplan and Meier); None: fewer than half did."""
+        """Step by which half of the runs had passed (Kaplan and Meier); None if fewer than half did."""
         curve = stats.ecdf(self.data).sf
         below = np.flatnonzero(curve.probabilities <= 0.5)
         return float(curve.quantiles[below[0]]) if len(below) else None
 
 
 def survivals(runs: Sequence[Mapping[str, Any]], factor: str, levels: Sequence[str]) -> list[Survival]:
-    """Of every level of a factor."""
+    """Survival data for every level of a factor."""
     found = []
     for level in levels:
         chosen = [run for run in runs if run["levels"][factor] == level]
@@ -183,5 +183,5 @@ def survivals(runs: Sequence[Mapping[str, Any]], factor: str, levels: Sequence[s
 
 
 def log_rank(one: Survival, other: Survival) -> float:
-    """P of the log-rank test that both arms need the same numbers of steps."""
+    """P-value of the log-rank test that both arms need the same number of steps."""
     return float(stats.logrank(one.data, other.data).pvalue)

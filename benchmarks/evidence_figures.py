@@ -11,7 +11,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also where this file is run from elsewhere
+sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from evidence_effects import Results
 from evidence_tables import found
 
@@ -23,14 +23,14 @@ STARTS = {"0.02": "0.02 everywhere", "authors": "the authors'"}
 
 
 def main() -> None:
-    """Write every figure that has all of its runs."""
+    """Write every figure whose runs are complete."""
     figure = loss_by_start(found("factorial"))
     (IMAGES / "factorial.png").write_bytes(figure_bytes(figure, "png"))
 
 
 @matplotlib.rc_context(STYLE)
 def loss_by_start(results: Results) -> Figure:
-    """A line for each kind of layer, from one start to the other; a mark for each seed."""
+    """A line per kind of layer from one initialization to the other, with a mark per seed."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
     starts = results.factors["start"]

@@ -1,6 +1,6 @@
 """Tables of the studies in ``evidence.yaml``, from records of runs; ``page_tables.py`` writes them into pages.
 
-The table of an unfinished study has the runs that are finished, and their number.
+The table of an unfinished study shows the finished runs and their number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def found(study: str) -> Results:
 
 
 def losses(study: str) -> Rows:
-    """Held-out loss of every combination: the first factors name the row, the last one the column. Mean and seeds."""
+    """Held-out loss of every combination, mean and seeds: the first factors form the rows, the last one the columns."""
     known = found(study)
     *rest, last = known.factors
     head = [", ".join(rest), *(described(last, level) for level in known.factors[last])]
@@ -38,18 +38,18 @@ def losses(study: str) -> Rows:
 
 
 def main_effects(study: str) -> Rows:
-    """Every factor and every pair of factors."""
+    """Effects of every factor and of every pair of factors."""
     known = found(study)
     return _effects([*known.main_effects(), *known.interactions()])
 
 
 def simple_effects(study: str, factor: str) -> Rows:
-    """One factor at every combination of the others."""
+    """Effects of one factor at every combination of the others."""
     return _effects(found(study).simple_effects(factor))
 
 
 def progress() -> Rows:
-    """How many runs of each study have a record."""
+    """Number of runs with a record, by study."""
     rows = [["study", "question", "finished runs"]]
     for name, study in studies().items():
         wanted = list(wanted_runs(name, study))
@@ -75,7 +75,7 @@ def _effects(effects: list[Effect]) -> Rows:
 
 
 def passes(study: str) -> Rows:
-    """The step at which each seed passed 50 %: the first factor names the row, the last one the column."""
+    """The step at which each seed passed 50 %: the first factor forms the rows, the last one the columns."""
     known = runs_of(study)
     row_factor, column_factor = studies()[study]["factors"]
     columns = list(studies()[study]["factors"][column_factor])

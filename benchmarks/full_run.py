@@ -1,7 +1,7 @@
 """Run everything that can be checked on one machine, and write a record: ``make full``.
 
-``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations``
-and the examples. A failing step does not stop the others; it is in the record, and the exit code is 1.
+``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
+examples. A failing step does not stop the others; it is recorded, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
-    """Run every step, print how it ended, write docs/records/full-run.json."""
+    """Run every step, print its result, write docs/records/full-run.json."""
     started = time.perf_counter()
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
     steps += [attempted(name, step) for name, step in SANITIZERS.items()]
@@ -37,12 +37,12 @@ def main() -> int:
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
-    print(record.save(ROOT / "docs/records", "full-run"))  # noqa: T201  # a script says where its result lies
+    print(record.save(ROOT / "docs/records", "full-run"))  # noqa: T201  # a script prints the path of its result
     return int(any(step["status"] for step in steps))
 
 
 def run(name: str, command: list[str], extra: dict[str, str]) -> dict[str, Any]:
-    """One step: its name, exit status and seconds; its output goes to the terminal."""
+    """Run one step; its name, exit status and seconds. Its output goes to the terminal."""
     print(f"\n== {name}", flush=True)  # noqa: T201  # progress
     started = time.perf_counter()
     environment = os.environ | OFFLINE | extra  # noqa: TID251  # a child's environment
@@ -51,7 +51,7 @@ def run(name: str, command: list[str], extra: dict[str, str]) -> dict[str, Any]:
 
 
 def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any]:
-    """A step of pytest, with the numbers of tests run, failed and skipped, and what failed."""
+    """Run a step of pytest; adds the numbers of tests run, failed and skipped, and the names of failures."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "results.xml"
         step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
@@ -67,7 +67,7 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
 
 
 def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """A step that needs a compiler; without one it counts as failed, with the reason."""
+    """Run a step that needs a compiler; without one it counts as failed, with the reason."""
     try:
         return step(name)
     except (build.BuildError, subprocess.CalledProcessError, OSError) as error:
@@ -76,9 +76,9 @@ def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any
 
 
 def sanitized(name: str) -> dict[str, Any]:
-    """The tests of the native kernels with a library that stops at a wrong address or undefined arithmetic.
+    """The tests of the native kernels with a library that stops at invalid addresses and undefined arithmetic.
 
-    The sanitizers' libraries are found by GCC.
+    GCC is asked for the paths of the sanitizers' libraries.
     """
     libraries = [
         subprocess.run(["g++", f"-print-file-name={file}"], capture_output=True, text=True, check=True).stdout.strip()
@@ -94,7 +94,7 @@ def sanitized(name: str) -> dict[str, Any]:
 
 
 def threads_sanitized(name: str) -> dict[str, Any]:
-    """The kernels' own threads, without Python, under the sanitizer that finds races."""
+    """The kernels' own threads, without Python, under the thread sanitizer."""
     flags = [*build.EMULATED, "-fsanitize=thread", "-O1", "-g"]
     with TemporaryDirectory() as folder:
         library, program = build.build(Path(folder) / build.LIBRARY, extra=tuple(flags)), Path(folder) / "threads"

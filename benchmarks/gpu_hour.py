@@ -1,8 +1,8 @@
 """An hour on a GPU, in stages: test and time the kernels, train and measure pairs of models.
 
-For a machine without network that is available for half an hour in calls of ten minutes, and empty each time: every
-stage has its own time limit, leaves one small record, can be run alone, and continues after a kill. First, on your own
-machine:
+This is for a machine without network that is available for half an hour in calls of ten minutes, and is empty each
+time: every stage has its own time limit, writes one small record, can be run alone, and continues after a kill. First,
+on your own machine:
 
     python benchmarks/gpu_hour.py prepare --data ../shared/data/books/train --validation ../shared/data/books/validation
         --trec ../shared/data/classification/trec --clinc ../shared/data/icl/clinc150.json
@@ -17,8 +17,8 @@ Then, on the GPU machine, with the repository and ``runs/gpu-hour-data``; ``OUT`
     python benchmarks/gpu_hour.py continue --records OUT --minutes 5
 
 Records of earlier calls are copied into OUT before a stage begins: ``train`` and ``continue`` read ``pilot.json``, and
-``train`` continues after the pairs in ``train.json``. Exit code 1: something failed or was left out, and the record
-names it. docs/performance.md has the complete commands and the duration of each stage.
+``train`` continues after the pairs in ``train.json``. Exit code 1 means that something failed or was skipped; the
+record names it. docs/performance.md has the complete commands and the duration of each stage.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from antiphase.errors import InputError, Interrupted
 from antiphase.training.device import choose_device
 
 MINUTES = {"prepare": 60.0, "kernels": 2.3, "attention": 4.0, "model": 4.0, "pilot": 3.0, "train": 9.0, "continue": 5.0}
-"""Of each stage, unless --minutes says otherwise."""
+"""Minutes of each stage, unless --minutes is given."""
 STAGES = {"kernels": check_kernels, "attention": time_attention, "model": time_models}
 
 
@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The argument parser."""
     made = argparse.ArgumentParser(
         prog="gpu_hour.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -78,10 +78,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(given: argparse.Namespace) -> int:
-    """What the command line asks for; the exit code.
+    """Run the requested stage; return the exit code.
 
     Raises:
-        InputError: what cannot be used.
+        InputError: the arguments or inputs cannot be used.
     """
     minutes = MINUTES[given.stage] if given.minutes is None else given.minutes
     if minutes <= 0:
@@ -94,7 +94,7 @@ def run(given: argparse.Namespace) -> int:
         revision=given.revision,
     )  # fmt: skip
     if stage.device == "cuda":
-        choose_device("cuda")  # says what is missing
+        choose_device("cuda")  # the error names what is missing
     if given.stage == "prepare":
         for flag, value in (("--trec", given.trec), ("--clinc", given.clinc)):
             if value is None:

@@ -1,4 +1,4 @@
-"""Stages of ``gpu_hour.py`` about the kernels: their tests on the device, blocks chosen by time, the two benchmarks."""
+"""Kernel stages of ``gpu_hour.py``: their tests on the device, block sizes chosen by time, and the two benchmarks."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from antiphase.benchmarks import attention, blocks, model
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
 from antiphase.benchmarks.schemes import Case
 from antiphase.errors import InputError
-from antiphase.ops.triton.launch import INTERPRETED, Blocks, tried
+from antiphase.ops.triton.launch import INTERPRETED, Blocks, override_blocks
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/ops/triton"
 WITHOUT_GPU = "tests/ops/triton/test_compile.py"
-"""It compiles for GPUs that are not there, which needs none."""
+"""Tests that only compile, for GPUs that need not exist."""
 REHEARSED = "equals_the_reference and False-None or price or refusals"
-"""Tests of the rehearsal, as pytest's -k has it: under the interpreter all of them take minutes."""
+"""Tests of the rehearsal, as an expression for pytest's -k: under the interpreter, all of them would take minutes."""
 POLL = 1.0
 TO_END = 10.0
-"""Seconds that tests get to end before they are killed."""
+"""Seconds that tests get to finish before they are killed."""
 SMALL_BLOCKS = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)), "keys": (Blocks(16, 32, 4, 1),),
     "span": (Blocks(16, 16, 4, 1),),
 }  # fmt: skip
-"""Candidates of the rehearsal."""
+"""Candidates in the rehearsal."""
 
 
 def check_kernels(stage: Stage) -> int:
-    """Stage ``kernels``: every test of the kernels, each result kept at once. Returns 1 where one failed."""
+    """Stage ``kernels``: run every test of the kernels and store each result at once. Returns 1 if one failed."""
     kept = Kept(stage)
     lines = stage.work / "kernels.jsonl"
     stage.work.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def check_kernels(stage: Stage) -> int:
 
 
 def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """The tests, several at a time: most of their time goes into compiling."""
+    """Start the tests, several at a time, because most of their time is compilation."""
     workers = 1 if stage.is_rehearsal else os.cpu_count() or 1
     command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "gpu_hour_results",
                f"--result-lines={lines.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
@@ -83,7 +83,7 @@ def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen
 
 
 def _watched(stage: Stage, kept: Kept, process: subprocess.Popen[bytes], lines: Path) -> bool:
-    """Keep results while they come; False where the minutes were over first."""
+    """Store results while they arrive; False if time ran out first."""
     while process.poll() is None:
         if stage.left <= 0:
             process.send_signal(signal.SIGINT)
@@ -99,7 +99,7 @@ def _watched(stage: Stage, kept: Kept, process: subprocess.Popen[bytes], lines: 
 
 
 def _gather(kept: Kept, lines: Path) -> None:
-    """What the tests have written so far."""
+    """Store the results that the tests have written so far."""
     found = lines_of(lines)
     new = False
     for line in found:
@@ -114,7 +114,7 @@ def _gather(kept: Kept, lines: Path) -> None:
 
 
 def counted(pieces: dict[str, Any]) -> dict[str, Any]:
-    """Numbers of tests, what failed with what pytest said, and what has no result."""
+    """Numbers of tests, failures with pytest's messages, and tests without a result."""
     collected = pieces.get("collected", [])
     results = {name: line for name, line in pieces.items() if name != "collected"}
     return {
@@ -129,15 +129,15 @@ def counted(pieces: dict[str, Any]) -> dict[str, Any]:
 
 
 def time_attention(stage: Stage) -> int:
-    """Stage ``attention``: blocks by time, then the operator's benchmark in its short form with those blocks."""
+    """Stage ``attention``: time block sizes, then run the operator's benchmark in its short form with the best ones."""
     _check_interpreter(stage)
     kept = Kept(stage)
     suite, trials = _attention_suite(stage), _trials(stage)
     _compiled(stage, kept, trials, suite)
     rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = blocks.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
-    chosen, refused = _right(stage, kept, suite, found["chosen"])
-    with tried(chosen), _few_rounds(stage):
+    chosen, refused = _verified(stage, kept, suite, found["chosen"])
+    with override_blocks(chosen), _few_rounds(stage):
         record = attention.benchmark_attention(quick=True, device=stage.device, suite=suite, piece=kept, say=stage.say)
     _keep(
         kept, record,
@@ -156,7 +156,7 @@ def time_attention(stage: Stage) -> int:
 def _check_interpreter(stage: Stage) -> None:
     """
     Raises:
-        InputError: a rehearsal without Triton's interpreter, or a GPU with it.
+        InputError: this is a rehearsal without Triton's interpreter, or a GPU run with it.
     """
     if stage.is_rehearsal and not INTERPRETED:
         raise InputError("--rehearsal of attention runs under Triton's interpreter; set TRITON_INTERPRET=1 before it")
@@ -176,20 +176,20 @@ def _trials(stage: Stage) -> list[blocks.Trial]:
     if stage.is_rehearsal:
         case = Case(40, 2, 16, torch.float32, "forward", device=stage.device)
         return blocks.trials(case, SMALL_BLOCKS)
-    # as in the benchmark: decoding of 64 sequences, all else of as many tokens as keep a GPU busy
+    # as in the benchmark: 64 sequences in decoding, and otherwise enough tokens to keep a GPU busy
     made = blocks.trials(attention.suite_of("cuda", quick=True).cells[0])
     by_task = {case.task: case for case in reversed(attention.suite_of("cuda", quick=True).cells)}
     return [replace(trial, case=replace(by_task[trial.case.task], device=stage.device)) for trial in made]
 
 
 def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], suite: attention.Suite) -> None:
-    """Compile everything that will be timed in as many processes as there are cores; Triton keeps it on disk."""
+    """Compile everything that will be timed, with one process per core; Triton caches it on disk."""
     work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
     if not work:
         return
     stage.say(f"compiling {len(work)} candidates")
     workers = 1 if stage.is_rehearsal else os.cpu_count()
-    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # it ends its processes with the block
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:  # its processes end with the block
         tasks = [pool.apply_async(blocks.run_once, one) for one in work]
         tasks += [
             pool.apply_async(_one_form, (suite.widths[0], suite.dtypes, stage.device, suite.check_length, form))
@@ -204,25 +204,25 @@ def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], suite: a
 
 
 def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: int, form: str) -> None:
-    """The gate of one version, for what it compiles; what it finds is found again."""
+    """Run the correctness check of one version in order to compile its kernels; its result is not used."""
     try:
         attention.correctness(
             attention.HEADS // 2, width, 0, impl="triton", dtypes=dtypes, device=device, length=length, forms=(form,)
         )
-    except RuntimeError as error:  # the benchmark's own gate says it, and ends it
+    except RuntimeError as error:  # the benchmark's own check reports it and stops
         sys.stderr.write(f"{form}: {error}\n")
 
 
-def _right(
+def _verified(
     stage: Stage, kept: Kept, suite: attention.Suite, chosen: dict[str, Blocks]
 ) -> tuple[dict[str, Blocks], str | None]:
-    """The chosen blocks if all is right with them, else none and the reason: what the kernels have now is timed then.
+    """The chosen blocks if results are correct with them, else none and the reason; the current blocks are then timed.
 
-    Whatever is timed passes the gate once more, with the blocks that it is timed with.
+    Everything that is timed passes the correctness check again, with the blocks that are timed.
     """
 
     def checked() -> dict[str, Any]:
-        with tried(chosen):
+        with override_blocks(chosen):
             try:
                 return {"rows": attention.check_suite(suite, 0, stage.device), "why": None}
             except RuntimeError as error:
@@ -248,7 +248,7 @@ def time_models(stage: Stage) -> int:
         sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                  "num_attention_heads": 4}  # fmt: skip
         setting = model.Setting(sizes, (16, 32), 32, is_half=True)
-    with tried({} if stage.is_rehearsal else chosen):
+    with override_blocks({} if stage.is_rehearsal else chosen):
         record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
     _keep(kept, record, {"blocks": {kernel: list(own) for kernel, own in chosen.items()}})
     for row in record.values["rows"]:
@@ -260,7 +260,7 @@ def time_models(stage: Stage) -> int:
 
 
 def _keep(kept: Kept, record: Record, more: dict[str, Any]) -> None:
-    """The benchmark's own record, whose tables and figures every report can draw, with the pieces beside."""
+    """Store the benchmark's own record, from which every report can make tables and figures, with the pieces."""
     kept.save(record.kind, {**record.values, **more}, record.config)
 
 
@@ -272,7 +272,7 @@ def _ended(stage: Stage, left_out: Sequence[str]) -> int:
 
 @contextmanager
 def _few_rounds(stage: Stage) -> Iterator[None]:
-    """In a rehearsal nothing is repeated: the interpreter is slow."""
+    """In a rehearsal, repeat nothing, because the interpreter is slow."""
     before = attention.STEPS_OF_DECODING, attention.QUICK_SECONDS
     if stage.is_rehearsal:
         attention.STEPS_OF_DECODING, attention.QUICK_SECONDS = 1, 0.0

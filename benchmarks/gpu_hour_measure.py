@@ -1,4 +1,4 @@
-"""What ``gpu_hour.py`` measures of a trained model: commands of ``antiphase evaluate``, several at a time."""
+"""Measurements of trained models for ``gpu_hour.py``: commands of ``antiphase evaluate``, several at a time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ POLL = 0.3
 NO_TIME = "no time was left for it"
 TASKS = ("trec", "clinc-150")
 THREADS = "1"
-"""Of each process: there are as many as cores."""
+"""Threads per process: there are as many processes as cores."""
 
 
 def measurements(stage: Stage, model: Path) -> dict[str, list[str]]:
-    """Words of ``antiphase evaluate`` by name, the longest first. Contexts and rows are the same for every model."""
+    """Arguments of ``antiphase evaluate`` by name, slowest first. Contexts and rows are the same for every model."""
     sizes = stage.sizes
 
     def listed(values: Sequence[object]) -> str:
@@ -52,9 +52,9 @@ def measurements(stage: Stage, model: Path) -> dict[str, list[str]]:
 
 
 def measured(stage: Stage, models: Mapping[str, Path]) -> dict[str, Any]:
-    """Every measurement of every model: its record's values and seconds, or ``why`` there is none.
+    """Every measurement of every model: its record's values and seconds, or ``why`` it is missing.
 
-    What a stop has left undone is done by a further call; nothing begins when the minutes are over.
+    Another call continues after an interruption; nothing starts after the time limit.
     """
     waiting = [
         (f"{name}: {what}", stage.work / "measured" / stage.name / name / what.replace(" ", "-"), words)

@@ -1,4 +1,4 @@
-"""How many pairs of models fit into the time, and how long each is trained; arithmetic only."""
+"""Plans the GPU hour by arithmetic: how many pairs of models fit into the time, and how long each is trained."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from dataclasses import dataclass
 from antiphase.errors import InputError
 
 LEAST_SHARE = 0.25
-"""Of the wanted steps: a run is not made shorter than that to have more pairs."""
+"""Smallest share of the wanted steps: runs are not made shorter than that for the sake of more pairs."""
 RESERVE = 1.1
-"""By which what was measured in the pilot may take longer."""
+"""Safety factor on the times measured in the pilot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """What the pilot has measured."""
+    """Speeds measured in the pilot."""
 
     alone: Mapping[str, float]
-    """Tokens a second of each arm while nothing else runs."""
+    """Tokens per second of each arm running alone."""
     together: float
-    """Tokens a second of both arms of a pair, added up, while they run side by side."""
+    """Total tokens per second of both arms of a pair running side by side."""
     start: float
-    """Seconds of a run besides its steps: a process that starts, evaluations, and writing."""
+    """Seconds of a run besides its steps: process start, evaluations, and writing."""
     measuring: float
-    """Seconds in which both models of a pair are measured."""
+    """Seconds to measure both models of a pair."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What a call trains."""
+class TrainingPlan:
+    """The training in one call."""
 
     steps: int
-    """Of each run."""
+    """Steps of each run."""
     processes: int
-    """Runs of a pair side by side: 1 or 2."""
+    """Number of runs of a pair side by side: 1 or 2."""
     pair_seconds: float
-    """Training and measuring of a pair."""
+    """Seconds to train and measure a pair."""
     pairs: int
-    """In one call."""
+    """Number of pairs in one call."""
 
 
 def pair_seconds(pace: Pace, tokens: int, arms: tuple[str, str]) -> tuple[float, int]:
-    """Seconds of a pair of so many tokens a run, and how many of its runs go side by side: what is quicker."""
+    """Seconds of a pair with the given tokens per run, and the faster number of runs side by side."""
     one_by_one = sum(tokens / pace.alone[arm] + pace.start for arm in arms)
     at_once = 2 * tokens / pace.together + pace.start
     processes = 2 if at_once < one_by_one else 1
     return RESERVE * (min(one_by_one, at_once) + pace.measuring), processes
 
 
-def plan(
+def plan_training(
     pace: Pace, *, minutes: float, calls: int, steps: int, step_tokens: int, fewest: int, arms: tuple[str, str]
-) -> Plan:
+) -> TrainingPlan:
     """As many complete pairs per call as fit; shorter runs only if not even ``fewest`` fit into all calls.
 
     Args:
-        minutes: of a call, what it spares already taken off.
-        calls: that train pairs.
-        steps: wanted of each run.
-        step_tokens: tokens of a step.
+        minutes: minutes of a call, without those kept in reserve.
+        calls: number of calls that train pairs.
+        steps: wanted steps of each run.
+        step_tokens: tokens per step.
 
     Raises:
         InputError: not one pair fits.
     """
 
-    def planned(count: int) -> Plan:
+    def planned(count: int) -> TrainingPlan:
         seconds, processes = pair_seconds(pace, count * step_tokens, arms)
-        return Plan(steps=count, processes=processes, pair_seconds=seconds, pairs=int(60 * minutes // seconds))
+        return TrainingPlan(steps=count, processes=processes, pair_seconds=seconds, pairs=int(60 * minutes // seconds))
 
     least = max(1, round(LEAST_SHARE * steps))
     for wanted in (fewest, 1):

@@ -1,4 +1,4 @@
-"""Stage ``prepare`` of ``gpu_hour.py``: everything that the other stages read, in one small folder.
+"""Stage ``prepare`` of ``gpu_hour.py``: writes everything that the other stages read to one small folder.
 
 The folder has the text twice: packed as 16-bit tokens for training, and as compressed documents, whose content
 identifies the tokens.
@@ -22,21 +22,21 @@ from antiphase.errors import InputError
 from antiphase.records import write_atomically
 
 MOST_BYTES = 50_000_000
-"""Of the folder; with the repository it stays below 60 MB."""
+"""Largest size of the folder; with the repository it stays below 60 MB."""
 
 
 def prepare_data(
     stage: Stage, *, data: Sequence[str], validation: Sequence[str], trec: Path, clinc: Path, overrides: Sequence[str]
 ) -> int:
-    """Write texts, tokens, tokenizer and tasks. What is there already is not made again.
+    """Write texts, tokens, tokenizer and tasks, unless they exist already.
 
     Args:
         data, validation: text as for ``antiphase train``.
-        trec: folder with train.txt and test.txt, ``COARSE:fine question`` a line.
-        clinc: CLINC-150's file of JSON.
+        trec: folder with train.txt and test.txt, ``COARSE:fine question`` per line.
+        clinc: CLINC-150's JSON file.
 
     Raises:
-        InputError: files that cannot be read, or too much text.
+        InputError: a file cannot be read, or there is too much text.
     """
     stage.data.mkdir(parents=True, exist_ok=True)
     for part, paths, flag in (("train", data, "--data"), ("validation", validation, "--validation")):
@@ -65,7 +65,7 @@ def prepare_data(
 
 
 def _tasks(folder: Path, trec: Path, clinc: Path) -> None:
-    """Both labelled tasks with their data beside them."""
+    """Write both labelled tasks with their data."""
     folder.mkdir(exist_ok=True)
     for path, flag in ((trec / "train.txt", "--trec"), (trec / "test.txt", "--trec"), (clinc, "--clinc")):
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""The complete GPU hour on a CPU at a hundredth of its size, every stage killed once and resumed.
+"""Rehearse the complete GPU hour on a CPU at a hundredth of its size; every stage is killed once and resumed.
 
     python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal --data ../shared/data/books/train
         --validation ../shared/data/books/validation --trec ../shared/data/classification/trec
@@ -25,7 +25,7 @@ from antiphase.records import Record
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("kernels", "attention", "model", "pilot", "train", "continue")
 CHARACTERS = {"train": 400_000, "validation": 60_000}
-"""Of the text: the rehearsal's models read no more."""
+"""Number of characters of the text that the rehearsal's models read."""
 POLL = 0.1
 
 
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def rehearsed(output: Path, stage: str) -> dict[str, Any]:
-    """One stage: killed as soon as there is something that a kill could destroy, then run to its end."""
+    """Run one stage: kill it as soon as there is something that a kill could destroy, then run it to its end."""
     began = time.monotonic()
     first = _start(output, stage)
     while first.poll() is None and not _has_begun(output, stage):
@@ -75,7 +75,7 @@ def rehearsed(output: Path, stage: str) -> dict[str, Any]:
         "seconds_to_the_end": time.monotonic() - began,
         "pieces": list(after) if stage != "kernels" else len(after) - 1,
         "bytes": (output / "records" / f"{stage}.json").stat().st_size,
-        **_told(output, stage),
+        **_summary(output, stage),
     }
 
 
@@ -92,7 +92,7 @@ def _start(output: Path, stage: str) -> subprocess.Popen[bytes]:
 
 
 def _has_begun(output: Path, stage: str) -> bool:
-    """Whether a kill now would show something: a checkpoint where models are trained, else a piece that is kept."""
+    """Whether a kill would now be a test: there is a checkpoint if models are trained, else a stored piece."""
     checkpoints: dict[str, Callable[[], bool]] = {
         "train": lambda: any((output / "work/models").glob("*/checkpoint/step-*")),
         "continue": lambda: any((output / "work/continued").glob("*/checkpoint/step-*")),
@@ -105,8 +105,8 @@ def _pieces(output: Path, stage: str) -> dict[str, Any]:
     return Record.load(path).values["pieces"] if path.is_file() else {}
 
 
-def _told(output: Path, stage: str) -> dict[str, Any]:
-    """What the stage's record says in short."""
+def _summary(output: Path, stage: str) -> dict[str, Any]:
+    """A summary of the stage's record."""
     values = Record.load(output / "records" / f"{stage}.json").values
     if stage == "kernels":
         return {name: values[name] for name in ("collected", "passed", "failed", "skipped", "unfinished")}

@@ -1,4 +1,4 @@
-"""A pytest plugin that writes every result at once, so that nothing is lost when the time is over.
+"""A pytest plugin that writes every result at once, so that nothing is lost when time runs out.
 
 PYTHONPATH=benchmarks pytest -p gpu_hour_results --result-lines FILE tests/ops/triton
 """
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 LINES_KEPT = 6
-"""Of what pytest shows of a failure: those that begin with E, which say what was wrong."""
+"""Number of lines kept of a failure in pytest's output: those that begin with E, which describe the error."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in the process that hears of all results: not in a worker of xdist."""
+    """Write in the process that gets all results, which is not a worker of xdist."""
     path = config.getoption("--result-lines")
     if path is not None and not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Lines(path))
@@ -38,19 +38,19 @@ class _Lines:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """The first worker knows all tests."""
+        """Take the list of tests from the first worker."""
         if not self.collected:
             self.collected = True
             self._write({"collected": ids})
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Without xdist this process collects."""
+        """Take the list of tests from this process, without xdist."""
         if session.items and not self.collected:
             self.collected = True
             self._write({"collected": [item.nodeid for item in session.items]})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """One line a test: of its call, or of what went wrong around it."""
+        """Write one line per test: the result of its call, or an error in setup or teardown."""
         if report.when != "call" and report.passed:
             return
         said: list[str] = []

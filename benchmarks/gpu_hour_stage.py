@@ -1,4 +1,4 @@
-"""What the stages of ``gpu_hour.py`` share: sizes, time limit, and a record that is complete after every piece."""
+"""Shared code of the stages of ``gpu_hour.py``: sizes, time limit, and a record that is complete after every piece."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from antiphase.errors import InputError
 from antiphase.records import Record, finite
 
 SPARE = 20.0
-"""Seconds that a stage leaves of its minutes: for the end of what is at work, and for writing."""
+"""Seconds that a stage keeps in reserve, for finishing its current work and for writing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much of everything; a rehearsal has a hundredth of it."""
+    """Sizes of everything; a rehearsal uses a hundredth."""
 
     settings: Sequence[str] = ()
-    """KEY=VALUE over the preset."""
+    """KEY=VALUE overrides of the preset."""
     pilot_steps: int = 40
     continued_steps: int = 150
     fewest_pairs: int = 3
-    """So many pairs are trained, with fewer tokens each if they would not fit."""
+    """Smallest number of pairs; if they do not fit, each is trained with fewer tokens."""
     most_pairs: int = 5
     windows: int = 100
-    """Of long-context, whose loss and gain from context are the pair's."""
+    """Windows for long-context, which measures the pair's loss and gain from context."""
     needles: Sequence[int] = (1, 2, 4, 8)
     queries: Sequence[int] = (1, 2)
     depths: Sequence[float] = (0.0, 0.5, 1.0)
     contexts: int = 50
-    """Of each cell with needles, and for the allocation."""
+    """Contexts per cell with needles, and for the allocation."""
     shots: Sequence[int] = (1, 4, 16, 32, 64)
     orders: int = 10
     asked: int = 100
-    """Rows of a labelled task."""
+    """Rows per labelled task."""
     bits: Sequence[int] = (8, 7, 6, 5, 4)
     sequences: int = 100
-    """For outliers and quantization."""
+    """Sequences for outliers and quantization."""
     measured_at_once: int = 12
 
 
@@ -67,19 +67,19 @@ REHEARSAL = Sizes(
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """What a stage was asked for."""
+    """The options of a stage."""
 
     name: str
     records: Path
-    """Folder of the stages' records, one small file each; what later stages need of earlier ones is in them."""
+    """Folder of the stages' records, one small file each, which later stages read."""
     work: Path
-    """Folder of everything else: models, logs."""
+    """Folder of all other files: models, logs."""
     data: Path
-    """What ``prepare`` has made."""
+    """Folder that ``prepare`` has written."""
     minutes: float
     device: str = "cuda"
     revision: str | None = None
-    """Of the code, where the machine has no history of it."""
+    """Revision of the code, if the machine has no git history."""
     is_rehearsal: bool = False
     began: float = field(default_factory=time.monotonic)
 
@@ -93,11 +93,11 @@ class Stage:
         return 60 * self.minutes - SPARE - (time.monotonic() - self.began)
 
     def record(self, name: str | None = None) -> Path:
-        """File of a stage's record."""
+        """Path of a stage's record."""
         return self.records / f"{name or self.name}.json"
 
     def say(self, message: str) -> None:
-        """A line with the seconds since the start, at once."""
+        """Print a line with the seconds since the start, without buffering."""
         sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {message}\n")
         sys.stdout.flush()
 
@@ -105,7 +105,7 @@ class Stage:
         """The record of another stage.
 
         Raises:
-            InputError: it is not there.
+            InputError: the record is missing.
         """
         if not self.record(name).is_file():
             raise InputError(
@@ -116,12 +116,12 @@ class Stage:
 
 
 class Kept:
-    """The pieces of a stage, kept in its record: after a kill the stage continues after the last of them."""
+    """The finished pieces of a stage, stored in its record, after which it continues if it was killed."""
 
     def __init__(self, stage: Stage) -> None:
         """
         Raises:
-            InputError: the record was begun in other sizes or on another device.
+            InputError: the record was begun with other sizes or on another device.
         """
         self.stage = stage
         self.about = finite({"stage": stage.name, "sizes": asdict(stage.sizes), "device": device_name(stage.device)})
@@ -149,12 +149,12 @@ class Kept:
         return self.pieces[name]
 
     def add(self, name: str, found: Any) -> None:
-        """Keep what was found of a piece."""
+        """Store the result of a piece."""
         self.pieces[name] = finite(found)
         self.save(f"gpu-hour-{self.stage.name}", {"unfinished": True}, {})
 
     def save(self, kind: str, values: Mapping[str, Any], config: Mapping[str, Any]) -> Record:
-        """Write the stage's record: ``values`` and the pieces beside them."""
+        """Write the stage's record: ``values`` together with the pieces."""
         record = Record(
             kind=kind,
             values=finite({**values, "pieces": self.pieces}),
@@ -167,17 +167,17 @@ class Kept:
 
 
 def device_name(device: str) -> str:
-    """What a record is told apart by."""
+    """Name of a device, by which records are distinguished."""
     return torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "cpu"
 
 
 class NoTime(Exception):  # noqa: N818 – not a failure: what is done is kept
-    """The minutes of a stage are over."""
+    """The time of a stage is over."""
 
 
 @contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raise NoTime in the block when it takes longer."""
+    """Raise NoTime in the block after this many seconds."""
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise NoTime
@@ -192,6 +192,6 @@ def alarm(seconds: float) -> Iterator[None]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """Whole lines of JSON; one that is being written is left out."""
+    """Complete lines of JSON; a partly written one is skipped."""
     content = path.read_bytes() if path.is_file() else b""
     return [json.loads(line) for line in content[: content.rfind(b"\n") + 1].split(b"\n") if line]

@@ -1,4 +1,4 @@
-"""Stages of ``gpu_hour.py`` that train: the pilot, pairs of models that are measured at once, one model continued."""
+"""Training stages of ``gpu_hour.py``: the pilot, pairs of models that are measured at once, and a continued model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from gpu_hour_measure import NO_TIME, measured
-from gpu_hour_plan import Pace, Plan, plan
+from gpu_hour_plan import Pace, TrainingPlan, plan_training
 from gpu_hour_stage import SPARE, Kept, NoTime, Stage, alarm
 
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, load_preset
@@ -26,17 +26,17 @@ PAIR = ("softmax", "differential")
 V2 = "differential_v2"
 ARMS = CompareSettings(arms={arm: {"model.attention_type": arm} for arm in (*PAIR, V2)})
 COLD = 0.5
-"""Share of the pilot's steps that do not count: what they compile, later steps find."""
+"""Share of the pilot's steps that are not timed, because they compile code."""
 CORES = 16
 CALLS = 2
-"""In which pairs are trained, unless --calls says otherwise."""
+"""Number of calls in which pairs are trained, unless --calls is given."""
 
 
 def settings_of(stage: Stage, overrides: Sequence[str] = ()) -> Preset:
-    """The preset with the text that ``prepare`` has brought.
+    """The preset with the text of ``prepare``.
 
     Raises:
-        InputError: there is none.
+        InputError: there is no such text.
     """
     texts = [stage.data / f"{part}.parquet" for part in ("train", "validation")]
     for path in texts:
@@ -47,7 +47,7 @@ def settings_of(stage: Stage, overrides: Sequence[str] = ()) -> Preset:
 
 
 def run_of(preset: Preset, arm: str, seed: int, *, steps: int | None = None) -> RunSettings:
-    """Settings of one run; its warm-up shrinks with its steps."""
+    """Settings of one run; its warm-up is shortened together with its steps."""
     run = arm_run(preset.run, ARMS, arm, seed=seed)
     if steps is None or steps == run.training.steps:
         return run
@@ -61,15 +61,15 @@ def run_of(preset: Preset, arm: str, seed: int, *, steps: int | None = None) -> 
 
 
 def train_side_by_side(stage: Stage, folder: Path, runs: dict[str, RunSettings], processes: int) -> dict[str, Any]:
-    """Train runs by name, each in its own process, which resumes after a kill; returns the values of their records.
+    """Train runs by name, each in its own process, which resumes after a kill; return the values of their records.
 
     Raises:
-        NoTime: the minutes are over; checkpoints are written.
+        NoTime: time is over; checkpoints are written.
     """
     jobs = [Job(name, name, settings.training.seed, settings) for name, settings in runs.items()]
 
     def report(job: Job, step: int, values: dict[str, Any]) -> None:
-        if stage.left <= 0:  # the runs are stopped with their checkpoints, as by Ctrl-C
+        if stage.left <= 0:  # stopping the runs writes their checkpoints, as with Ctrl-C
             raise NoTime
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def train_side_by_side(stage: Stage, folder: Path, runs: dict[str, RunSettings],
 
 
 def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
-    """Stage ``pilot``: tokens a second of each arm, seconds of all measurements, and what they leave room for."""
+    """Stage ``pilot``: tokens per second of each arm, seconds of all measurements, and the resulting plan."""
     kept = Kept(stage)
     preset = settings_of(stage, overrides)
     steps = stage.sizes.pilot_steps
@@ -99,7 +99,7 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
         alone=alone, together=together["tokens_per_second"], start=together["start"], measuring=measuring["seconds"]
     )
     run = preset.run
-    found = plan(
+    found = plan_training(
         pace, minutes=stage_minutes(stage), calls=calls, steps=run.training.steps,
         step_tokens=run.training.batch_size * run.data.sequence_length, fewest=stage.sizes.fewest_pairs, arms=PAIR,
     )  # fmt: skip
@@ -112,16 +112,16 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
 
 
 TRAINING_MINUTES = 9.0
-"""Of a call that trains; the pilot plans for those."""
+"""Minutes of a training call, for which the pilot plans."""
 
 
 def stage_minutes(stage: Stage) -> float:
-    """What such a call has for its pairs."""
+    """Minutes of such a call that remain for its pairs."""
     return TRAINING_MINUTES - SPARE / 60
 
 
 def _alone(stage: Stage, preset: Preset, arm: str, steps: int) -> dict[str, float]:
-    """Tokens a second of the later steps, in this process, while nothing else runs."""
+    """Tokens per second of the later steps, in this process, while nothing else runs."""
     run = run_of(preset, arm, 0)
     short = replace(run.training, steps=steps, log_every=1, evaluate_every=steps, checkpoint_every=steps)
     folder = stage.work / "pilot" / f"{arm}-alone"
@@ -132,14 +132,14 @@ def _alone(stage: Stage, preset: Preset, arm: str, steps: int) -> dict[str, floa
 
 
 def _rate(folder: Path) -> float:
-    """Tokens a second of a run's later steps."""
+    """Tokens per second of a run's later steps."""
     lines = read_metrics(folder)
     first, last = lines[int(COLD * len(lines)) - 1], lines[-1]
     return (last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"])
 
 
 def _together(stage: Stage, preset: Preset, steps: int) -> dict[str, Any]:
-    """Both arms of a pair in processes side by side; what such a run takes besides its steps."""
+    """Both arms of a pair in processes side by side: their speed, and the time of a run besides its steps."""
     runs = {}
     for arm in PAIR:
         run = run_of(preset, arm, 0)
@@ -158,7 +158,7 @@ def _together(stage: Stage, preset: Preset, steps: int) -> dict[str, Any]:
 
 
 def _measuring(stage: Stage, folder: str) -> dict[str, Any]:
-    """Every measurement of both models, as after a pair: seconds of all, seconds of each, and what failed."""
+    """Every measurement of both models, as after a pair: total seconds, seconds of each, and failures."""
     started = time.monotonic()
     found = measured(stage, {f"{arm}-seed0": Path(folder) / f"{arm}-seed0" for arm in PAIR})
     failed = {name: result["why"] for name, result in found.items() if result["why"] is not None}
@@ -167,7 +167,7 @@ def _measuring(stage: Stage, folder: str) -> dict[str, Any]:
 
 
 def train(stage: Stage, overrides: Sequence[str]) -> int:
-    """Stage ``train``: pairs as many as fit, each measured right after; then V2 with the same seeds."""
+    """Stage ``train``: as many pairs as fit, each measured right after training; then V2 with the same seeds."""
     kept = Kept(stage)
     preset, planned = settings_of(stage, overrides), _planned(stage)
     seeds = preset.compare.seeds[: stage.sizes.most_pairs]
@@ -176,7 +176,7 @@ def train(stage: Stage, overrides: Sequence[str]) -> int:
         name = f"{kind}, seed {seed}"
         runs = {f"{arm}-seed{seed}": run_of(preset, arm, seed, steps=planned.steps) for arm in arms}
         if _can_be_measured(stage, kept.pieces.get(name), runs):
-            del kept.pieces[name]  # trained by this machine; only what is not measured yet takes time
+            del kept.pieces[name]  # trained on this machine; only missing measurements take time
         elif name not in kept.pieces and stage.left < (seconds := _expected(kept, planned, arms)):
             stage.say(f"{max(0.0, stage.left):.0f} s are left, too little for {name}, which takes {seconds:.0f}")
             break
@@ -199,17 +199,17 @@ def train(stage: Stage, overrides: Sequence[str]) -> int:
 
 
 def _can_be_measured(stage: Stage, found: dict[str, Any] | None, runs: dict[str, RunSettings]) -> bool:
-    """Whether a round whose minutes were over has its models here still."""
+    """Whether the models of a round that ran out of time are still on this machine."""
     lacks = found is not None and any(result["why"] == NO_TIME for result in found["measured"].values())
     return lacks and all((stage.work / "models" / name / "record.json").is_file() for name in runs)
 
 
-def _planned(stage: Stage) -> Plan:
-    return Plan(**stage.earlier("pilot").values["plan"])
+def _planned(stage: Stage) -> TrainingPlan:
+    return TrainingPlan(**stage.earlier("pilot").values["plan"])
 
 
-def _expected(kept: Kept, planned: Plan, arms: Sequence[str]) -> float:
-    """Seconds of a round: of the slowest so far of its kind, else as planned. A single run takes most of a pair."""
+def _expected(kept: Kept, planned: TrainingPlan, arms: Sequence[str]) -> float:
+    """Expected seconds of a round: the slowest of its kind so far, else as planned. A single run is most of a pair."""
     known = [found["seconds"] for found in kept.pieces.values() if len(found["runs"]) == len(arms)]
     return 1.05 * max(known) if known else planned.pair_seconds * (1.0 if len(arms) > 1 else 0.7)
 
@@ -226,7 +226,7 @@ def _round(stage: Stage, runs: dict[str, RunSettings], processes: int) -> dict[s
 
 
 def _show(stage: Stage, name: str, found: dict[str, Any]) -> None:
-    """What a round has found, in a line for each run."""
+    """Print the results of a round, one line per run."""
     for run, values in found["runs"].items():
         loss, accuracy = values["final"]["loss"], values["final"]["accuracy"]
         words = f"{name}: {run}, {values['tokens']:,} tokens, {values['tokens_per_second']:,.0f} a second"
@@ -234,9 +234,9 @@ def _show(stage: Stage, name: str, found: dict[str, Any]) -> None:
 
 
 def continue_one(stage: Stage, overrides: Sequence[str]) -> int:
-    """Stage ``continue``: continue a softmax model as it is, as V2 and as its control, and measure all three.
+    """Stage ``continue``: continue a softmax model unchanged, as V2 and as its control, and measure all three.
 
-    The model is that of seed 0; where this machine has not got it any more, it is trained first.
+    The model is that of seed 0; if this machine no longer has it, it is trained first.
     """
     kept = Kept(stage)
     preset, planned = settings_of(stage, overrides), _planned(stage)
@@ -262,7 +262,7 @@ def continue_one(stage: Stage, overrides: Sequence[str]) -> int:
 
 
 def _continued(stage: Stage, model: Path) -> dict[str, Any]:
-    """The record's values of ``antiphase upcycle``, one seed."""
+    """The record's values of ``antiphase upcycle`` with one seed."""
     output = stage.work / "continued"
     steps = stage.sizes.continued_steps
     own = [f"training.steps={steps}", f"training.warmup_steps={max(1, steps // 10)}",

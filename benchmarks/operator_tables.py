@@ -26,7 +26,7 @@ def values() -> dict[str, Any]:
 
 
 def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
-    """One cell of the operator's benchmark, against the fastest form of the baseline; a dash where it was not timed."""
+    """One cell of the operator's benchmark, relative to the fastest form of the baseline; a dash if missing."""
     wanted = (task, dtype, length, subject, width)
     keys = ("task", "dtype", "length", "subject", "width")
     rows = [row for row in values()["rows"] if kind_of(row["baseline"]) == baseline]
@@ -35,7 +35,7 @@ def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width
 
 
 def operator(rows: Iterable[tuple[str, str, str, str, str, str]], *, targets: bool) -> list[list[str]]:
-    """Rows of (words, task, dtype, subject, baseline, target) over all lengths."""
+    """Table rows from (label, task, dtype, subject, baseline, target) over all lengths."""
     head = [RATIO_HEAD, *(f"N = {length:,}" for length in LENGTHS), *(["target"] if targets else [])]
     found = [head]
     for words, task, dtype, subject, baseline, target in rows:
@@ -45,7 +45,7 @@ def operator(rows: Iterable[tuple[str, str, str, str, str, str]], *, targets: bo
 
 
 def whole() -> list[list[str]]:
-    """All rows at the usual width, with targets."""
+    """All rows at the default width, with targets."""
     dtypes = tuple(SHORT)
     one_call = "V2 / one ordinary call and a subtraction"
     rows = [
@@ -81,7 +81,7 @@ def short() -> list[list[str]]:
 
 
 def further_calls() -> list[list[str]]:
-    """Four and two ordinary calls."""
+    """Comparison with four and two ordinary calls."""
     found = [["V1 against", "task", "N = 1,024", "N = 4,096"]]
     for baseline in ("four calls", "two calls"):
         for task in ("forward", BOTH):
@@ -115,7 +115,7 @@ def memory() -> list[list[str]]:
 
 
 def decoding() -> list[list[str]]:
-    """One query against a cache: compared with PyTorch's call, the fastest alternative, and the same kernel."""
+    """One query over a cache: compared with PyTorch's call, the fastest alternative, and the same kernel."""
     found = [[RATIO_HEAD, *(f"{length:,} keys" for length in CACHE_LENGTHS), "target"]]
     for words, subject, baseline in (
         ("V1 / PyTorch's call", "V1", "softmax"),
@@ -135,14 +135,14 @@ def decoding() -> list[list[str]]:
 
 
 def one_ratio(task: str, dtype: str, length: int, subject: str, baseline: str) -> str:
-    """One cell against one baseline, by its full name."""
+    """One cell relative to one baseline, by its full name."""
     wanted = {"task": task, "dtype": dtype, "length": length, "subject": subject, "baseline": baseline, "width": 64}
     (row,) = (row for row in values()["rows"] if wanted.items() <= row.items())
     return ratio_text(row)
 
 
 def roofline() -> list[list[str]]:
-    """Operations per byte by the formulas, and the share of a large matrix product's rate that was reached, fp32."""
+    """Operations per byte by the formulas, and the share of a large matrix product's rate that was reached; fp32."""
     found = [["fp32", *(f"N = {length:,}" for length in LENGTHS)]]
     rows = values()["rows"]
     for task in ("forward", BOTH, "decode"):

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parent))  # its neighbours, also where this file is run from elsewhere
+sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 import evidence_tables
 import operator_tables
 from operator_tables import RATIO_HEAD, SHORT
@@ -53,7 +53,7 @@ PROFILED = {
 
 
 def main() -> None:
-    """Rewrite the pages in place and say which changed."""
+    """Rewrite the pages in place and print which ones changed."""
     for name in PAGES:
         path = ROOT / name
         before = path.read_text(encoding="utf-8")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def with_tables(page: str) -> str:
-    """The page with every marked table made from the records."""
+    """The page with every marked table updated from the records."""
     return re.sub(
         r"(?m)^<!-- table (\S+) -->\n(?:\|.*\n)*", lambda found: f"{found[0].splitlines()[0]}\n{table(found[1])}", page
     )
@@ -79,7 +79,7 @@ def table(name: str) -> str:
 
 @cache
 def record(name: str) -> Record:
-    """A record by the name of its file."""
+    """A record, given the name of its file."""
     return Record.load(ROOT / f"docs/records/{name}.json")
 
 
@@ -130,17 +130,17 @@ def short_models() -> list[list[str]]:
 
 
 def percent(share: float) -> str:
-    """``0.25`` as ``25.0 %``."""
+    """For example ``25.0 %`` for 0.25."""
     return f"{100 * share:.1f} %"
 
 
 def points(gain: float, interval: Sequence[float]) -> str:
-    """A gain with its interval, in points of a hundred."""
+    """A gain with its interval, in percentage points."""
     return f"{100 * gain:+.1f} [{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}]"
 
 
 def search_test() -> list[list[str]]:
-    """What the search finds in a model with planted sinks."""
+    """Results of the search in a model with planted sinks."""
     found = [["method", "heads found", "evaluations", "held out, before → after", "gain in points, 95 %"]]
     for row in record("planted-sinks").values["methods"]:
         heads = ", ".join(f"{layer}.{head}" for layer, maps in row["heads"].items() for head in maps)
@@ -151,7 +151,7 @@ def search_test() -> list[list[str]]:
 
 
 def demonstration() -> list[list[str]]:
-    """What calibration does to a model of books, on samples that were not used to choose heads."""
+    """Effect of calibration on a model of books, on samples that were not used to choose heads."""
     search, study = record("books-search").values, record("books-study").values
     before = f"{percent(search['held_out_before'])} → {percent(search['held_out_after'])}"
     heads = sum(map(len, search["heads"].values()))
@@ -169,7 +169,7 @@ def demonstration() -> list[list[str]]:
 
 
 def single_heads() -> list[list[str]]:
-    """Each head of the model of books calibrated alone."""
+    """Effect of calibrating each head of the model of books alone."""
     heads = record("books-study").values["heads"]
     found = [["effect on the score", "share of heads", "expected by chance", "beyond chance (FDR 5 %)"]]
     for word in ("improved", "tied", "worsened"):
@@ -181,7 +181,7 @@ def single_heads() -> list[list[str]]:
 
 
 def calibration_times() -> list[list[str]]:
-    """Calibrated against plain, all heads calibrated."""
+    """Times of calibrated and plain attention, with all heads calibrated."""
     rows = record("benchmark-calibration").values["rows"]
     lengths = sorted({row["length"] for row in rows})
     cells: dict[str, list[str]] = {}
@@ -206,7 +206,7 @@ def calibration_memory() -> list[list[str]]:
 
 
 def classifiers() -> list[list[str]]:
-    """Test accuracy of every classifier on every set."""
+    """Test accuracy of every classifier on every data set."""
     names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
     rows = {
@@ -229,7 +229,7 @@ def classifiers() -> list[list[str]]:
 
 
 def kernels() -> list[list[str]]:
-    """Resources of a multiprocessor that the compiled GPU kernels use."""
+    """Multiprocessor resources that the compiled GPU kernels use."""
     found: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in record("compiled-kernels").values["rows"]:
         if row["variant"] is not None or row["dtype"] != "bf16" or row["width"] not in (64, 128):
@@ -268,9 +268,9 @@ def pairs_by_seed() -> list[list[str]]:
 
 
 def learning_rates(name: str) -> list[list[str]]:
-    """Every arm at every rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
+    """Every arm at every learning rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
 
-    Medians, or the number of seeds that learned where only some did.
+    Shows medians, or the number of seeds that learned if only some did.
     """
     tuned = Tune.read(record(name))
     assert tuned is not None, name
@@ -306,7 +306,7 @@ def loops() -> list[list[str]]:
 
 
 def demo_at_a_glance() -> list[list[str]]:
-    """The first table of the README: every number is that of one seed unless the row says otherwise."""
+    """The first table of the README: numbers are from one seed unless the row says otherwise."""
     found = record("demo")
     arms = tables.arms_of(found)
     runs = {arm: sorted((run for run in tables.runs_of(found) if run["arm"] == arm), key=lambda run: run["seed"])
@@ -340,7 +340,7 @@ def demo_at_a_glance() -> list[list[str]]:
 
 
 def demo(name: str) -> list[list[str]]:
-    """The headline of the demo, and where its models attend; each row says what its number is."""
+    """The main results of the demo, and where its models attend; each row describes its number."""
     found = record(name)
     head, *rows = of_report(name, headline)
     chosen = tables.allocation_of(found)
@@ -380,7 +380,7 @@ def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[st
 
 
 def share_and_interval(row: dict[str, Any]) -> str:
-    """``90.2 [89.0–91.4]``."""
+    """For example ``90.2 [89.0–91.4]``."""
     low, high = (f"{100 * bound:.1f}" for bound in row["interval"])
     return f"{100 * row['accuracy']:.1f} [{low}–{high}]"
 

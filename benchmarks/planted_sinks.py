@@ -1,8 +1,8 @@
 """A test of the head search: sinks are planted in some heads, and the search has to find them.
 
-Keys of a few filler words, and all queries, of the planted heads get a bias along one slow channel, so that these heads
-attend to those words wherever they occur. Retrieval drops; calibration of exactly these heads should restore it. This
-is no evidence that calibration helps a model as trained, because here it removes sinks that were planted.
+In the planted heads, keys of a few filler words and all queries get a bias along one slowly rotating channel, so that
+these heads attend to those words wherever they occur. Retrieval drops; calibration of exactly these heads should
+restore it. This is not evidence that calibration helps ordinary models, because it only removes planted sinks.
 
     antiphase train --preset demo --set model.attention_type=softmax --set model.num_hidden_layers=4 \\
         --set model.num_attention_heads=8 --set model.hidden_size=128 --set model.intermediate_size=344 \\
@@ -38,12 +38,12 @@ from antiphase.tasks.text_tasks import needle_task
 
 CONSOLE = Console(highlight=False)
 SINK_WORDS = 10
-"""The first filler words are what the planted heads look at."""
+"""Number of filler words (the first ones) to which the planted heads attend."""
 
 
 @contextmanager
 def planted(model: PreTrainedModel, heads: list[tuple[int, int]], words: Tensor, strength: float) -> Iterator[None]:
-    """Keys of ``words`` and all queries of some heads share ``strength`` on a channel that positions hardly turn."""
+    """Add ``strength`` to keys of ``words`` and all queries of some heads, on the channel that rotates slowest."""
     config = model.config
     width = config.head_dim
     seen: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def planted(model: PreTrainedModel, heads: list[tuple[int, int]], words: Tensor,
         return add
 
     for layer, head in heads:
-        channel = head * width + width // 2 - 1  # rotary pairs lie half a width apart, the last one turns slowest
+        channel = head * width + width // 2 - 1  # rotary pairs are half a width apart, and the last one rotates slowest
         attention = model.model.layers[layer].self_attn
         handles.append(attention.k_proj.register_forward_hook(bias(channel, of_words=True)))
         handles.append(attention.q_proj.register_forward_hook(bias(channel, of_words=False)))
@@ -72,7 +72,7 @@ def planted(model: PreTrainedModel, heads: list[tuple[int, int]], words: Tensor,
 
 
 def samples_of(run: RunSettings, tokenizer: Any, count: int, seed: int) -> list[Sample]:
-    """Retrieval as the model was trained on it, one question each."""
+    """Retrieval sequences as in training, with one question each."""
     data = run.data
     task = RetrievalTask(
         symbols(data), needles=data.needles, queries=data.queries, sequence_length=data.sequence_length
@@ -81,12 +81,12 @@ def samples_of(run: RunSettings, tokenizer: Any, count: int, seed: int) -> list[
 
 
 def accuracy(model: PreTrainedModel, samples: list[Sample]) -> float:
-    """Share of samples that greedy decoding gets right."""
+    """Share of samples that greedy decoding answers correctly."""
     return float(score_samples(model, samples).mean())
 
 
 def main() -> None:
-    """Plant, search by every method, calibrate exactly the planted heads; write a record."""
+    """Plant sinks, search by every method, calibrate exactly the planted heads; write a record."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", help="folder of a softmax model trained on the synthetic task")
     parser.add_argument("--heads", default="0.3,0.7", help="planted heads as layer.head, comma-separated")

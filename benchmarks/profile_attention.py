@@ -1,4 +1,4 @@
-"""Where the time of the CPU operator goes: the share of each of torch's operators, forward and backward.
+"""Profile the CPU operator: the share of time in each of torch's operators, forward and backward.
 
     python benchmarks/profile_attention.py --length 4096 --output runs/profile
 
@@ -22,7 +22,7 @@ HEADS, WIDTH, CALLS, SHOWN = 8, 64, 3, 8
 
 
 def main() -> None:
-    """Profile one size and print what takes most of the time."""
+    """Profile one size and print the operators that take the most time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--length", type=int, default=4096, help="tokens")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def profile(task: str, run: Callable[[], object]) -> list[dict[str, Any]]:
-    """Own time of the operators that take most of it, in milliseconds for each call of ``run``."""
+    """Self time of the slowest operators, in milliseconds per call of ``run``."""
     for _ in range(2):
         run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:

@@ -1,4 +1,4 @@
-"""The classifiers that ``antiphase classify`` knows by name: their sizes, and how they are trained."""
+"""The named classifiers of ``antiphase classify``: their sizes and training."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MODELS: dict[type[ClassicConfig], type[ForSequenceClassification]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier(NamedModel):
-    """A model's configuration but for vocabulary and labels, and its training."""
+    """A model's configuration, except for vocabulary and labels, and its training settings."""
 
     given_by_data: ClassVar[Mapping[str, Any]] = dict.fromkeys(
         ("vocab_size", "pad_token_id", "num_labels", "id2label", "label2id")
@@ -34,10 +34,10 @@ class Classifier(NamedModel):
     training: ClassifierTraining = field(default_factory=ClassifierTraining)
 
     def build(self, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str], *, seed: int) -> PreTrainedModel:
-        """A fresh model for the tokenizer and the labels; its weights are a function of the seed.
+        """A model for the tokenizer and the labels, with random weights that depend only on the seed.
 
         Raises:
-            InputError: sizes that do not fit; it names the field.
+            InputError: a size is invalid; the message names the field.
         """
         config = self.config(
             **self.sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
@@ -74,7 +74,7 @@ CLASSIFIERS: dict[str, Classifier] = {
     "differential": _encoder("differential"),
     "differential_v2": _encoder("differential_v2"),
 }
-"""By the names of ``--model``. The last three are encoders that differ in their attention alone."""
+"""By name in ``--model``. The last three are encoders that differ only in their attention."""
 
 
 def chosen_classifiers(
@@ -84,5 +84,5 @@ def chosen_classifiers(
     known: Mapping[str, Classifier] = CLASSIFIERS,
     flag: str = "--model",
 ) -> dict[str, Classifier]:
-    """``chosen_models`` of classifiers."""
+    """``chosen_models`` for classifiers."""
     return chosen_models(names, settings, known=known, flag=flag)

@@ -1,4 +1,4 @@
-"""Runs of a study one after the other, each with a folder that appears when it is finished and is not made twice."""
+"""Executes the runs of a study one after the other; each has a folder that is created when it is finished."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def load_or_run_each(
     sentence: Callable[[dict[str, Any]], str],
     report: Callable[[float, int], None],
 ) -> list[dict[str, Any]]:
-    """What there is to say of each run; those with a folder are read from it.
+    """The values of each run; finished runs are read from their folders.
 
     Args:
-        make: called with the run's number and with what to call after its steps (done, most).
+        make: executes a run; called with its index and a function that reports its steps (finished, largest number).
 
     Raises:
-        InputError: a finished run's folder holds another model by now.
+        InputError: the model in a finished run's folder has changed.
     """
     found: list[dict[str, Any]] = []
     for number, folder in enumerate(folders):
@@ -50,7 +50,7 @@ def load_or_run_each(
 
 
 def save_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, place: Path) -> None:
-    """The run's folder with model, tokenizer and record, written beside and then renamed."""
+    """Write the run's folder with model, tokenizer and record atomically."""
     with written_beside(place) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -59,7 +59,7 @@ def save_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record:
 
 
 def check_lengths(texts: EncodedTexts, places: Sequence[str], model: PreTrainedModel, *, remedy: str) -> None:
-    """Raise an InputError for a text with more tokens than the model has positions; it names its place."""
+    """Raise an InputError for a text with more tokens than the model has positions; the message names its place."""
     positions = getattr(model.config, "max_position_embeddings", None)
     for ids, place in zip(texts.ids, places, strict=True):
         if positions is not None and len(ids) > positions:

@@ -1,4 +1,4 @@
-"""Models that a command knows by name: which are chosen, and what ``--set`` changes in them."""
+"""Named models of a command: which ones are selected, and how ``--set`` changes them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from antiphase.typed import build
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel:
-    """A model's configuration but for what the data says, and its training."""
+    """A model's configuration, except for fields given by the data, and its training settings."""
 
     given_by_data: ClassVar[Mapping[str, Any]]
-    """Fields of the configuration that ``--set`` cannot change, and values with which the others can be checked."""
+    """Fields of the configuration that ``--set`` cannot change, with values for checking the other fields."""
 
     config: type[ClassicConfig]
     sizes: Mapping[str, Any] = field(default_factory=dict)
@@ -37,10 +37,10 @@ M = TypeVar("M", bound=NamedModel)
 def chosen_models(
     names: Sequence[str], settings: Sequence[str], *, known: Mapping[str, M], flag: str = "--model"
 ) -> dict[str, M]:
-    """The models of ``flag``, changed by ``--set FIELD=VALUE`` (all of them) or ``MODEL.FIELD=VALUE`` (one).
+    """The models selected by ``flag``, changed by ``--set FIELD=VALUE`` (all of them) or ``MODEL.FIELD=VALUE`` (one).
 
     Raises:
-        InputError: an unknown name, field or value.
+        InputError: a name or field is unknown, or a value is invalid.
     """
     if not names:
         raise InputError(f"{flag} is missing: one of {', '.join(known)}")
@@ -69,7 +69,7 @@ def _value(override: str, text: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError):
         raise InputError(f"--set {override[:80]!r}: the value is not valid YAML") from None
     try:
-        number = float(value) if isinstance(value, str) else None  # YAML takes 1e-3 for text
+        number = float(value) if isinstance(value, str) else None  # YAML reads 1e-3 as text
     except ValueError:
         number = None
     return value if number is None or not math.isfinite(number) else number
@@ -92,5 +92,5 @@ def _changed(model: M, changes: Mapping[str, Any]) -> M:
 
 
 def _own_fields(kind: type[ClassicConfig]) -> set[str]:
-    """Fields that the configuration and its bases here name, not those of every model of transformers."""
+    """Fields defined by the configuration and its bases here, without those of every model of transformers."""
     return {name for base in kind.__mro__ if issubclass(base, ClassicConfig) for name in base.__annotations__}

@@ -1,4 +1,4 @@
-"""Names of the models that ``classify``, ``translate`` and the studies know."""
+"""Names of the models in ``classify``, ``translate`` and the studies."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from antiphase.errors import InputError
 from antiphase.flags import flag
 
 CLASSIFIERS = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
-"""From recurrent networks to differential attention, in the order in which they appeared."""
+"""From recurrent networks to differential attention, in the order of their publication."""
 TRANSLATORS = ("transformer", "differential", "differential_v2")
 NORMS = ("layer_norm", "rms_norm", "batch_norm")
-"""Of the encoders."""
+"""Norms of the encoders."""
 PHRASE = 3
-"""Words of the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
+"""Number of words in the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
 LIST = ", ".join(CLASSIFIERS)
 SEEDS_HELP = "Random seeds, comma-separated, e.g. 0,1,2."
 SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."
 
 
 def models_flag(default: Sequence[str] = CLASSIFIERS) -> Sequence[str]:
-    """The field of a study that says which models it compares."""
+    """The settings field for the models that a study compares."""
     return flag(f"{LIST}; default: all.", default=tuple(default), separated=True, shown="")
 
 
 def seeds_flag(*default: int) -> Sequence[int]:
-    """The field that names the seeds."""
+    """The settings field for the seeds."""
     return flag(SEEDS_HELP, default=default, separated=True, alias="--seed")
 
 
 def settings_flag(example: str) -> Sequence[str]:
-    """The field that changes settings of models."""
+    """The settings field for changes of models."""
     return flag(SET_HELP.format(example), name="--set", default=())
 
 
 def device_flag() -> str:
-    """The field that names the device."""
+    """The settings field for the device."""
     return flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
     """
     Raises:
-        InputError: none, one named twice, or one that torch cannot take.
+        InputError: there are no seeds, one occurs twice, or torch does not accept one.
     """
     given = ", ".join(map(str, seeds))
     if not seeds or len(set(seeds)) < len(seeds):

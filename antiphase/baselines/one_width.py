@@ -1,4 +1,4 @@
-"""The models of the line from recurrent networks to differential attention, of one width, as studies compare them."""
+"""Models of equal width, from recurrent networks to differential attention, for comparison in studies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SIZES: dict[type, dict[str, Any]] = {
     ConvolutionConfig: {"embedding_size": WIDTH, "num_filters": WIDTH, "dropout": 0.0},
     VanillaConfig: {"hidden_size": WIDTH, "dropout": 0.0},
 }
-"""In the place of those of ``antiphase classify``: sentences are made as many as needed, so nothing is dropped out."""
+"""Replace the sizes of ``antiphase classify``: sentences are generated in any number, so there is no dropout."""
 
 
 def one_width_classifiers() -> dict[str, Classifier]:
-    """The models of ``--models`` by name, in the order of the line."""
+    """The models of ``--models`` by name, in historical order."""
     return {
         name: replace(CLASSIFIERS[name], sizes={**CLASSIFIERS[name].sizes, **SIZES[CLASSIFIERS[name].config]})
         for name in names.CLASSIFIERS

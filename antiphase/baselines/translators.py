@@ -1,4 +1,4 @@
-"""The encoders and decoders that ``antiphase translate`` knows by name: their sizes, and how they are trained."""
+"""The named encoder–decoders of ``antiphase translate``: their sizes and training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from antiphase.models.initialization import seeded
 
 @dataclass(frozen=True, kw_only=True)
 class Translator(NamedModel):
-    """A pair's configuration but for its vocabulary, and its training."""
+    """An encoder–decoder's configuration, except for its vocabulary, and its training settings."""
 
     given_by_data: ClassVar[Mapping[str, Any]] = {
         "vocab_size": None, "source_vocab_size": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
@@ -27,10 +27,10 @@ class Translator(NamedModel):
     training: TranslatorTraining = field(default_factory=TranslatorTraining)
 
     def build(self, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> SequenceToSequenceForConditionalGeneration:
-        """A fresh model for the tokenizer, which serves both sides; its weights are a function of the seed.
+        """A model for the tokenizer, which is used for both sides, with random weights that depend only on the seed.
 
         Raises:
-            InputError: sizes that do not fit; it names the field.
+            InputError: a size is invalid; the message names the field.
         """
         config = SequenceToSequenceConfig(
             **self.sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
@@ -55,4 +55,4 @@ TRANSLATORS: dict[str, Translator] = {
     "differential": _pair("differential"),
     "differential_v2": _pair("differential_v2"),
 }
-"""By the names of ``--models``; they differ in their attention alone, that across the two texts included."""
+"""By name in ``--models``; they differ only in their attention, including cross-attention."""

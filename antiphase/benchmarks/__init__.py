@@ -1,1 +1,1 @@
-"""Speed beside what a user would pick instead: correctness first, then paired runs, medians and ratios."""
+"""Speed compared with the alternatives that users have: correctness checks, then paired runs, medians and ratios."""

@@ -1,4 +1,4 @@
-"""The operator against softmax attention of equal size and against the ways in which public code subtracts."""
+"""The operator compared with softmax attention of equal size and with the methods of subtraction in public code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.benchmarks.beside import Condition, conditions
+from antiphase.benchmarks.conditions import Condition, conditions
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import (
     BLOCKWISE,
     COMPARED,
@@ -38,42 +38,42 @@ HEADS, WIDTH = 8, 64
 CHECK_LENGTH = 257
 CHECKED_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
 SHORTEST_CACHE = 256
-"""With so few keys the calls before the kernel take the largest share of the time."""
+"""With so few keys, the overhead of calls before the kernel is largest relative to the total time."""
 LONGEST_WITH_MAPS = 1024
-"""Ways that hold N × N weights are left out beyond this length: they take eight times as long there, and gigabytes."""
+"""Methods that store N × N weights are skipped beyond this length, where they take eight times as long."""
 LONGEST_OF_ALL = 4096
-"""Beyond this length a round takes a minute: of two ways with equally many operations one is timed, and in fp32."""
+"""Beyond this length, where a round takes a minute, only one of two equally expensive methods is timed, in fp32."""
 STEPS_OF_DECODING, CALLS_ON_GPU = 50, 10
-"""In one round: such a step takes microseconds to milliseconds, and a GPU is asked for a call while it does another."""
+"""Calls per round: a decoding step takes microseconds to milliseconds, and a GPU runs calls asynchronously."""
 QUICK_SECONDS, CELL_SECONDS = 3.0, 8.0
-"""No further round of a comparison begins after this time."""
+"""Time after which no further round of a comparison begins."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """What is timed on a kind of device."""
+    """The cases to time on a kind of device."""
 
     cells: Sequence[Case]
-    """The most telling first."""
+    """The most informative first."""
     memory_cells: Sequence[Case]
     compared: Mapping[str, Sequence[tuple[Scheme, Sequence[Scheme]]]]
     memory: Sequence[Scheme]
     impl: str
-    """The implementation that has to be right."""
+    """The implementation whose correctness is checked."""
     dtypes: Sequence[torch.dtype]
-    """In which it has to be."""
+    """Dtypes in which it is checked."""
     may_fail: bool = False
-    """Whether backends are asked for by name, of which a device may lack one."""
+    """Whether backends are selected by name, which a device may not have."""
     widths: Sequence[int] = (32, 64, 128)
-    """At which it has to be right."""
+    """Widths at which it is checked."""
     check_length: int = CHECK_LENGTH
     conditions: Sequence[Condition] = ()
-    """Under which some cells are timed once more."""
+    """Conditions under which some cells are timed again."""
     cells_by_condition: Sequence[Case] = ()
 
 
 def suite_of(device: str, *, quick: bool) -> Suite:
-    """The operator on a processor, the kernels on a GPU."""
+    """The operator on a CPU, the kernels on a GPU."""
     return _on_gpu(device, quick=quick) if torch.device(device).type == "cuda" else _on_cpu(quick=quick)
 
 
@@ -119,7 +119,7 @@ def _on_gpu(device: str, *, quick: bool) -> Suite:
 
 
 def _batches(task: str, length: int, width: int) -> tuple[int, ...]:
-    """Enough that a GPU is busy for longer than a call takes to be asked for; decoding one sequence besides."""
+    """Batch sizes that keep a GPU busy for longer than the launch of a call, plus a single sequence in decoding."""
     return (64 * WIDTH // width, 1) if task == "decode" else (max(1, 16384 // length),)
 
 
@@ -132,19 +132,19 @@ def benchmark_attention(
     piece: Piece = at_once,
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
-    """Causal: forward, forward + backward, and one query against a cache. Nothing wrong is timed.
+    """Benchmark causal attention: forward, forward + backward, and one query over a cache. Incorrect code is not timed.
 
     Args:
-        suite: what is timed; None: what belongs to the device.
-        piece: does the pieces of the work, of which the record names those that were left out.
+        suite: the cases to time; None means those of the device.
+        piece: runs the pieces of the work; the record names those that were skipped.
 
     Raises:
-        RuntimeError: an implementation errs more than the tolerance rule allows.
+        RuntimeError: an implementation's error is larger than the tolerance rule allows.
     """
     started = time.perf_counter()
     suite = suite or suite_of(device, quick=quick)
     rounds, seconds = (5, QUICK_SECONDS) if quick else (15, CELL_SECONDS)
-    done = Done(piece)
+    done = Pieces(piece)
     say("checking correctness")
     checked = done.rows("gate", partial(check_suite, suite, seed, device))
     cells = suite.cells if checked else []
@@ -190,8 +190,8 @@ def benchmark_attention(
 Rows = list[dict[str, Any]]
 
 
-def _compared(suite: Suite, cells: Sequence[Case], clock: Callable[[Case], _Clock], done: Done) -> tuple[Rows, Rows]:
-    """Every scheme beside its baselines in every cell; and those that the device lacks, once each."""
+def _compared(suite: Suite, cells: Sequence[Case], clock: Callable[[Case], _Clock], done: Pieces) -> tuple[Rows, Rows]:
+    """Every scheme and its baselines in every cell; and the schemes that the device does not support, once each."""
     rows: Rows = []
     failed: Rows = []
     for case in cells:
@@ -203,7 +203,7 @@ def _compared(suite: Suite, cells: Sequence[Case], clock: Callable[[Case], _Cloc
     return rows, failed
 
 
-def _by_condition(suite: Suite, clock: Callable[[Case], _Clock], done: Done) -> Rows:
+def _by_condition(suite: Suite, clock: Callable[[Case], _Clock], done: Pieces) -> Rows:
     return [
         row
         for condition in suite.conditions
@@ -212,8 +212,8 @@ def _by_condition(suite: Suite, clock: Callable[[Case], _Clock], done: Done) -> 
     ]
 
 
-def _memory_rows(suite: Suite, failed: Rows, seed: int, done: Done, say: Callable[[str], None]) -> Rows:
-    """Of every scheme that the device has, in every cell."""
+def _memory_rows(suite: Suite, failed: Rows, seed: int, done: Pieces, say: Callable[[str], None]) -> Rows:
+    """Peak memory of every scheme that the device supports, in every cell."""
     rows: Rows = []
     for case in suite.memory_cells:
         say(f"measuring memory: {_words(case)}")
@@ -225,7 +225,7 @@ def _memory_rows(suite: Suite, failed: Rows, seed: int, done: Done, say: Callabl
 
 @dataclass(frozen=True)
 class _Clock:
-    """How a comparison is timed."""
+    """Timing of comparisons."""
 
     rounds: int
     seconds: float
@@ -235,7 +235,7 @@ class _Clock:
     say: Callable[[str], None]
 
     def compared(self, suite: Suite, case: Case, subject: Scheme, baselines: Sequence[Scheme]) -> dict[str, Any]:
-        """A scheme beside others in the same rounds: ``rows``, and ``failed`` for those that the device lacks."""
+        """Time a scheme and others in the same rounds: ``rows``, and ``failed`` for those that the device lacks."""
         able, failed = [], []
         for scheme in baselines:
             if not _is_timed(scheme, case, quick=self.quick):
@@ -249,7 +249,7 @@ class _Clock:
         self.say(f"timing {subject.name}: {_words(case)}")
         repeats = STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU if case.device != "cpu" else 1
         timed = {scheme.name: repeated(work(scheme, case, self.seed), repeats) for scheme in (subject, *able)}
-        # tens of seconds on a processor: nothing there is still cold
+        # tens of seconds on a CPU, so there is nothing to warm up
         is_long = case.length > LONGEST_OF_ALL and repeats == 1
         times = paired_times(
             timed, rounds=3 * self.rounds if case.task == "decode" else self.rounds, seconds=self.seconds,
@@ -265,7 +265,7 @@ class _Clock:
 
 
 def _under(condition: Condition, clock: _Clock, suite: Suite, case: Case) -> list[dict[str, Any]]:
-    """V1 beside softmax attention (PyTorch's and on the same kernels) and the portable way, under a condition."""
+    """V1 compared with softmax attention (PyTorch's and the native one) and the portable method, under a condition."""
     subject, baselines = suite.compared[case.task][0]
     chosen = [scheme for scheme in baselines if scheme in (SOFTMAX, *WITH_NATIVE, BLOCKWISE)]
     clock.say(condition.words)
@@ -283,7 +283,7 @@ def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, 
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     if case.device != "cpu":
         return True
-    if scheme.cache_dtype == case.dtype:  # the usual way once more
+    if scheme.cache_dtype == case.dtype:  # the ordinary method again
         return False
     if scheme.holds_maps:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
@@ -295,8 +295,8 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
 
 
 def why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
-    """What a way says where it does not serve on a GPU; None: it does."""
-    from triton.runtime.errors import OutOfResources, PTXASError  # asked for on GPUs alone
+    """The error of a method that does not work on a GPU; None if it works."""
+    from triton.runtime.errors import OutOfResources, PTXASError  # only needed on GPUs
 
     try:
         work(scheme, case, seed)()
@@ -307,7 +307,7 @@ def why_not(scheme: Scheme, case: Case, seed: int) -> str | None:
 
 
 def repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
-    """The same several times."""
+    """A call that runs several times."""
     if count == 1:
         return run
 
@@ -326,7 +326,7 @@ def _describe(case: Case) -> dict[str, Any]:
 
 
 def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], rate: float) -> dict[str, float | int]:
-    """What the formulas say beside what was measured: operations, bytes of a cache, share of the machine's rate."""
+    """Computed numbers in addition to measured ones: operations, bytes of a cache, share of the machine's peak rate."""
     flops = subject.flops(case)
     found: dict[str, float | int] = {
         "flops": flops,
@@ -352,7 +352,7 @@ def _words(case: Case) -> str:
 
 
 def check_suite(suite: Suite, seed: int, device: str) -> list[dict[str, Any]]:
-    """``correctness`` at the widths and dtypes of a suite."""
+    """Run ``correctness`` at the widths and dtypes of a suite."""
     return [
         row for width in suite.widths
         for row in correctness(
@@ -366,12 +366,12 @@ def correctness(
     dtypes: Sequence[torch.dtype] = (torch.float32, torch.bfloat16), device: str = "cpu",
     length: int = CHECK_LENGTH, forms: Sequence[str] = ("V1", "V2"),
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Error ≤ 2 × (eager's at the same dtype + one rounding), both against fp64: output, gradients, decoding.
+    """Check errors of output, gradients and decoding: ≤ 2 × (eager's in the same dtype + one rounding), against fp64.
 
-    Errors are root mean squares over a tensor: its largest error is luck, in bf16 of a few rows.
+    Errors are root mean squares over a tensor, because in bf16 its largest error depends on a few rows by chance.
 
     Raises:
-        RuntimeError: something errs more.
+        RuntimeError: an error is larger.
     """
     generator = torch.Generator(device).manual_seed(seed)
     drawn: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": device}
@@ -405,7 +405,7 @@ def _distance(found: Tensor, true: Tensor) -> float:
 
 
 def _results(tensors: Sequence[Tensor], lam: Tensor, impl: str) -> dict[str, Tensor]:
-    """Output, gradients and a decoding step; the reference's, or the fast ones'."""
+    """Output, gradients and a decoding step, of the reference or of a fast implementation."""
     query, key, value, cotangent = tensors
     leaves = [tensor.detach().requires_grad_() for tensor in (query, key, value, lam)]
     halves = 2 if key.shape[1] == query.shape[1] else 1

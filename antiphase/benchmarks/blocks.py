@@ -1,6 +1,4 @@
-"""How the GPU kernels cut their work, chosen by time among a few candidates; what is chosen belongs into
-``ops/triton/launch.py``.
-"""
+"""Block sizes of the GPU kernels, chosen by time; the best ones belong in ``ops/triton/launch.py``."""
 
 from __future__ import annotations
 
@@ -15,13 +13,13 @@ from torch import Tensor
 
 from antiphase.benchmarks.attention import CALLS_ON_GPU, STEPS_OF_DECODING, repeated, why_not
 from antiphase.benchmarks.gpu_schemes import FUSED, FUSED_V2
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import Case, Scheme, work
 from antiphase.benchmarks.timing import paired_times
-from antiphase.ops.triton.launch import Blocks, blocks_of, major_of, padded, tried
+from antiphase.ops.triton.launch import Blocks, blocks_of, major_capability, override_blocks, padded
 
 TASKS = {"forward": "forward", "keys": "forward + backward", "span": "decode"}
-"""The call by which a kernel is timed; what else it runs is the same for all candidates."""
+"""The call by which a kernel is timed; its other kernels are the same for all candidates."""
 CANDIDATES: dict[str, Sequence[Blocks]] = {
     "forward": (
         Blocks(128, 64, 8, 2), Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 4), Blocks(128, 32, 8, 3),
@@ -36,16 +34,16 @@ CANDIDATES: dict[str, Sequence[Blocks]] = {
         Blocks(16, 128, 4, 2), Blocks(16, 128, 8, 2), Blocks(16, 128, 8, 3),
     ),
 }  # fmt: skip
-"""In half precision, for widths to 64 on compute capability 9."""
+"""Candidates in half precision, for widths up to 64 on compute capability 9."""
 SCHEMES: dict[str, Sequence[Scheme]] = {
     "forward": (FUSED, FUSED_V2), "keys": (FUSED, FUSED_V2), "span": (FUSED, FUSED_V2),
 }  # fmt: skip
-"""Both versions have the same blocks."""
+"""Both versions use the same blocks."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One kernel in one version with candidates for its blocks."""
+    """One kernel in one version, with candidates for its blocks."""
 
     kernel: str
     scheme: Scheme
@@ -54,19 +52,19 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its piece."""
+        """Name of its piece."""
         return f"blocks: {self.kernel}, {self.scheme.name}"
 
     @property
     def usual(self) -> Blocks:
-        """What the kernel has now."""
+        """The kernel's current blocks."""
         value_width = self.case.width * (1 if self.scheme.shares_keys else 2)
-        major = major_of(torch.device(self.case.device))
+        major = major_capability(torch.device(self.case.device))
         return blocks_of(self.kernel, padded(self.case.width), padded(value_width), self.case.dtype, major)
 
 
 def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) -> list[Trial]:
-    """All of them in the sizes of a case, whose task each sets for itself."""
+    """All trials at the sizes of a case; each sets its own task."""
     return [
         Trial(kernel, scheme, replace(case, task=TASKS[kernel]), candidates[kernel])
         for kernel in candidates
@@ -75,8 +73,8 @@ def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) 
 
 
 def run_once(trial: Trial, blocks: Blocks, seed: int = 0) -> str | None:
-    """Compile and run what a candidate takes; why it cannot be, or None."""
-    with tried({trial.kernel: blocks}):
+    """Compile and run a candidate once; the reason if it does not work, else None."""
+    with override_blocks({trial.kernel: blocks}):
         return why_not(trial.scheme, trial.case, seed)
 
 
@@ -84,13 +82,13 @@ def timed_blocks(
     trials: Sequence[Trial], *, rounds: int = 7, seconds: float = 3.0, seed: int = 0, piece: Piece = at_once,
     say: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every candidate's time, and the quickest for each kernel: by the product of both versions' times.
+    """Time every candidate, and choose the fastest for each kernel by the product of both versions' times.
 
     Returns:
-        ``rows``: of each candidate ``seconds`` of a call, its ratio to what the kernel has now, or ``why`` it cannot
-        be; ``chosen``: blocks by kernel; ``left_out``.
+        ``rows``: for each candidate the ``seconds`` of a call and its ratio to the current blocks, or ``why`` it does
+        not work; ``chosen``: blocks by kernel; ``left_out``: skipped pieces.
     """
-    done = Done(piece)
+    done = Pieces(piece)
     rows: list[dict[str, Any]] = []
     for trial in trials:
         say(f"timing {trial.name}")
@@ -109,7 +107,7 @@ def timed_blocks(
 
 
 def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:
-    """One row for each candidate; those that compute something else than what the kernel has now are not timed."""
+    """One row per candidate; those with other results than the current blocks are not timed."""
     usual, case = trial.usual, trial.case
     repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU
     expected = results_of(trial, usual, seed)
@@ -140,23 +138,23 @@ def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict
 
 def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable[[], object]:
     def call() -> object:
-        with tried({trial.kernel: blocks}):
+        with override_blocks({trial.kernel: blocks}):
             return run()
 
     return call
 
 
 def results_of(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
-    """What a trial's call gives with these blocks."""
-    with tried({trial.kernel: blocks}):
+    """Results of a trial's call with these blocks."""
+    with override_blocks({trial.kernel: blocks}):
         found = work(trial.scheme, trial.case, seed)()
     return [tensor for tensor in (found if isinstance(found, tuple) else (found,)) if tensor is not None]
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Whether results differ by no more than one step of the input's dtype, root mean squares over a tensor.
+    """Whether results differ by at most one rounding step of the input's dtype, in root mean squares over a tensor.
 
-    What the kernel has now has been compared with the reference; two orders of additions differ by roundings.
+    The current blocks have been checked against the reference; another order of additions only changes roundings.
     """
     return all(
         bool((one.double() - other.double()).norm() <= torch.finfo(dtype).eps * other.double().norm())

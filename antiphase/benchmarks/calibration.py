@@ -1,4 +1,4 @@
-"""Calibrated attention beside the attention that it replaces, with every head calibrated; and what probing holds."""
+"""Calibrated attention, with every head calibrated, compared with plain attention; and memory of probing."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ CALIBRATED, PLAIN, PROBING = "calibrated", "plain", "probing"
 HEADS, WIDTH, BATCH = 16, 64, 2
 LENGTHS = (1024, 2048, 4096)
 SHARES = (0.0, 0.05, 0.2)
-"""Of the keys, sinks."""
+"""Shares of keys that are sinks."""
 PADDING = 0.1
-"""Of the second sequence."""
+"""Share of padding in the second sequence."""
 MODES = ("prompt", "paper", "running")
 NEW_TOKENS = 16
-"""Decoding steps of one round; the cache grows with the rounds."""
+"""Decoding steps per round; the cache grows with the rounds."""
 PROBED = 16384
-"""Tokens of the text that is probed."""
+"""Number of tokens in the probed text."""
 SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": HEADS * WIDTH, "intermediate_size": 2752, "num_hidden_layers": 4,
     "num_attention_heads": HEADS, "max_position_embeddings": PROBED,
@@ -46,7 +46,7 @@ SIZES: dict[str, Any] = {
 def benchmark_calibration(
     *, quick: bool = False, seed: int = 0, say: Callable[[str], None] = lambda message: None
 ) -> Record:
-    """A layer's prefill with padding at several shares of sinks, a model's decoding steps, and peak memory; fp32."""
+    """Time a layer's prefill and a model's decoding steps at several shares of sinks; measure peak memory; fp32."""
     started = time.perf_counter()
     lengths = LENGTHS[:1] if quick else LENGTHS
     rounds, seconds = (5, 6.0) if quick else (15, 20.0)
@@ -97,7 +97,7 @@ def _what(task: str, length: int) -> dict[str, Any]:
 
 
 class _Layer(nn.Module):
-    """Attention alone, as transformers' functions for attention know a layer."""
+    """A layer that has only the attributes that transformers' attention functions use."""
 
     is_causal, layer_idx, num_key_value_groups = True, 0, 1
 
@@ -109,20 +109,20 @@ class _Layer(nn.Module):
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """What a layer hands to its attention function, and which tokens are real."""
+    """The arguments that a layer passes to its attention function, and which tokens are real."""
 
     query: Tensor
-    """(B, heads, N, d), stored token by token as projections give it; key and value too."""
+    """(B, heads, N, d), stored token by token as projections produce them, like key and value."""
     key: Tensor
     value: Tensor
     mask: Tensor
-    """(B, 1, N, N), as transformers makes it."""
+    """(B, 1, N, N), as transformers builds it."""
     real: Tensor
     """(B, N)."""
 
 
 def layer_inputs(length: int, seed: int) -> LayerInputs:
-    """The same numbers for the same seed; the second sequence is padded on the left."""
+    """Random inputs; the second sequence is padded on the left. Equal seeds give equal inputs."""
     generator = torch.Generator().manual_seed(seed)
     query, key, value = (
         torch.randn(BATCH, length, HEADS, WIDTH, generator=generator).transpose(1, 2) for _ in range(3)
@@ -133,7 +133,7 @@ def layer_inputs(length: int, seed: int) -> LayerInputs:
 
 
 def threshold(given: LayerInputs, share: float) -> float:
-    """The α over which this share of the real keys receives attention."""
+    """The α above which this share of the real keys receives attention."""
     length = given.real.shape[1]
     if share == 0:
         return float(length)
@@ -141,7 +141,7 @@ def threshold(given: LayerInputs, share: float) -> float:
         given.query[:, :, None, None], given.key[:, :, None], Visibility(given.real[:, None, None]),
         scale=WIDTH**-0.5, real=given.real,
     )  # fmt: skip
-    # a sink receives more than α / N, N being the sequence's own number of tokens
+    # a sink receives more than α / N, where N is the sequence's own number of tokens
     multiples = found.maps.received[:, :, 0, 0] * given.real.sum(1)[:, None, None]
     multiples = multiples.transpose(1, 2)[given.real].flatten()  # (real keys · heads,)
     place = max(1, round((1 - share) * len(multiples)))
@@ -173,7 +173,7 @@ def _model(seed: int) -> PreTrainedModel:
 
 
 def _steps(stack: ExitStack, length: int, mode: str | None, seed: int) -> Callable[[], object]:
-    """Steps of one token behind a prompt that is in the cache, every head calibrated until the stack ends; or none."""
+    """Steps of one token after a cached prompt, with every head calibrated until the stack is closed, or none."""
     model = _model(seed)
     if mode is not None:
         every = {layer: range(HEADS) for layer in range(SIZES["num_hidden_layers"])}

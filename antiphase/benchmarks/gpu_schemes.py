@@ -1,4 +1,4 @@
-"""What the benchmark times on a GPU: the fused kernels, and what a user would take instead, each backend by name."""
+"""Candidates for timing on a GPU: the fused kernels, and users' alternatives, with each backend by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from antiphase.layers.functions import join_halves
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call for each map, values whole: flash attention wants one width, so queries and keys get zeros beside."""
+    """One call per map with whole values; queries and keys are zero-padded to equal widths, for flash attention."""
     whole, width = join_halves(value), query.shape[-1]
     first, second = (
         scaled_dot_product_attention(
@@ -46,10 +46,10 @@ def flex(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
 
 @cache
 def compiled_flex(shape: torch.Size, is_trained: bool) -> Callable[..., Any]:
-    """FlexAttention as its authors mean it to be used, compiled for one shape of queries.
+    """FlexAttention as intended by its authors, compiled for one shape of queries.
 
-    Each begins the compiler's count of variants afresh: beyond its limit the form that is not compiled would run, which
-    holds N × N scores.
+    Each call resets the compiler's count of variants: beyond its limit, the uncompiled form would run, which stores N ×
+    N scores.
     """
     torch._dynamo.reset()
     return torch.compile(flex_attention, dynamic=False, fullgraph=True)
@@ -78,4 +78,4 @@ COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
     "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA]), (FUSED_V2, [FLASH, FLASH_V2])],
 }
-"""As ``schemes.COMPARED``; the prices of the kernels are those of the plan they follow (docs/performance.md)."""
+"""As ``schemes.COMPARED``; the costs of the kernels are those of their plan (docs/performance.md)."""

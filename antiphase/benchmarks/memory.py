@@ -1,4 +1,4 @@
-"""Peak memory of one call beyond its inputs: on a processor in a process of its own, on a GPU by torch's own count."""
+"""Peak memory of one call beyond its inputs: in a separate process on a CPU, and by torch's own count on a GPU."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NO_LIMIT = 1 << 62
 
 
 def peak_extra_bytes(scheme: Scheme, case: Case, seed: int) -> int:
-    """Bytes that the call adds at its peak: output, gradients and everything in between."""
+    """Bytes that the call adds at its peak: output, gradients and temporary tensors."""
     if torch.device(case.device).type == "cuda":
         return peak_on_gpu(work(scheme, case, seed), case.device)
     return peak_of(_call, scheme, case, seed, what=scheme.name)
 
 
 def peak_on_gpu(run: Callable[[], object], device: str) -> int:
-    """Bytes that a call takes beyond what was there before, at most."""
-    run()  # what libraries keep is theirs by now
+    """Largest number of bytes that a call allocates beyond those allocated before."""
+    run()  # libraries have allocated their buffers after this
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -39,12 +39,11 @@ def _call(length: int, scheme: Scheme, case: Case, seed: int) -> Callable[[], ob
 
 
 def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any, what: str) -> int:
-    """Bytes that ``make(length, *arguments)()`` adds to a process of its own at its peak, beyond what ``make`` holds.
+    """Peak bytes that ``make(length, *arguments)()`` adds in a separate process, beyond those that ``make`` allocates.
 
-    A short call runs first (``length`` 256, then without a limit), so that libraries have made their own buffers by
-    then.
+    A short call runs first (``length`` 256, then without a limit), so that libraries have allocated their own buffers.
     """
-    context = multiprocessing.get_context("spawn")  # a fork would share what the parent has allocated
+    context = multiprocessing.get_context("spawn")  # a fork would share the parent's allocations
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_measure, args=(sender, torch.get_num_threads(), make, *arguments))
     process.start()
@@ -62,18 +61,18 @@ def _measure(sender: Any, threads: int, make: Callable[..., Callable[[], object]
     torch.set_num_threads(threads)
     make(WARM_UP_LENGTH, *arguments)()
     run = make(NO_LIMIT, *arguments)
-    before = _held(reset=True)
+    before = _peak_bytes(reset=True)
     run()
-    sender.send(_held() - before)
+    sender.send(_peak_bytes() - before)
 
 
-def _held(*, reset: bool = False) -> int:
-    """Bytes that this process held at most, since the last reset where the system can forget (Linux).
+def _peak_bytes(*, reset: bool = False) -> int:
+    """Peak bytes of this process, since the last reset if the system supports it (Linux).
 
-    Linux carries ``ru_maxrss`` over from the process that started this one, so it is no use there.
+    On Linux ``ru_maxrss`` includes the peak of the parent process, so it is not used there.
     """
     if sys.platform != "linux":
-        import resource  # which Windows has not
+        import resource  # missing on Windows
 
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size if sys.platform == "darwin" else 1024 * size

@@ -1,6 +1,6 @@
-"""Whole models: training step, prefill and generation, ours and Hugging Face's Llama and DiffLlama of equal size.
+"""Complete models: training step, prefill and generation of ours and of Llama and DiffLlama of equal size.
 
-The second version has a smaller output projection, so fewer parameters.
+V2 has a smaller output projection and so fewer parameters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from antiphase.benchmarks.attention import check_suite, suite_of
-from antiphase.benchmarks.pieces import Done, Piece, at_once
+from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.interface import NAME, TRITON
 from antiphase.models.configuration import AntiphaseConfig
@@ -35,7 +35,7 @@ from antiphase.records import Record
 OURS, OURS_V2, SOFTMAX = "antiphase differential", "antiphase differential_v2", "antiphase softmax"
 LLAMA, DIFFLLAMA = "Llama", "DiffLlama"
 SOFTMAX_ON_SDPA, LLAMA_ON_OURS = "antiphase softmax, SDPA", "Llama, antiphase"
-"""The same models with PyTorch's attention, and with this package's."""
+"""The same models with PyTorch's attention, and Llama with this package's."""
 COMPILED = ", compiled"
 PAIRS = ((OURS, SOFTMAX), (OURS_V2, SOFTMAX), (OURS, LLAMA), (OURS, DIFFLLAMA), (DIFFLLAMA, LLAMA))
 PAIRS_ON_CPU = ((OURS, SOFTMAX_ON_SDPA), (OURS_V2, SOFTMAX_ON_SDPA), (LLAMA_ON_OURS, LLAMA), *PAIRS)
@@ -59,25 +59,25 @@ class Setting:
     sizes: dict[str, Any]
     lengths: Sequence[int]
     tokens: int
-    """In one training step, whatever the length of its sequences."""
+    """Tokens per training step, for any sequence length."""
     attention: str = NAME
-    """Implementation of differential layers."""
+    """Attention implementation of differential layers."""
     is_half: bool = False
-    """Training under autocast to bf16, prefill and generation of models in bf16; else fp32."""
+    """Whether training uses autocast to bf16, and prefill and generation use bf16 models; else fp32."""
     is_compiled: bool = False
-    """Whether compiled models are timed besides."""
+    """Whether compiled models are timed as well."""
     pairs: Sequence[tuple[str, str]] = PAIRS
-    """Models that are timed, and against which."""
+    """Models to time, each with its baseline."""
 
     @property
     def width(self) -> int:
-        """Of a map."""
+        """Width of a map."""
         width: int = self.sizes["hidden_size"] // self.sizes["num_attention_heads"]
         return width
 
 
 def setting_of(device: str) -> Setting:
-    """Small models on a processor, the fused kernels on a GPU."""
+    """Small models on a CPU, the fused kernels on a GPU."""
     if torch.device(device).type == "cuda":
         return Setting(SIZES_ON_GPU, (2048, 4096), 16384, TRITON, is_half=True, is_compiled=True)
     return Setting(SIZES, (256, 512, 1024, 2048), 2048, pairs=PAIRS_ON_CPU)
@@ -92,20 +92,21 @@ def benchmark_model(
     piece: Piece = at_once,
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
-    """A training step is forward, backward and AdamW. Generation is greedy, one sequence.
+    """Benchmark complete models. A training step is forward, backward and AdamW. Generation is greedy, one sequence.
 
     Args:
-        setting: how models are timed; None: what belongs to the device.
-        piece: does the pieces of the work, of which the record names those that were left out.
+        setting: how models are timed; None means the default of the device.
+        piece: runs the pieces of the work; the record names those that were skipped.
 
     Raises:
-        RuntimeError: the fused kernels err more than the tolerance rule allows; nothing wrong is timed.
+        RuntimeError: the error of the fused kernels is larger than the tolerance rule allows; incorrect code is not
+            timed.
     """
     started = time.perf_counter()
     setting = setting or setting_of(device)
     if quick and len(setting.lengths) > 2:
         setting = replace(setting, lengths=setting.lengths[::2])
-    done = Done(piece)
+    done = Pieces(piece)
     checked: list[dict[str, Any]] = []
     if setting.attention == TRITON:
         say("checking correctness")
@@ -134,14 +135,14 @@ def benchmark_model(
 
 
 Make = Callable[[], Mapping[str, Callable[[], object]]]
-"""Makes what is timed, by the model's name."""
+"""Builds the calls to time, by name of the model."""
 
 
 class _Comparison:
-    """Models timed side by side; ``rows`` has what was found."""
+    """Paired timing of models; results are in ``rows``."""
 
     def __init__(
-        self, setting: Setting, device: str, done: Done, rounds: int, seconds: float, say: Callable[[str], None]
+        self, setting: Setting, device: str, done: Pieces, rounds: int, seconds: float, say: Callable[[str], None]
     ) -> None:
         self.setting, self.device, self.done, self.say = setting, device, done, say
         self.rounds, self.seconds = rounds, seconds
@@ -150,7 +151,7 @@ class _Comparison:
     def run(
         self, models: Mapping[str, PreTrainedModel], generator: torch.Generator, compiled_lengths: Sequence[int]
     ) -> None:
-        """All tasks at all lengths; compiled models at ``compiled_lengths``."""
+        """Run all tasks at all lengths, and compiled models at ``compiled_lengths``."""
         setting, pairs = self.setting, self.setting.pairs
         ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
         for length in setting.lengths:
@@ -165,9 +166,9 @@ class _Comparison:
         for length in setting.lengths:
             prompt = self._tokens(1, length, generator)
             for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
-                self._add(task, length, partial(_ways, way, models, prompt), pairs)
+                self._add(task, length, partial(_calls, way, models, prompt), pairs)
             if ours and length in compiled_lengths:
-                ways = partial(_ways, compiled_decoding, ours, prompt, COMPILED)
+                ways = partial(_calls, compiled_decoding, ours, prompt, COMPILED)
                 self._add("tokens generated", length, ways, COMPILED_PAIRS)
 
     def _tokens(self, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
@@ -179,7 +180,7 @@ class _Comparison:
 
     def _timed(self, task: str, length: int, make: Make, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         self.say(f"timing {task}, {length:,} tokens")
-        with afresh() if pairs is COMPILED_PAIRS else nullcontext():
+        with fresh_compiler() if pairs is COMPILED_PAIRS else nullcontext():
             times = paired_times(
                 make(), rounds=self.rounds, seconds=self.seconds, warm_up=3 if self.setting.is_compiled else 1,
                 device=self.device,
@@ -202,18 +203,18 @@ def _steps(
     }  # fmt: skip
 
 
-def _ways(
+def _calls(
     way: Callable[[PreTrainedModel, torch.Tensor], Callable[[], object]],
     models: Mapping[str, PreTrainedModel],
     prompt: torch.Tensor,
     ending: str = "",
 ) -> dict[str, Callable[[], object]]:
-    """What is timed of each model behind a prompt."""
+    """The call to time for each model after a prompt."""
     return {name + ending: way(model, prompt) for name, model in models.items()}
 
 
 def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
-    """Equal sizes; V2 has as many maps and half as many key-value heads, as its own default."""
+    """Models of equal size; V2 has as many maps and half as many key-value heads, its own default."""
     sizes = {**setting.sizes, "max_position_embeddings": max(setting.lengths) + NEW_TOKENS}
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
         torch.manual_seed(seed)
@@ -235,13 +236,13 @@ def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedM
 
 
 def compiled(model: PreTrainedModel) -> Any:
-    """For one shape of its input."""
+    """The model compiled for one input shape."""
     return torch.compile(model, dynamic=False)
 
 
 @contextmanager
-def afresh() -> Iterator[None]:
-    """The compiler's count of variants begins anew; beyond its limit it would run what is not compiled, in silence."""
+def fresh_compiler() -> Iterator[None]:
+    """Reset the compiler's count of variants within the block; beyond its limit, code silently runs uncompiled."""
     torch._dynamo.reset()
     try:
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
@@ -251,12 +252,12 @@ def afresh() -> Iterator[None]:
 
 
 def training_step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:
-    """Forward, backward and AdamW, to be called again and again; gives the loss."""
+    """A repeatable training step (forward, backward and AdamW) that returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def run() -> torch.Tensor:
         model.train()
-        # around the forward pass of one step alone: autocast keeps its copies of weights until it ends
+        # around the forward pass of a single step, because autocast keeps its copies of weights until it ends
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=is_half):
             loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
@@ -277,7 +278,7 @@ def _prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], objec
 
 
 def decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], object]:
-    """Steps of one token behind the prompt, which is in the cache already and is cut back to after each round."""
+    """Steps of one token after a cached prompt; the cache is cropped to the prompt after each round."""
     cache = DynamicCache()
     with torch.no_grad():
         model.eval()
@@ -315,7 +316,7 @@ def compiled_decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[
             ).logits
             token = logits[:, -1:].argmax(-1)
         for layer in cache.layers:
-            layer.cumulative_length.fill_(length)  # what lies behind is not seen, and overwritten
+            layer.cumulative_length.fill_(length)  # later keys are not visible and are overwritten
         return token
 
     return run

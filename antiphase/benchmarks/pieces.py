@@ -1,4 +1,4 @@
-"""A benchmark in pieces, so that what is done can be kept while it goes on, and none begins when there is no time."""
+"""Benchmarks in pieces, so that finished ones can be stored at once and none begins without enough time."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any, Protocol
 
 
 class Piece(Protocol):
-    """Does a piece of work, unless its result is known or there is no time left for it."""
+    """Runs a piece of work, unless its result is known or there is no time left for it."""
 
     def __call__(self, name: str, work: Callable[[], Any]) -> Any:
-        """What the piece of this name found, in plain JSON types; None: it was not begun."""
+        """The result of the named piece in plain JSON types, or None if it was not begun."""
         ...
 
 
 def at_once(name: str, work: Callable[[], Any]) -> Any:
-    """Every piece when its turn comes; nothing is kept."""
+    """Run every piece immediately and store nothing."""
     return work()
 
 
-class Done:
-    """The pieces of one benchmark: does them, and knows which were left out."""
+class Pieces:
+    """Runs the pieces of one benchmark and keeps track of those that were skipped."""
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
         self.left_out: list[str] = []
 
     def __call__(self, name: str, work: Callable[[], Any]) -> list[Any]:
-        """What the piece found, alone in a list; nothing where it was left out."""
+        """The result of a piece as a list of one, or an empty list if it was skipped."""
         found = self.piece(name, work)
         if found is None:
             self.left_out.append(name)
@@ -35,5 +35,5 @@ class Done:
         return [found]
 
     def rows(self, name: str, work: Callable[[], list[Any]]) -> list[Any]:
-        """The rows that the piece found; none where it was left out."""
+        """The rows of a piece, or none if it was skipped."""
         return [row for found in self(name, work) for row in found]

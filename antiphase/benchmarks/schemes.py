@@ -1,12 +1,12 @@
-"""What the benchmark times: the operator, softmax attention of equal size, and other ways to the same difference.
+"""Candidates for timing: the operator, softmax attention of equal size, and other methods for the same difference.
 
 Equal size: H differential heads of 2H maps of width d with values of width 2d, against 2H softmax heads of width d.
-Both have the same projections. All take queries, keys and values as a layer has them: (B, 2H, N, d) with values in
-halves (B, 2H, N, d), stored token by token as projections give them, or head by head as a cache holds them; the second
-version's keys and values are (B, H, N, d).
+Both have the same projections. All take queries, keys and values in a layer's layout: (B, 2H, N, d) with values as
+halves (B, 2H, N, d), stored token by token as projections produce them, or head by head as in a cache; V2's keys and
+values are (B, H, N, d).
 
-Decoding is compared with every way to softmax attention that a user could pick, because the usual one is slow in bf16
-on processors; what counts is the fastest of them.
+Decoding is compared with every method of softmax attention that users have, because the ordinary one is slow in bf16 on
+CPUs; the fastest of them is the baseline.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Case:
     width: int
     dtype: torch.dtype
     task: str
-    """ "forward", "forward + backward", or "decode": one query against ``length`` cached keys, forward."""
+    """ "forward", "forward + backward", or "decode" (one query over ``length`` cached keys, forward)."""
     batch: int = 1
     device: str = "cpu"
 
     @property
     def pairs(self) -> int:
-        """Pairs of query and key that see each other, over all differential heads."""
+        """Number of visible query-key pairs, over all differential heads."""
         return (
             self.batch * self.heads * (self.length if self.task == "decode" else self.length * (self.length + 1) // 2)
         )
@@ -50,36 +50,36 @@ class Case:
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to compute, and its price: multiply-adds for each pair and differential head, in units of d."""
+    """One method and its cost: multiply-adds per pair and differential head, in units of d."""
 
     name: str
     run: Callable[..., Tensor]
     forward: int
     backward: int
     shares_keys: bool = False
-    """The second version: both maps of a head share key and value."""
+    """V2: both maps of a head share key and value."""
     holds_maps: bool = False
-    """Needs memory for N × N weights."""
+    """Whether it needs memory for N × N weights."""
     cache_dtype: torch.dtype | None = None
-    """What its cache is kept in; None: the case's."""
+    """Dtype of its cache; None means the case's."""
 
     def flops(self, case: Case) -> int:
-        """What the formulas ask for, nothing recomputed and nothing beyond the diagonal."""
+        """Floating-point operations by formula, without recomputation and beyond-diagonal work."""
         unit = self.forward + (self.backward if case.task == "forward + backward" else 0)
         return 2 * unit * case.width * case.pairs
 
     def least_bytes(self, case: Case) -> int:
-        """What has to be read and written once at least: inputs and output, going back their gradients besides."""
+        """Smallest number of bytes to read and write: inputs and output, and in backward their gradients."""
         queries = 1 if case.task == "decode" else case.length
         maps, key_maps = 2 * case.heads, case.heads if self.shares_keys else 2 * case.heads
         outputs = case.heads if self.shares_keys else 2 * case.heads
         rows = queries * (maps + outputs) + 2 * case.length * key_maps
-        passes = 3 if case.task == "forward + backward" else 1  # backward reads all of them anew and writes gradients
+        passes = 3 if case.task == "forward + backward" else 1  # backward reads all of them again and writes gradients
         return passes * case.batch * rows * case.width * case.dtype.itemsize
 
 
 def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
-    """Query, key, values in halves, and λ, fp32 scalar; the same seed gives the same numbers to every scheme."""
+    """Query, key, values as halves, and λ (fp32 scalar); the same seed gives the same numbers to every scheme."""
     generator = torch.Generator(case.device).manual_seed(seed)
     queries = 1 if case.task == "decode" else case.length
     maps, key_maps = 2 * case.heads, case.heads if shares_keys else 2 * case.heads
@@ -95,7 +95,7 @@ def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
 
 
 def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
-    """The call to be timed: output, or output and all gradients."""
+    """The call to time: output, or output and all gradients."""
     query, *cache, lam = inputs(case, seed, shares_keys=scheme.shares_keys)
     tensors = [query, *(part.to(scheme.cache_dtype or part.dtype) for part in cache)]
     if case.task != "forward + backward":
@@ -114,11 +114,11 @@ def work(scheme: Scheme, case: Case, seed: int) -> Callable[[], Any]:
     return forward_backward
 
 
-# ------------------------------------------------------------------------------------------ the ways
+# ------------------------------------------------------------------------------------------ methods
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, halves: int = 2, impl: str = "auto") -> Tensor:
-    """What a layer calls, outputs (B, N, H, halves · d): values in halves, or in the second version (1) whole."""
+    """The call of a layer, with outputs (B, N, H, halves · d): values as halves (2), or whole in V2 (1)."""
     return differential_output(
         query, key, value, lam, None, halves=halves,
         is_causal=query.shape[2] > 1, sliding_window=None, scaling=None, impl=impl,
@@ -126,19 +126,19 @@ def ours(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *, halves: int 
 
 
 def softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """Ordinary attention with as many maps."""
+    """Softmax attention with as many maps."""
     return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
 
 
 def native_softmax(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """Ordinary attention on the native kernels, as the attention function ``antiphase`` has it."""
+    """Softmax attention on the native kernels, as in the attention function ``antiphase``."""
     return softmax_attention(
         query, key, value, None, is_causal=query.shape[2] > 1, sliding_window=None, scale=None
     ).transpose(1, 2)  # fmt: skip
 
 
 def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
-    """A scheme whose ordinary attention runs on one backend of PyTorch; where that cannot, it raises."""
+    """A scheme whose softmax attention runs on one backend of PyTorch, or raises an error."""
 
     def run(*tensors: Tensor) -> Tensor:
         with sdpa_kernel(backend):
@@ -148,7 +148,7 @@ def by_backend(scheme: Scheme, name: str, backend: SDPBackend) -> Scheme:
 
 
 def one_step_eagerly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One query by transformers' eager attention: keys repeated for the maps that share them, the softmax in fp32."""
+    """One query by transformers' eager attention: keys repeated for the maps that share them, softmax in fp32."""
     repeats = query.shape[1] // key.shape[1]
     keys, values = (part.repeat_interleave(repeats, dim=1) if repeats > 1 else part for part in (key, value))
     weights = torch.softmax(
@@ -166,18 +166,18 @@ def one_step_by_products(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def one_step_in_the_dtype_of_the_cache(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """One query by PyTorch's attention, raised to what the cache is kept in."""
+    """One query by PyTorch's attention, cast to the dtype of the cache."""
     out = scaled_dot_product_attention(query.to(key.dtype), key, value, enable_gqa=query.shape[1] != key.shape[1])
     return out.to(query.dtype)
 
 
 def of_softmax(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Ordinary attention as a way to be timed, which has no use for λ."""
+    """Softmax attention as a method to time, which ignores λ."""
     return lambda query, key, value, lam: attend(query, key, value)
 
 
 def of_v2(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """One call of ordinary attention with all maps, then the subtraction."""
+    """One call of softmax attention with all maps, then the subtraction."""
 
     def run(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
         both = attend(query, key, value)
@@ -187,7 +187,7 @@ def of_v2(attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., T
 
 
 def decoding_ways(usual: Scheme, way: Callable[..., Callable[..., Tensor]]) -> list[Scheme]:
-    """All ways to decode by ordinary attention, which ``way`` makes a scheme of: the usual one first."""
+    """All methods of decoding by softmax attention, each made a scheme by ``way``; the ordinary one is first."""
     by_hand = {"eager": one_step_eagerly, "products": one_step_by_products}
     cached = replace(
         usual, name=f"{usual.name} (fp32 cache)", run=way(one_step_in_the_dtype_of_the_cache), cache_dtype=torch.float32
@@ -203,7 +203,7 @@ def decoding_ways(usual: Scheme, way: Callable[..., Callable[..., Tensor]]) -> l
 def diffllama(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """Two calls: all maps attend to the first halves of the values, then to the second halves.
 
-    This is what DiffLlama's fast attention classes do: the scores of every map are formed twice.
+    This is how DiffLlama's fast attention classes work: the scores of every map are computed twice.
     """
     parts = []
     for half in (value[:, ::2], value[:, 1::2]):
@@ -213,7 +213,7 @@ def diffllama(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
 
 
 def four_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call for each map and half of the values, as the first public code for flash attention did."""
+    """One call per map and half of the values, as in the first public code with flash attention."""
     outputs = [
         torch.cat([softmax(query[:, m::2], key[:, m::2], value[:, half::2], lam) for half in (0, 1)], dim=-1)
         for m in (0, 1)
@@ -222,14 +222,14 @@ def four_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor
 
 
 def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One call for each map, values whole: of another width than the keys, which PyTorch serves by forming the map."""
+    """One call per map with whole values, which are wider than the keys, so that PyTorch computes the whole map."""
     whole = join_halves(value)
     first, second = (softmax(query[:, m::2], key[:, m::2], whole, lam) for m in (0, 1))
     return first - lam * second
 
 
 def one_call_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
-    """One grouped call with all maps, then the subtraction: the second version without an operator of its own."""
+    """One grouped call with all maps, then the subtraction: V2 without its own operator."""
     both = scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
     return both[:, ::2] - lam * both[:, 1::2]
 
@@ -247,7 +247,7 @@ ONE_CALL_V2_DECODING = decoding_ways(ONE_CALL_V2, of_v2)
 NATIVE_SOFTMAX = Scheme("native softmax", native_softmax, forward=4, backward=10)
 BLOCKWISE = Scheme("V1 blockwise", partial(ours, impl="blockwise"), forward=4, backward=10)
 WITH_NATIVE = [] if why_not_built() else [NATIVE_SOFTMAX]
-"""What else there is to compare with where the native kernels are built."""
+"""Further baselines if the native kernels are built."""
 BY_ROWS = [SOFTMAX, *WITH_NATIVE, *([BLOCKWISE] if WITH_NATIVE else []), DIFFLLAMA, FOUR_CALLS, TWO_CALLS]
 
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
@@ -255,4 +255,4 @@ COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward + backward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
     "decode": [(OURS, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA]), (OURS_V2, ONE_CALL_V2_DECODING)],
 }
-"""By task: a scheme of this package, and what it is compared with in the same rounds."""
+"""By task: a scheme of this package, and the baselines that it is compared with in the same rounds."""

@@ -1,4 +1,4 @@
-"""Paired timing: the candidates take turns, so that a slow moment of the machine meets all of them."""
+"""Paired timing: the candidates alternate, so that a slow phase of the machine affects all of them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Work = Callable[[], object]
 
 FEWEST_ROUNDS = 3
 RATE_SIZES = {"cpu": 1536, "cuda": 8192}
-"""Rows and columns of the matrix product that stands for what the machine can do, by kind of device."""
+"""Rows and columns of the matrix product that measures the machine's peak rate, by kind of device."""
 
 
 def waiting(device: str) -> Callable[[], None]:
-    """Returns when a device has done what it was asked for; a processor has, as soon as a call returns."""
+    """A function that waits until a device has finished its work; a CPU has when a call returns."""
     return partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else lambda: None
 
 
 def paired_times(
     work: Mapping[str, Work], *, rounds: int, seconds: float = float("inf"), warm_up: int = 1, device: str = "cpu"
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round; in every round each runs once, in turn.
+    """Seconds of each candidate in each round; every candidate runs once per round.
 
     Args:
         work: candidates by name.
-        rounds: how many, at the most.
-        seconds: no round begins after this time, but for the first three.
-        warm_up: rounds that do not count.
-        device: where the work is done; the clock stops when it is.
+        rounds: largest number of rounds.
+        seconds: time after which no round begins, except for the first three.
+        warm_up: number of initial rounds that do not count.
+        device: device of the work; the clock stops when it is finished.
     """
     wait = waiting(device)
     for _ in range(warm_up):
@@ -53,7 +53,7 @@ def paired_times(
 
 
 def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dict[str, Any]:
-    """Median over rounds of subject / baseline within the round, and its quartiles. Below 1 the subject is faster."""
+    """Median over rounds of subject / baseline within the round, and its quartiles. Below 1, the subject is faster."""
     paired = [a / b for a, b in zip(times[subject], times[baseline], strict=True)]
     low, middle, high = statistics.quantiles(paired, n=4) if len(paired) > 1 else [paired[0]] * 3
     return {
@@ -68,7 +68,7 @@ def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dic
 
 
 def product_rate(dtype: torch.dtype, *, rounds: int = 7, device: str = "cpu") -> float:
-    """FLOPs a second of this machine's own matrix product, the median of a few large ones."""
+    """Measured FLOPs per second of this machine's own matrix product, the median of a few large ones."""
     size = RATE_SIZES[torch.device(device).type]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     times = paired_times({"product": lambda: left @ right}, rounds=rounds, warm_up=2, device=device)["product"]

@@ -1,4 +1,4 @@
-"""Attention sinks reduced at inference, head by head (Yu et al., 2406.15765)."""
+"""Attention calibration: reducing attention sinks at inference, head by head (Yu et al., 2406.15765)."""
 
 from antiphase.calibration.apply import calibrated as calibrated
 from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan

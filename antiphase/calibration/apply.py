@@ -1,4 +1,4 @@
-"""A model with some of its heads calibrated, for the time of a ``with`` block."""
+"""Calibrating some heads of a model within a ``with`` block."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from antiphase.ops.shapes import statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries
 
 STEPS_AHEAD = 512
-"""Decoding steps for which room is made at a time."""
+"""Number of decoding steps for which memory is allocated at a time."""
 
 
 class CalibrationState(SequenceState):
-    """What calibration keeps beside the keys and values of a cache.
+    """State that calibration keeps with the keys and values of a cache.
 
-    By name and layer; keys count from the cache's first, dropped ones included: ``sinks`` (B, G, R, M) bool, of the
-    prompt; ``others`` (B, G, R, ≥ M), 0 at calibrated maps' sinks and 1 elsewhere, for steps; ``mass`` (B, G, R, M),
-    weight received so far.
+    Tensors by name and layer, where M counts from the cache's first key, including dropped ones: ``sinks`` (B, G, R, M)
+    bool, sinks of the prompt; ``others`` (B, G, R, ≥ M), 0 at sinks of calibrated maps and 1 elsewhere, for decoding
+    steps; ``mass`` (B, G, R, M), weight received so far.
     """
 
     def check_crop(self) -> None:
@@ -43,23 +43,27 @@ class CalibrationState(SequenceState):
         for name, layer in list(self.kept):
             if name == "others":
                 del self.kept[name, layer]
-            elif name == "sinks":  # what comes in the place of cropped tokens is none
+            elif name == "sinks":  # tokens that replace cropped ones are not sinks
                 self.kept[name, layer] = self.kept[name, layer][..., :length]
 
 
 @contextmanager
 def calibrated(model: PreTrainedModel, plan: CalibrationPlan) -> Iterator[None]:
-    """Calibrate the plan's heads in every forward pass within the block; the model is as before afterwards.
+    """Calibrate the plan's heads in every forward pass within the block; the model is unchanged afterwards.
 
     Works with padding on either side, caches, ``generate``, sliding windows and grouped keys. Blocks nest. A layer
-    without calibrated heads calls the model's own attention function. In a differential model each softmax map is
-    calibrated before the subtraction. What later steps need to know of a prompt belongs to the cache, which must have
-    been filled within the same block.
+    without calibrated heads calls the model's own attention function. In a differential model, each softmax map is
+    calibrated before the subtraction. The sinks of a prompt are stored with its cache, which must have been filled
+    within the same block.
+
+    Example:
+        >>> with antiphase.calibrated(model, plan):
+        ...     model.generate(input_ids, max_new_tokens=8)
 
     Raises:
         InputError: the plan does not fit the model, or the model is an encoder–decoder.
-        ValueError: the model's attention does not go through transformers' interface, or takes arguments (such as
-            ``softcap``) that calibration does not know.
+        ValueError: the model's attention does not use transformers' interface, or has arguments (such as ``softcap``)
+            that calibration does not support.
     """
     plan.check(model)
     if not plan.heads:
@@ -71,7 +75,7 @@ def calibrated(model: PreTrainedModel, plan: CalibrationPlan) -> Iterator[None]:
 
 @contextmanager
 def installed(model: PreTrainedModel, calibration: Calibration) -> Iterator[None]:
-    """A model under one calibration, whose plan fits it."""
+    """Apply a calibration within the block; its plan must fit the model."""
     rule, layers = calibration.rule, calibration.plan.heads
     with transformed(model, calibration, layers=layers, state=CalibrationState, check=rule.check):
         yield
@@ -96,7 +100,7 @@ class Calibration:
         return self.choice.changed(call, lambda chosen: self.rule.outputs(call, chosen))
 
     def _is_known_step(self, call: AttentionCall) -> bool:
-        """Whether this is a decoding step that sees all keys there are, of a prompt whose sinks are known."""
+        """Whether this is a decoding step that sees all keys, after a prompt whose sinks are known."""
         window = call.declared_window
         return (
             call.is_step
@@ -106,7 +110,7 @@ class Calibration:
         )
 
     def _step(self, call: AttentionCall) -> Tensor:
-        """Outputs (B, G, R, 1, dv) of one query, as the rule gives them, in few calls."""
+        """Calibrated outputs (B, G, R, 1, dv) of one query, in few operator calls."""
         forward, layer = _forward_of(call), call.layer
         kept = forward.state.kept
         grouped = self.choice.grouped(call)
@@ -128,20 +132,20 @@ class Calibration:
 
 
 class CalibrationRule:
-    """Which keys are sinks of chosen maps, and the maps' outputs without their surplus."""
+    """Finds the sinks of selected maps and computes the maps' calibrated outputs."""
 
     def __init__(self, plan: CalibrationPlan) -> None:
         self.plan = plan
         self.found_sinks = plan.mode == "running"
-        """Whether any calibrated map has had a sink since; mode "running" does not tell and counts as yes."""
+        """Whether any calibrated map has had a sink so far; mode "running" does not track this and counts as True."""
         self._mass_before: Tensor | None = None
-        """What keys had received before the last call, in mode "running"."""
+        """Weight that keys had received before the last call, in mode "running"."""
 
     def outputs(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
-        """Outputs (B, G, R, N, dv) of a call's maps; those that are not chosen stay as they are.
+        """Calibrated outputs (B, G, R, N, dv) of a call's maps; maps that are not selected stay unchanged.
 
         Raises:
-            ValueError: the mode needs what is not known of this call.
+            ValueError: the mode needs information that this call lacks.
         """
         plan = self.plan
         if plan.mode == "running":
@@ -155,10 +159,10 @@ class CalibrationRule:
         return correct(maps, attended, self.sinks(call, maps, attended.mass), beta=plan.beta)
 
     def sinks(self, call: AttentionCall, maps: ChosenMaps, mass: Tensor) -> Tensor:
-        """Sinks (B, G, R, M) of the chosen maps: those of the prompt, or of the call's own queries.
+        """Sinks (B, G, R, M) of the selected maps, from the prompt or the call's own queries.
 
         Args:
-            mass: (B, G, R, M), weight that each key receives from real queries, summed.
+            mass: (B, G, R, M), sum of the weights that each key receives from real queries.
         """
         forward, plan = _forward_of(call), self.plan
         kept = forward.state.kept
@@ -184,10 +188,10 @@ class CalibrationRule:
         return out
 
     def check(self, forward: ForwardPass) -> None:
-        """Before a forward pass.
+        """Check a forward pass before it starts.
 
         Raises:
-            ValueError: the mode needs what is not known of its sequences.
+            ValueError: the mode needs information that is missing for its sequences.
         """
         if self.plan.mode != "paper" and not forward.state.is_whole:
             raise ValueError(
@@ -197,18 +201,18 @@ class CalibrationRule:
 
 
 def _forward_of(call: AttentionCall) -> ForwardPass:
-    """Of a call whose maps were chosen, which needs one."""
+    """The forward pass of a call whose maps were selected, which therefore has one."""
     assert call.forward is not None
     return call.forward
 
 
 def _dropped(forward: ForwardPass, maps: ChosenMaps) -> int:
-    """Keys that a sliding cache no longer has."""
+    """Number of keys that a sliding cache has dropped."""
     return max(0, forward.past + len(maps.places) - maps.key.shape[2])
 
 
 def _sinks(maps: ChosenMaps, mass: Tensor, alpha: float) -> Tensor:
-    """Sinks (B, G, R, M) of the call's own queries, from the weight that keys receive from them, summed."""
+    """Sinks (B, G, R, M) of the call's own queries, from the summed weight that keys receive from them."""
     seen = Visibility(maps.mask, maps.is_causal, maps.sliding_window)
     keys = maps.key.shape[2]
     queries = visible_queries(maps.real_queries, keys, seen)
@@ -218,6 +222,6 @@ def _sinks(maps: ChosenMaps, mass: Tensor, alpha: float) -> Tensor:
 
 
 def _fit(known: Tensor, keys: int, dropped: int) -> Tensor:
-    """Sinks (B, G, R, ≤ all keys) for the keys that are still there; later keys are none."""
+    """Sinks (B, G, R, ≤ all keys) for the keys still in the cache; later keys are not sinks."""
     kept = known[..., dropped : dropped + keys]
     return torch.nn.functional.pad(kept, (0, keys - kept.shape[-1]))

@@ -1,10 +1,10 @@
-"""Calibrated softmax attention, without the map where that can be.
+"""Calibrated softmax attention that avoids computing the whole map if possible.
 
-With s_i the weight of a row on sinks and c_i = 1 + (1 - β) s_i / (1 - s_i), the calibrated output is
-``c_i O_i + (β - c_i) (A_S V_S)_i``: ordinary attention and a thin product over the sinks (2406.15765, section 4,
-rewritten). It cancels where s_i is near 1, so rows with s_i > 1/2 are formed directly.
+Let s_i be the weight of row i on sinks and c_i = 1 + (1 - β) s_i / (1 - s_i). The calibrated output is ``c_i O_i + (β -
+c_i) (A_S V_S)_i``: ordinary attention plus a thin product over the sinks (2406.15765, section 4, rewritten). The terms
+cancel if s_i is near 1, so rows with s_i > 1/2 are computed directly.
 
-Legend: B batch, G key groups, R query heads of a group, N queries, M keys, d, dv widths.
+Legend: B batch, G key groups, R query heads per group, N queries, M keys, d, dv widths.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from torch import Tensor
 
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.chosen import ChosenMaps
-from antiphase.ops.blocks import BlockLayout, shaped
+from antiphase.ops.blocks import BlockLayout, view_as
 from antiphase.ops.shapes import statistics_dtype
 
 DIRECT_SHARE = 0.5
-"""Rows with more of their weight on sinks are formed directly."""
+"""Rows with a larger share of their weight on sinks are computed directly."""
 ROWS_AT_ONCE = 512
-"""Rows that are formed directly in one step."""
+"""Number of rows computed directly in one step."""
 WEIGHTS_AT_ONCE = 2**18
-"""Weights on sinks that the thin product takes in one step, where these are more than ROWS_AT_ONCE rows."""
+"""Number of weights on sinks that the thin product computes in one step, if this is more than ROWS_AT_ONCE rows."""
 
 
 @dataclass(frozen=True)
 class Attended:
-    """Ordinary attention, and what calibration needs to know of its maps."""
+    """Ordinary attention, and the statistics of its maps that calibration needs."""
 
     out: Tensor
     """(B, G, R, N, dv)."""
     log_sum_exp: Tensor
-    """(B, G, R, N), -inf for a row that sees no key."""
+    """(B, G, R, N); -inf for a row that sees no key."""
     mass: Tensor
-    """(B, G, R, M): weight that each key receives from real queries, summed."""
+    """(B, G, R, M): sum of the weights that each key receives from real queries."""
 
 
 def _layout(maps: ChosenMaps) -> BlockLayout:
@@ -47,7 +47,7 @@ def _layout(maps: ChosenMaps) -> BlockLayout:
 
 
 def attend(maps: ChosenMaps) -> Attended:
-    """Ordinary attention block by block; the sums over columns ride along."""
+    """Ordinary attention block by block, with the sums over columns."""
     batch, groups, repeats, length, _ = maps.query.shape
     keys, width = maps.value.shape[2:]
     layout = _layout(maps)
@@ -60,7 +60,7 @@ def attend(maps: ChosenMaps) -> Attended:
         here = item.batches, item.groups
         for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             scores = item.scores(0, block)
@@ -73,13 +73,13 @@ def attend(maps: ChosenMaps) -> Attended:
             by_head = weights.view(len(weight), -1, weights.shape[-1])
             part = mass[here][..., block.keys]
             part += torch.bmm(weight, by_head).view(part.shape)
-            product = shaped(buffer, *weights.shape[:2], width)
+            product = view_as(buffer, *weights.shape[:2], width)
             rows.copy_(torch.bmm(weights, item.values[:, block.keys], out=product).view(rows.shape))
     return Attended(out, log_sum_exp.nan_to_num_(nan=float("-inf")), mass)
 
 
 def correct(maps: ChosenMaps, attended: Attended, sinks: Tensor, *, beta: float) -> Tensor:
-    """The calibrated output (B, G, R, N, dv), in the place of the ordinary one, for sinks (B, G, R, M)."""
+    """Calibrated output (B, G, R, N, dv), written over the ordinary one, for sinks (B, G, R, M)."""
     batch, groups, repeats = sinks.shape[:3]
     for b in range(batch):
         for g in range(groups):
@@ -101,7 +101,7 @@ def _correct_head(
     other_values = None
     at_once = max(ROWS_AT_ONCE, WEIGHTS_AT_ONCE // len(chosen))
     for rows in torch.arange(len(maps.places), device=out.device).split(at_once):
-        # sinks after the last of these queries are seen by none of them
+        # these queries see no sinks after the last of them
         count = int(torch.searchsorted(chosen, maps.places[rows[-1]], right=True)) if maps.is_ordered else len(chosen)
         if count == 0:
             continue
@@ -119,20 +119,20 @@ def _correct_head(
             other_values = maps.value[b, g].index_fill(0, chosen, 0.0)
         for some in direct.split(ROWS_AT_ONCE):
             on_others, rest = _others(maps, lse, head, rows[some], other_values, is_other)
-            # a row with sinks alone stays as it is
+            # a row with all its weight on sinks stays unchanged
             has_rest = rest > torch.finfo(dtype).tiny
             left = 1 - (1 - beta) * has_rest.to(dtype)
             raised = (1 + (1 - left) * share[some] / rest.where(has_rest, 1.0)) * has_rest.to(dtype)
-            total = share[some] + rest  # 1, but for the rounding of the log-sum-exp
+            total = share[some] + rest  # 1, except for the rounding of the log-sum-exp
             out[rows[some]] = (raised * on_others).addcmul_(left, thin[some]).div_(total).to(out.dtype)
 
 
 def _others(
     maps: ChosenMaps, log_sum_exp: Tensor, head: tuple[int, int, int], rows: Tensor, values: Tensor, is_other: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What rows (n,) of one head get from the keys that are no sinks, (n, dv), and their weight on these, (n, 1).
+    """Outputs (n, dv) and total weight (n, 1) of rows (n,) of one head on the keys that are not sinks.
 
-    ``values`` (M, dv) are 0 at the sinks, as ``is_other`` (M,) is. Both results are in the dtype of the statistics.
+    ``values`` (M, dv) and ``is_other`` (M,) are 0 at the sinks. Both results are in the statistics dtype.
     """
     b, g, r = head
     seen = int(maps.places[rows[-1]]) + 1 if maps.is_ordered else maps.key.shape[2]
@@ -140,17 +140,17 @@ def _others(
     maps.hide(weights, b, rows, torch.arange(seen, device=weights.device))
     if values.dtype == weights.dtype:
         return weights @ values[:seen], (weights @ is_other[:seen]).unsqueeze(-1)
-    # what is left beside sinks may be too small for a half precision: the product is of shares, which are not
+    # the remaining weight may underflow in half precision, so the product uses shares of it
     rest = weights.mul_(is_other[:seen]).sum(-1, keepdim=True)
     shares = weights / rest.clamp(min=torch.finfo(rest.dtype).tiny)
     return (shares.to(values.dtype) @ values[:seen]).to(rest.dtype) * rest, rest
 
 
 def _weights(query: Tensor, key: Tensor, log_sum_exp: Tensor, scale: float) -> Tensor:
-    """Weights (n, m) of some keys, from the rows' log-sum-exps (n,); what is hidden is not zero."""
+    """Weights (n, m) of some keys, from the rows' log-sum-exps (n,); weights of hidden keys are not zeroed."""
     if query.dtype == log_sum_exp.dtype:
         return torch.addmm(-log_sum_exp[:, None], query, key.T, alpha=scale).exp_()
-    scores = torch.addmm(query.new_zeros(()), query, key.T, beta=0, alpha=scale)  # rounded where ``attend`` rounds
+    scores = torch.addmm(query.new_zeros(()), query, key.T, beta=0, alpha=scale)  # rounded as in ``attend``
     return scores.to(log_sum_exp.dtype).sub_(log_sum_exp[:, None]).exp_()
 
 
@@ -164,14 +164,14 @@ def calibrated_step(
     scale: float,
     beta: float,
 ) -> Tensor:
-    """One query calibrated with known sinks: β A + (1 - β) Aₒ / Σ Aₒ, where Aₒ is A without its sinks.
+    """Calibrated attention of one query with known sinks: β A + (1 - β) Aₒ / Σ Aₒ, where Aₒ is A without its sinks.
 
     Args:
         query: (B, G, R, 1, d).
         key: (B, G, M, d).
         value: (B, G, M, dv).
-        others: (B, G, R, M), 0 at sinks and 1 elsewhere, in the dtype of the statistics.
-        mask: boolean, broadcastable to (B, 1, 1, M), True = may attend; None: all keys are seen.
+        others: (B, G, R, M), 0 at sinks and 1 elsewhere, in the statistics dtype.
+        mask: boolean, broadcastable to (B, 1, 1, M), True = may attend; None means that all keys are visible.
 
     Returns:
         (B, G, R, 1, dv). A row that sees no key gives zeros.
@@ -194,17 +194,17 @@ def calibrated_step(
 
 
 def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta: float) -> tuple[Tensor, Tensor]:
-    """Causal calibration: a query's sinks are the keys that it and the queries before it look at too much.
+    """Causal calibration: a query's sinks are the keys that get too much weight from it and the queries before it.
 
-    Key j is a sink of query i if the mean weight from the queries j..i is above α / Nᵢ and there are at least Nᵢ / α
-    of them, where Nᵢ is the number of keys that query i sees. Positions count real tokens only. So a cache gives what
-    one forward pass gives, and later tokens change nothing.
+    Key j is a sink of query i if the mean weight from the queries j..i is above α / Nᵢ and there are at least Nᵢ / α of
+    them, where Nᵢ is the number of keys that query i sees. Positions count only real tokens. So decoding with a cache
+    equals one forward pass, and later tokens change nothing.
 
     Args:
-        mass: (B, G, R, ≤ M) weight that keys have received before this call; None: no earlier maps.
+        mass: (B, G, R, ≤ M) weight that keys received before this call; None means that there were no earlier calls.
 
     Returns:
-        (B, G, R, N, dv), and ``mass`` (B, G, R, M) for the next maps.
+        (B, G, R, N, dv), and ``mass`` (B, G, R, M) for the next call.
     """
     batch, groups, repeats, length, _ = maps.query.shape
     keys, width = maps.value.shape[2:]
@@ -221,7 +221,7 @@ def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta:
         here = item.batches, item.groups
         for block in layout.blocks:
             rows = out[here][:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             weights = item.maps(block)[0].view(*rows.shape[:-1], -1).to(layout.dtype)
@@ -233,11 +233,11 @@ def attend_running(maps: ChosenMaps, mass: Tensor | None, *, alpha: float, beta:
 
 
 class _Running:
-    """Which keys are sinks of each query, and the weights without their surplus."""
+    """The sinks of each query, and the calibrated weights."""
 
     def __init__(self, maps: ChosenMaps, alpha: float, beta: float) -> None:
         self.alpha, self.beta = alpha, beta
-        self.order = maps.real.long().cumsum(1) + maps.before[:, None]  # (B, M): a real token's number, from 1
+        self.order = maps.real.long().cumsum(1) + maps.before[:, None]  # (B, M): 1-based number of each real token
         self.is_first = (self.order == 1) & maps.real
         self.chosen = maps.chosen
         self.query_order = self.order[:, maps.places]  # (B, N)
@@ -246,17 +246,17 @@ class _Running:
             visible = maps.mask[:, 0].sum(-1).expand(len(self.real), -1)
         else:
             visible = self.query_order
-            if maps.sliding_window is not None:  # less what lies before the window, dropped tokens included
+            if maps.sliding_window is not None:  # minus what lies before the window, including dropped tokens
                 last = maps.places - maps.sliding_window
                 visible = visible - torch.where(last < 0, maps.before[:, None], self.order[:, last.clamp(min=0)])
-        self.visible = visible.clamp(min=1)  # (B, N): keys that each query sees
+        self.visible = visible.clamp(min=1)  # (B, N): number of keys that each query sees
 
     def calibrate(
         self, weights: Tensor, mass: Tensor, batches: slice, groups: slice, queries: slice, keys: slice
     ) -> Tensor:
-        """Weights (b, g, R, n, m) calibrated; their sums are added to mass (b, g, R, m)."""
+        """Calibrated weights (b, g, R, n, m); the sums of the original ones are added to mass (b, g, R, m)."""
         own = self.query_order[batches, queries, None]  # (b, n, 1)
-        count = own - self.order[batches, None, keys] + 1  # (b, n, m): queries that have seen each key
+        count = own - self.order[batches, None, keys] + 1  # (b, n, m): number of queries that have seen each key
         visible = self.visible[batches, queries, None]  # Nᵢ
         limit = (self.alpha * count / visible).to(weights.dtype)
         eligible = (count >= visible / self.alpha) & ~self.is_first[batches, None, keys]

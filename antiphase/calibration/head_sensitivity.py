@@ -1,7 +1,7 @@
-"""How a score would change if heads were calibrated a little: one backward pass for all heads of a model.
+"""Sensitivity of a score to calibrating each head, from one backward pass for all heads of a model.
 
-A gate g on each head makes its map A + g (Â - A). The derivative of a score with respect to g, at g = 0, is a first
-guess at what calibrating the head would do.
+A gate g on each head makes its map A + g (Â - A). The derivative of a score with respect to g, at g = 0, estimates the
+effect of calibrating the head.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from antiphase.instrumentation.hooks import transformed
 
 
 class _GatedHeads:
-    """Ordinary attention, plus gates (all zero) times what calibration would change."""
+    """Ordinary attention plus gates (all zero) times the change that calibration would make."""
 
     def __init__(self, plan: CalibrationPlan, gates: dict[int, Tensor]) -> None:
         self.rule, self.choice = CalibrationRule(plan), MapChoice(plan.heads)
@@ -51,7 +51,7 @@ def head_sensitivities(
 
     Raises:
         ValueError: the score cannot be differentiated.
-        NonFiniteError: a derivative that is not finite.
+        NonFiniteError: a derivative is not finite.
     """
     maps = model.config.get_text_config().num_attention_heads
     gates = {

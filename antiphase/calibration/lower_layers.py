@@ -1,4 +1,4 @@
-"""Layers below the one at hand, run once and skipped afterwards: calibrating a head changes nothing below it."""
+"""Cache of the layers below a calibrated one, which calibration does not change: they run only once."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from transformers import Cache, PreTrainedModel
 
 
 class LowerLayerCache:
-    """Remembers what enters a layer in each forward pass of a piece of work, to repeat the work from there on."""
+    """Stores the input of a layer in each forward pass of a computation, in order to repeat it from there on."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.layers = decoder_layers(model)
         self.start = 0
-        self._entering: list[Tensor] = []  # the hidden states that enter layer ``start``, by forward pass
-        self._marks: list[tuple[torch.Size, float]] = []  # of what enters layer 0
+        self._entering: list[Tensor] = []  # inputs of layer ``start``, by forward pass
+        self._marks: list[tuple[torch.Size, float]] = []  # of the inputs of layer 0
         self._gives_tuple = False
 
     @contextmanager
     def record(self, start: int) -> Iterator[None]:
-        """Do the whole work once, from where it is known, and remember what enters layer ``start``."""
+        """Run the computation once, skipping layers that are already cached, and store the inputs of layer start."""
         if start < self.start:
             raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")
         entering: list[Tensor] = []
@@ -52,10 +52,10 @@ class LowerLayerCache:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """The layers below ``start`` hand on what they get; layer ``start`` gets what is remembered.
+        """Skip the layers below ``start``, which return their input, and give layer ``start`` its stored input.
 
         Raises:
-            ValueError: the work feeds the model with something else than it did when it was recorded.
+            ValueError: the computation's inputs differ from those that were recorded.
         """
         if self.start == 0:
             yield
@@ -84,7 +84,7 @@ class LowerLayerCache:
         below = list(self.layers[: self.start])
         try:
             for index, layer in enumerate(below):
-                layer.forward = _hand_on(layer, index, gives_tuple=self._gives_tuple)
+                layer.forward = _pass_through(layer, index, gives_tuple=self._gives_tuple)
             yield
         finally:
             for layer in below:
@@ -94,7 +94,7 @@ class LowerLayerCache:
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's list of layers, the i-th holding the attention module of ``layer_idx`` i.
+    """The model's list of layers, in which layer i contains the attention module with ``layer_idx`` i.
 
     Raises:
         ValueError: there is no such list.
@@ -108,8 +108,8 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise ValueError(f"{type(model).__name__} has no list of numbered layers")
 
 
-def _hand_on(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
-    """A forward that returns what it gets, and keeps the lengths of a cache right."""
+def _pass_through(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
+    """A forward function that returns its input and keeps the lengths of a cache correct."""
     signature = inspect.signature(layer.forward)
 
     def forward(*args: Any, **kwargs: Any) -> Any:

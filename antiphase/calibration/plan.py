@@ -1,4 +1,4 @@
-"""A calibration plan: which heads of which model are calibrated, and how. A small JSON file."""
+"""Calibration plans: which heads of which model to calibrate, and how. Stored as small JSON files."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ from antiphase.records import write_atomically
 
 FORMAT = 1
 MODES = ("paper", "prompt", "running")
-DESCRIBING = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-"""Fields of a configuration by which a plan knows its model again."""
-DIGESTED = 16
-"""Numbers of each weight that are part of a fingerprint."""
+IDENTIFYING_FIELDS = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Fields of a configuration by which a plan recognizes its model."""
+DIGESTED_VALUES = 16
+"""Number of values of each weight in a fingerprint."""
 
 
 @dataclass(frozen=True)
 class CalibrationPlan:
-    """Heads to calibrate and the rule (2406.15765, section 4).
+    """Which heads to calibrate, and how (2406.15765, section 4).
+
+    Example:
+        >>> plan = antiphase.CalibrationPlan({3: [0, 5], 4: [2]}, beta=0.4)  # two heads of layer 3, one of layer 4
+        >>> plan.save("plan.json")
 
     Args:
-        heads: 0-based layer to 0-based softmax maps.
+        heads: 0-based softmax maps by 0-based layer.
         alpha: a key is a sink if it receives more than α / N on average.
-        beta: what is left of a weight on a sink, in (0, 1].
-        mode: which queries choose the sinks. "paper": those of the call; "prompt": those of the prompt, for the steps
-            after it too; "running": those up to each query.
-        fingerprint: of the model that it was made for; None fits any model that has these layers and maps.
-        scores: what the search found, by "layer.head"; not used when a plan is applied.
+        beta: factor of the weights on sinks, in (0, 1].
+        mode: which queries determine the sinks. "paper": those of the call; "prompt": those of the prompt, also for the
+            decoding steps after it; "running": for each query, those up to it.
+        fingerprint: fingerprint of the model that the plan was made for; None accepts any model with these layers and
+            maps.
+        scores: results of the search, by "layer.head"; not used when a plan is applied.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     heads: Mapping[int, Sequence[int]]
@@ -67,7 +72,7 @@ class CalibrationPlan:
         object.__setattr__(self, "heads", dict(sorted(found.items())))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON: beside, then renamed."""
+        """Write the plan as JSON, to a temporary file that is then renamed."""
         tree = {"format": FORMAT, **asdict(self)}
         write_atomically(Path(path), (json.dumps(tree, indent=1, allow_nan=False) + "\n").encode())
 
@@ -76,7 +81,7 @@ class CalibrationPlan:
         """Read a plan.
 
         Raises:
-            InputError: there is none, or it holds something else.
+            InputError: the file is missing or is not a plan.
         """
         tree = read_json(path, "--plan", "give a plan that antiphase calibrate search wrote")
         if "heads" not in tree or tree.pop("format", None) != FORMAT:
@@ -103,7 +108,11 @@ class CalibrationPlan:
             raise InputError(f"--plan {path}: {error}") from error
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raise an InputError where the plan does not fit a model, or no plan could."""
+        """Check that the plan fits a model.
+
+        Raises:
+            InputError: it does not, or the model cannot be calibrated.
+        """
         refuse_encoder_decoder(model)
         text = model.config.get_text_config()
         if self.fingerprint is not None:
@@ -126,17 +135,17 @@ class CalibrationPlan:
 
 
 def fingerprint(model: PreTrainedModel) -> dict[str, Any]:
-    """By what a plan knows its model again: sizes, and digests of some numbers of every weight.
+    """Identifies a model for plans: its sizes, and digests of some values of every weight.
 
-    The numbers are taken in bf16, as they are and by way of fp16, so that a model loaded in half precision is still the
-    same one: it shares one of its digests.
+    The values are digested in bf16, both directly and by way of fp16, so that a model loaded in half precision shares
+    one of the digests and is still recognized.
     """
     text = model.config.get_text_config()
     digests = [hashlib.sha256(), hashlib.sha256()]
     for name, weight in model.named_parameters():
-        some = weight.detach().reshape(-1)[:DIGESTED].cpu()
+        some = weight.detach().reshape(-1)[:DIGESTED_VALUES].cpu()
         for digest, numbers in zip(digests, (some, some.to(torch.float16)), strict=True):
             bits = numbers.to(torch.bfloat16).view(torch.int16).tolist()
             digest.update(f"{name}{tuple(weight.shape)}{bits}".encode())
-    sizes = {name: getattr(text, name) for name in DESCRIBING if hasattr(text, name)}
+    sizes = {name: getattr(text, name) for name in IDENTIFYING_FIELDS if hasattr(text, name)}
     return {**sizes, "weights": [digest.hexdigest() for digest in digests]}

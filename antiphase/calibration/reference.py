@@ -1,7 +1,7 @@
-"""Attention calibration written as its formula, on whole maps: what the fast forms are tested against.
+"""Attention calibration as a formula on whole maps, against which the fast implementations are tested.
 
-Yu et al., Unveiling and Harnessing Hidden Attention Sinks, arXiv 2406.15765, section 4: weights on sinks are cut to β,
-and what that frees goes to the row's other keys in proportion.
+Yu et al., Unveiling and Harnessing Hidden Attention Sinks, arXiv 2406.15765, section 4: weights on sinks are multiplied
+by β, and the freed weight goes to the row's other keys in proportion.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from torch import Tensor
 def calibrate_map(
     weights: Tensor, *, beta: float, alpha: float | None = None, threshold: float | None = None
 ) -> Tensor:
-    """Calibrate causal maps (..., N, N) without padding; the first token is no sink.
+    """Calibrate causal maps (..., N, N) without padding; the first token never counts as a sink.
 
-    A key is a sink if the mean weight it receives from the N - j queries that see it is above ``threshold``, or above
-    α / N.
+    A key is a sink if the mean weight it receives from the N - j queries that see it is above ``threshold``, or above α
+    / N.
 
     Raises:
-        ValueError: not exactly one of ``alpha`` and ``threshold``, β outside (0, 1], maps that are not square.
+        ValueError: not exactly one of ``alpha`` and ``threshold`` is given, β is outside (0, 1], or the maps are not
+            square.
     """
     if (alpha is None) == (threshold is None):
         raise ValueError("give either alpha or threshold")
@@ -37,9 +38,9 @@ def calibrate_map(
 
 
 def redistribute(weights: Tensor, sinks: Tensor, *, beta: float) -> Tensor:
-    """Weights (..., N, M) with those on sinks (bool, (..., 1|N, M)) times β, the others raised in proportion.
+    """Weights (..., N, M) with those on sinks (bool, (..., 1|N, M)) times β and the others raised in proportion.
 
-    Rows keep their sum. A row whose whole weight lies on sinks stays as it is.
+    Rows keep their sum. A row with all its weight on sinks stays unchanged.
     """
     kept = weights.masked_fill(sinks, 0.0)
     rest = kept.sum(-1, keepdim=True)

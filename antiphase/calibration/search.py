@@ -1,4 +1,4 @@
-"""Which heads to calibrate: one at a time, judged by a score; the choice is then judged on samples it has not seen."""
+"""Search for the heads to calibrate: each is tried alone; the choice is then evaluated on held-out samples."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from antiphase.calibration.plan import CalibrationPlan, fingerprint
 from antiphase.errors import InputError
 
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
-"""Model and samples to one number for each sample, the higher the better."""
+"""Returns one score per sample, higher is better."""
 Head = tuple[int, int]
-"""Layer and head, from 0."""
+"""0-based layer and head."""
 METHODS = ("exhaustive", "cached", "screen")
 SCREENED_SHARE = 0.2
-"""Of the exhaustive search's evaluations, what the screen may use; one head is tried in any case."""
+"""Share of the exhaustive search's evaluations that the screen may use; at least one head is always tried."""
 SLOPE_COST = 3
-"""Evaluations that the slopes cost: a forward pass with and without every head calibrated, and the way back."""
+"""Cost of the slopes in evaluations: forward passes with and without every head calibrated, and the backward pass."""
 NO_SINKS = 1e30
-"""An α so large that no key is a sink: calibration then changes nothing but rounding."""
+"""An α so large that no key is a sink, so that calibration changes nothing except rounding."""
 SCREENED_AT_ONCE = 8
-"""Samples whose forward passes are held in memory for the way back."""
+"""Number of samples whose activations are kept for one backward pass."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """Samples of each data set, for the search and for the judgement."""
+    """Samples of each data set, for the search and for the evaluation."""
 
     search: dict[str, list[Any]]
     held_out: dict[str, list[Any]]
     search_numbers: dict[str, list[int]]
-    """Where each sample stood in its data set, from 0."""
+    """0-based index of each sample in its data set."""
     held_out_numbers: dict[str, list[int]]
 
 
 def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed: int) -> Split:
-    """Part each data set at random, the same for the same seed.
+    """Split each data set at random; equal seeds give equal splits.
 
     Raises:
-        InputError: a data set with fewer than two samples.
+        InputError: a data set has fewer than two samples.
     """
     found = Split({}, {}, {}, {})
     for index, (name, given) in enumerate(samples.items()):
@@ -70,10 +70,10 @@ def scores_of(
     samples: Mapping[str, Sequence[Any]],
     numbers: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Tensor]:
-    """Scores by data set, float64. ``numbers``: of each sample in its data set, for messages; None: as they stand here.
+    """Scores by data set, float64. ``numbers``: indices of the samples for messages; None means from 0.
 
     Raises:
-        ValueError: a score is not finite; it names the sample.
+        ValueError: a score is not finite; the message names the sample.
     """
     found = {}
     for name, given in samples.items():
@@ -94,12 +94,12 @@ def scores_of(
 
 @dataclass(frozen=True)
 class HeadResult:
-    """What calibrating one head alone did to the score of the search's samples."""
+    """The effect of calibrating one head alone on the scores of the search's samples."""
 
     layer: int
     head: int
     change: float
-    """In the mean over data sets."""
+    """Change of the mean over data sets."""
     improved: int
     """Samples whose score rose."""
     worsened: int
@@ -108,7 +108,7 @@ class HeadResult:
 
 @dataclass(frozen=True)
 class _Trials:
-    """Each head calibrated alone, on the part of the samples that chooses."""
+    """Calibrates each head alone and scores it on the search samples."""
 
     model: PreTrainedModel
     score: Score
@@ -120,7 +120,7 @@ class _Trials:
     """Whether the layers below a head are run only once."""
 
     def of(self, heads: Sequence[Head]) -> Iterator[HeadResult]:
-        """A result for each (layer, head), in order."""
+        """Yield a result for each (layer, head), in order."""
         lower = LowerLayerCache(self.model) if self.is_cached else None
         for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
             if lower is not None:
@@ -133,7 +133,7 @@ class _Trials:
         calibration = Calibration(CalibrationPlan({layer: [head]}, **self.rule))
         with skipped, installed(self.model, calibration):
             found = self._scores()
-        if not calibration.rule.found_sinks:  # nothing was calibrated: what differs is rounding
+        if not calibration.rule.found_sinks:  # nothing was calibrated, so any difference is rounding
             found = self.base
         change = changes_of(found, self.base, rounding=self.rounding)
         flat = torch.cat(list(change.values()))
@@ -159,28 +159,33 @@ def search_calibration(
     known: Sequence[HeadResult] = (),
     report: Callable[[HeadResult, int], None] = lambda result, count: None,
 ) -> CalibrationPlan:
-    """Find the heads whose calibration alone raises the score, and judge them together on samples kept apart.
+    """Find the heads whose calibration alone raises the score, and evaluate them together on held-out samples.
+
+    Example:
+        >>> def score(model, samples):  # log-likelihood of each text
+        ...     return torch.stack([-model(ids, labels=ids).loss for ids in samples])
+        >>> plan = antiphase.search_calibration(model, score, texts, method="screen")
 
     Args:
-        score: (model, samples) to (len(samples),), the higher the better.
-        samples: what ``score`` takes; of several data sets by name, each counts alike.
-        method: "exhaustive" tries every head; "cached" does the same and runs the layers below a head only once;
-            "screen" takes the derivative of the score with respect to a gate on each head and tries the most
-            promising ones, at no more than a fifth of the evaluations (but one head at least).
-        layers: 0-based layers to search; None: all (2406.15765: 2 to L - 2).
-        surrogate: a score that can be differentiated, for the screen; None: ``score`` itself.
-        held_out: share of each data set that judges the choice.
+        score: takes (model, samples) and returns (len(samples),), higher is better.
+        samples: samples for ``score``; several data sets, given by name, have equal weight.
+        method: "exhaustive" tries every head; "cached" does the same but runs the layers below a head only once;
+            "screen" takes the derivative of the score with respect to a gate on each head and tries the most promising
+            ones, with at most a fifth of the evaluations (but at least one head).
+        layers: 0-based layers to search; None means all (2406.15765 uses 2 to L - 2).
+        surrogate: a differentiable score for the screen; None means ``score`` itself.
+        held_out: share of each data set on which the choice is evaluated.
         known: results of an earlier, interrupted search with the same arguments, which are not measured again.
-        report: called with each new result and how many there will be.
+        report: called with each new result and the total number of results.
 
     Returns:
         A plan with the kept heads. Its ``scores`` hold the results by head, the held-out score before and after, the
-        interval of the gain, the numbers of the samples that chose (``search_samples``), and ``rounding``: a sample's
-        score that moves by no more has not moved.
+        interval of the gain, the indices of the search samples (``search_samples``), and ``rounding``: smaller changes
+        of a sample's score count as none.
 
     Raises:
-        InputError: an unknown method or layer, too few samples.
-        ValueError: a score that is not finite, or that the method cannot work with.
+        InputError: the method or a layer is unknown, or there are too few samples.
+        ValueError: a score is not finite, or the method does not support it.
     """
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
@@ -231,7 +236,7 @@ def search_calibration(
 def _judged(
     model: PreTrainedModel, plan: CalibrationPlan, score: Score, split: Split, *, rounding: float, seed: int
 ) -> dict[str, Any]:
-    """The score on the samples that chose no head, without the plan and with it."""
+    """The score on the held-out samples, without and with the plan."""
     before = scores_of(model, score, split.held_out, split.held_out_numbers)
     with calibrated(model, plan):
         after = scores_of(model, score, split.held_out, split.held_out_numbers)
@@ -243,7 +248,7 @@ def _judged(
 
 
 def by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
-    """(layer, head) pairs as layer to heads."""
+    """Heads by layer, from (layer, head) pairs."""
     found: dict[int, list[int]] = {}
     for layer, head in heads:
         found.setdefault(layer, []).append(head)
@@ -251,7 +256,7 @@ def by_layer(heads: Sequence[Head]) -> dict[int, list[int]]:
 
 
 def screened_heads(slopes: Mapping[Head, float]) -> list[Head]:
-    """The most promising heads, as many as a fifth of an exhaustive search's evaluations allow."""
+    """The most promising heads, as many as ``SCREENED_SHARE`` of an exhaustive search's evaluations allows."""
     count = max(1, int(SCREENED_SHARE * len(slopes)) - SLOPE_COST)
     return sorted(sorted(slopes, key=lambda head: -slopes[head])[:count])
 
@@ -261,7 +266,7 @@ def slopes_of(
 ) -> dict[Head, float]:
     """Derivative of the score with respect to a gate on each of the plan's heads, by (layer, head).
 
-    Mean over data sets of the derivative of each one's mean score.
+    The mean over data sets of the derivative of each data set's mean score.
     """
     total: dict[Head, float] = {}
     for given in samples.values():

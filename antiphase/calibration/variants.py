@@ -1,6 +1,6 @@
-"""Calibration's siblings, for studies of why it works: other places for the freed weight, other keys, no sinks at all.
+"""Variants of calibration, for studying why it works: with other rules for the freed weight, or other keys.
 
-They form whole maps, so memory grows with the square of the length. Yu et al., 2406.15765, section 5.
+They compute whole maps, so memory is quadratic in length. Source: Yu et al., 2406.15765, section 5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices
                "random-tokens"]  # fmt: skip
 RULES = get_args(Rule)
 Spans = Mapping[tuple[int, ...], Mapping[str, tuple[int, int]]]
-"""A prompt's token ids to its named parts: first place and the one after the last."""
+"""Named parts of a prompt, by its token ids: first position, and position after the last."""
 
 
 @contextmanager
@@ -42,15 +42,16 @@ def varied(
     """Change the plan's heads by another rule within the block.
 
     Args:
-        rule: ``proportional``: calibration itself; ``uniform``: the freed weight goes to the other keys in equal parts;
-            ``question``, ``demonstrations``, ``choices``: to the keys of that part of the prompt, in proportion;
-            ``inverse``: weights off the sinks are cut to β and the sinks get what that frees; ``temperature``: weights
-            of all keys but the first token times ``temperature``, rows then made to sum to one; ``random-tokens``: as
-            calibration, with as many other keys, drawn at random, in the place of the sinks.
-        spans: of every prompt, for the rules that name one. Rows without such keys stay as they are.
+        rule: ``proportional``: calibration itself. ``uniform``: the freed weight goes to the other keys in equal parts.
+            ``question``, ``demonstrations``, ``choices``: it goes to the keys of that part of the prompt, in
+            proportion. ``inverse``: weights on other keys are multiplied by β, and the sinks get the freed weight.
+            ``temperature``: weights of all keys except the first token are multiplied by ``temperature``, and rows are
+            normalized again. ``random-tokens``: as calibration, but with as many randomly drawn keys instead of the
+            sinks.
+        spans: parts of every prompt, for the rules that name one. Rows without such keys stay unchanged.
 
     Raises:
-        InputError: an unknown rule, or one that does not go with the plan's mode.
+        InputError: the rule is unknown, or does not work with the plan's mode.
     """
     if rule not in RULES:
         raise InputError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
@@ -78,7 +79,7 @@ class _Varied:
         return maps.multiply(self._changed(call, maps, weights, found))
 
     def _changed(self, call: AttentionCall, maps: ChosenMaps, weights: Tensor, found: Tensor) -> Tensor:
-        """Maps (B, G, R, N, M) after the rule, for sinks (B, G, R, M)."""
+        """Maps (B, G, R, N, M) changed by the rule, for sinks (B, G, R, M)."""
         beta = self.calibration.plan.beta
         sinks = found.unsqueeze(-2)
         if self.rule == "temperature":
@@ -103,9 +104,9 @@ class _Varied:
         return torch.where(total > 0, moved, weights)
 
     def _drawn(self, call: AttentionCall, maps: ChosenMaps, found: Tensor) -> Tensor:
-        """As many keys (B, G, R, M) as there are sinks, drawn among real ones that are none.
+        """As many random keys (B, G, R, M) as there are sinks, drawn from real keys that are not sinks.
 
-        The same for a prompt and a layer, whatever else is in the batch.
+        They depend on prompt and layer, but not on the rest of the batch.
         """
         assert call.forward is not None
         kept = call.forward.state.kept
@@ -126,7 +127,7 @@ class _Varied:
         return drawn
 
     def _prompts(self, call: AttentionCall, maps: ChosenMaps) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
-        """Of each sequence of a prefill: its number, its tokens and where they stand (M,)."""
+        """For each sequence of a prefill: its index, its tokens and their positions (M,)."""
         assert call.forward is not None
         prompts = call.forward.input_ids
         if prompts is None:

@@ -1,1 +1,1 @@
-"""Text and tasks: corpora, tokenizers, packed tokens, retrieval, labelled text, demonstrations."""
+"""Data: corpora, tokenizers, packed tokens, retrieval tasks, labelled text and in-context labels."""

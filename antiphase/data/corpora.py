@@ -1,9 +1,9 @@
-"""A person's text, whatever it is stored in, as a stream of documents; and a fingerprint of its content.
+"""The user's text, in any supported format, as a stream of documents; and a fingerprint of its content.
 
-Formats are those of ``files``: each row of a table is a document, and so is a whole file of plain text.
+Formats are those of ``files``: each row of a table is a document, and so is each plain text file.
 
-Text is UTF-8. Lines end at ``\\n`` only; in plain text a ``\\r`` before it is dropped, and so is a byte order
-mark. Everything else is kept as it is. Documents of nothing but white space are left out.
+Text is UTF-8. Lines end only at ``\\n``; in plain text, a ``\\r`` before it and a byte order mark are dropped.
+Everything else is kept unchanged. Documents that contain only white space are skipped.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ FINGERPRINT_FORMAT = b"antiphase corpus 1\n"
 
 
 def documents(paths: Sequence[str], *, text_field: str | None = None, flag: str = "--data") -> Iterator[str]:
-    """The documents of files, folders and Hub datasets, in the order given; none of them empty.
+    """The documents of files, folders and Hub datasets, in the given order, without empty ones.
 
     Args:
-        paths: what a person gave, see the top of this file.
-        text_field: the column of tables that holds the text; None: ``text``, else the only column of strings.
-        flag: the option that ``paths`` came from, for messages.
+        paths: the paths or names that the user gave.
+        text_field: the column of tables that contains the text; None means ``text``, else the only column of strings.
+        flag: the option with which ``paths`` were given, for messages.
 
     Raises:
-        InputError: at the call: a path is missing, empty, or holds nothing readable; during iteration: a file
-            is not UTF-8 or malformed, the column is missing or not clear, every document is empty, the Hub
-            has no such dataset or is out of reach.
+        InputError: at the call, if a path is missing, empty, or has nothing readable; during iteration, if a file is
+            malformed or not UTF-8, the column is missing or ambiguous, every document is empty, or a Hub dataset does
+            not exist or cannot be reached.
     """
     return _documents(sources(paths, flag), text_field, flag)
 
@@ -52,16 +52,16 @@ def documents(paths: Sequence[str], *, text_field: str | None = None, flag: str 
 def fingerprint(paths: Sequence[str], text_field: str | None = None, *, flag: str = "--data") -> str:
     """SHA-256 (hexadecimal) of what ``documents`` would read: content, order and names below each folder.
 
-    It does not depend on where a folder lies, nor on what it is called. A Hub dataset counts by its name and
-    the hash that ``datasets`` gives its present revision.
+    It does not depend on the location or name of a folder. A Hub dataset is identified by its name and the hash that
+    ``datasets`` gives its current revision.
 
     Raises:
-        InputError: as ``documents`` does for missing paths and unreachable datasets.
+        InputError: as for ``documents``, for missing paths and unreachable datasets.
     """
     total = hashlib.sha256(FINGERPRINT_FORMAT)
 
     def add(*parts: str | None) -> None:
-        # JSON keeps the parts apart: ("ab", "c") and ("a", "bc") must differ
+        # JSON separates the parts: ("ab", "c") and ("a", "bc") must differ
         total.update(json.dumps(parts).encode() + b"\n")
 
     add("text_field", text_field)
@@ -104,7 +104,7 @@ def _texts(source: Files | HubDataset, text_field: str | None, flag: str) -> Ite
 
 
 def _of_column(rows: Iterable[tuple[str, dict[str, Any]]], text_field: str | None) -> Iterator[str]:
-    """The texts of rows whose first one says which column it is."""
+    """The texts of rows; the first row determines the column."""
     column = None
     for place, row in rows:
         if column is None:
@@ -144,7 +144,7 @@ def _parquet_texts(path: Path, text_field: str | None, flag: str) -> Iterator[st
 
 
 def _column(columns: list[str], strings: list[str], text_field: str | None, place: str) -> str:
-    """The column that holds the text: the one asked for, else ``text``, else the only one of strings."""
+    """The column that contains the text: the one requested, else ``text``, else the only one of strings."""
     listed = ", ".join(columns) or "none"
     wanted = text_field if text_field is not None else "text"
     if wanted in columns:
@@ -169,7 +169,7 @@ def _cell(row: dict[str, Any], column: str, place: str) -> str:
         return ""
     if not isinstance(text, str):
         raise InputError(f"{place}: column '{column}' holds {type(text).__name__} instead of text; {COLUMN_REMEDY}")
-    try:  # JSON can write half of a surrogate pair, which no UTF-8 text holds and no tokenizer takes
+    try:  # JSON can contain half a surrogate pair, which is not valid in UTF-8 or for tokenizers
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise InputError(

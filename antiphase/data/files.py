@@ -1,15 +1,15 @@
-"""Files of any common format, and datasets of the Hub: where they are, and their rows one by one.
+"""Files of any common format, and datasets of the Hub: finding them and reading their rows.
 
-- ``.jsonl``, ``.ndjson``, ``.json``: one JSON object a line
-- ``.csv``, ``.tsv``: a header, then one row a line
+- ``.jsonl``, ``.ndjson``, ``.json``: one JSON object per line
+- ``.csv``, ``.tsv``: a header, then one row per line
 - ``.parquet``
 - any other name: plain text
-- ``.gz`` after one of these names, ``.parquet`` excepted: the same, compressed
-- a folder: all such files in it and below it, sorted by name; hidden ones are left out
-- ``owner/name[:config][@split]``: a dataset of the Hugging Face Hub, streamed, where no local path has that name. The
+- ``.gz`` after one of these names, except ``.parquet``: the same, compressed
+- a folder: all such files in it and below it, sorted by name, without hidden ones
+- ``owner/name[:config][@split]``: a dataset of the Hugging Face Hub, streamed, if no local path has that name. The
   split is ``train`` unless given: ``Salesforce/wikitext:wikitext-2-raw-v1@test``
 
-Text is UTF-8. Lines end at ``\\n`` only.
+Text is UTF-8. Lines end only at ``\\n``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.:%\[\]-]+))?")
 JSON_SUFFIXES = {".jsonl", ".ndjson", ".json"}
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-# Anything else is tried as plain text: README, .md, .rst, .tex, .py, a name without suffix, ...
+# All other files are tried as plain text: README, .md, .rst, .tex, .py, names without suffix, ...
 NOT_TEXT = {
     *(".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"),
     *(".doc", ".docx", ".epub", ".mobi", ".odt", ".pdf", ".ppt", ".pptx", ".xls", ".xlsx"),
@@ -72,7 +72,7 @@ READABLE = "plain text, .jsonl, .csv, .tsv or .parquet"
 
 @dataclass(frozen=True)
 class Files:
-    """A file, or the files of a folder: (name relative to what the person named, path) in reading order."""
+    """A file, or the files of a folder: (name relative to the given path, path) in reading order."""
 
     given: str
     entries: tuple[tuple[str, Path], ...]
@@ -80,7 +80,7 @@ class Files:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset of the Hugging Face Hub, as a person named it and in parts."""
+    """A dataset of the Hugging Face Hub: the name that the user gave, and its parts."""
 
     given: str
     name: str
@@ -92,16 +92,16 @@ class HubDataset:
 
 
 def sources(paths: Sequence[str], flag: str) -> list[Files | HubDataset]:
-    """What each of the paths is.
+    """The files or Hub dataset of each path.
 
     Raises:
-        InputError: it is missing, empty, or holds nothing readable.
+        InputError: a path is missing, empty, or has nothing readable.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths must be a list of paths, got the string {paths!r}")
     if not paths:
         raise InputError(f"{flag} needs at least one file, folder or Hub dataset name")
-    if "" in paths:  # as a path it would be the working directory
+    if "" in paths:  # as a path, it would be the working directory
         raise InputError(f"{flag} must not be empty; give a file, a folder or a Hub dataset name")
     return [_source(str(given), flag) for given in paths]
 
@@ -119,7 +119,7 @@ def _source(given: str, flag: str) -> Files | HubDataset:
     if path.exists():
         raise InputError(f"{flag} {given}: this is neither a file nor a folder; save the text to a file first")
     match = HUB_NAME.fullmatch(given)
-    # Beside an existing local folder, a mistyped path is far likelier than a dataset
+    # In an existing local folder, a mistyped path is far more likely than a dataset
     if match is None or path.parent.is_dir():
         raise InputError(f"{flag} {given}: there is no such file or folder; check the path")
     return HubDataset(given, match["name"], match["config"], match["split"] or "train")
@@ -154,7 +154,7 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
 
 
 def kind_of(path: Path) -> str | None:
-    """By its name: ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.txt``; None for what is not text."""
+    """The kind of a file by its name: ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.txt``; None if not text."""
     suffix = path.suffix.lower()
     compressed = suffix == ".gz"
     if compressed:
@@ -170,7 +170,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def json_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place (``--data FILE, line 3``) and object of each line that holds something."""
+    """Place (``--data FILE, line 3``) and object of each line that is not empty."""
     for number, line in enumerate(lines(path, flag), start=1):
         if not line.strip():
             continue
@@ -191,12 +191,12 @@ def csv_rows(
     header: Sequence[str] | None = None,
     see_header: Callable[[list[str], str], None] = lambda names, place: None,
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Place and row of each line; ``header``: names of the columns where the file has no line for them.
+    """Place and row of each line; ``header`` names the columns of a file without a header line.
 
     ``see_header`` is called with the names before the first row.
     """
     csv.field_size_limit(2**31 - 1)  # the default refuses documents of more than 128 KiB
-    # strict: a stray quote would otherwise swallow all rows to the next one in silence
+    # strict, because a stray quote would otherwise silently swallow all rows up to the next one
     rows = csv.reader(lines(path, flag), delimiter=delimiter, strict=True)
     names = None if header is None else list(header)
     try:
@@ -221,7 +221,7 @@ def csv_rows(
 def parquet_rows(
     path: Path, flag: str, choose: Callable[[list[str], list[str]], list[str]] = lambda names, strings: names
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and row of each; ``choose`` gets the columns, and those of strings, and says which to read."""
+    """Place and row of each; ``choose`` gets all columns and those of strings, and returns the columns to read."""
     import pyarrow
     import pyarrow.parquet
 
@@ -251,8 +251,8 @@ def _is_string(kind: Any) -> bool:
 
 
 @contextmanager
-def _asking_hub(source: HubDataset, flag: str) -> Iterator[None]:
-    """Errors of ``datasets`` as input errors that name the dataset."""
+def _hub_errors(source: HubDataset, flag: str) -> Iterator[None]:
+    """Convert errors of ``datasets`` to input errors that name the dataset."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
     place = f"{flag} {source.given}"
@@ -271,25 +271,25 @@ def _asking_hub(source: HubDataset, flag: str) -> Iterator[None]:
             "dataset of that name; check the path or the connection"
         ) from None
     except (DatasetsError, ValueError, OSError, RuntimeError) as error:
-        # unknown configuration or split, a loading script, files of an unknown format: datasets says which
+        # unknown configuration or split, loading script, unknown file format: the message of datasets says which
         reason = one_line(str(error))
         raise InputError(f"{place}: the dataset cannot be read ({reason}); name it owner/name:config@split") from None
 
 
 def hub_revision(source: HubDataset, flag: str) -> str:
-    """The hash that ``datasets`` gives the present revision, and the configuration."""
+    """The hash that ``datasets`` gives the current revision, with the configuration."""
     import datasets
 
-    with _asking_hub(source, flag):
+    with _hub_errors(source, flag):
         builder = datasets.load_dataset_builder(source.name, source.config)
         return f"{builder.hash} {builder.config.name}"
 
 
 def hub_rows(source: HubDataset, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and row of each."""
+    """Place and content of each row."""
     import datasets
 
-    with _asking_hub(source, flag):
+    with _hub_errors(source, flag):
         rows = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
         for row in rows:
             yield f"{flag} {source.given}", row

@@ -1,8 +1,8 @@
 """Retrieval in plain text: numbers of cities hidden in essays or books, for any tokenizer (2410.05258, section 3.3).
 
-A context is: an instruction, a haystack in which N needles lie between sentences, and one question that asks for the
-numbers of R cities. It is text, so that models with other tokenizers read the same; its length counts the tokens of
-one of them. Wording and cities are those of ``retrieval.TextLanguage``, which models are trained on.
+A context consists of an instruction, a haystack with N needles between its sentences, and one question that asks for
+the numbers of R cities. It is text, so that models with different tokenizers read the same; its length is measured in
+tokens of one of them. Wording and cities are those of ``retrieval.TextLanguage``, on which models are trained.
 """
 
 from __future__ import annotations
@@ -31,62 +31,62 @@ from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 
 MOST_CHARACTERS = 1 << 24
-"""Of a corpus, what haystacks are cut from: its beginning."""
+"""Number of characters at the beginning of a corpus from which haystacks are cut."""
 SENTENCE_END = re.compile(r"[.!?。！？]['\"”’)\]]*(?=\s)|(?<=\S)(?=\n\s*\n)")
-"""Where a needle may stand: after a sentence or a paragraph."""
+"""Where a needle may be inserted: after a sentence or a paragraph."""
 DENSITY_SAMPLE = 1 << 16
-"""Characters from which the length of a token is taken."""
-LOOSE = 8
-"""Tokens by which a context may fall short of its length."""
+"""Number of characters from which the average length of a token is estimated."""
+LENGTH_TOLERANCE = 8
+"""Number of tokens by which a context may fall short of its length."""
 MARGIN = 64
-"""Tokens that a context may take less together than its parts alone."""
-TRIES = 6
-"""Cuts of the filler until a context has its length."""
+"""Largest difference in tokens between a context and its parts tokenized separately."""
+MOST_ATTEMPTS = 6
+"""Number of attempts at cutting the filler until a context has its length."""
 OUTPUT_SLACK = 16
-"""Tokens that an output may have beyond the answers as the needles write them."""
+"""Number of tokens that an output may have in addition to the answers as the needles write them."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One text to read, and what is right after it."""
+    """One context and the correct answers."""
 
     text: str
-    """It ends with the question."""
+    """The context, which ends with the question."""
     answers: tuple[str, ...]
-    """The numbers of the cities in the order asked, R of them."""
+    """The numbers of the R cities, in the order of the question."""
     numbers: tuple[str, ...]
-    """All numbers, N of them, in the order of the text."""
+    """All N numbers, in the order of the text."""
     spans: tuple[tuple[str, int, int], ...]
-    """(name of ``SPANS``, start, stop) in characters, in order and without gaps; ``first_token`` is none of them."""
+    """(name in ``SPANS``, start, stop) in characters, in order and without gaps; ``first_token`` does not occur."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """Size of a context, and where the first asked needle lies: 0 at its start, 1 at its end, None anywhere."""
+    """Size of a context, and depth of the first needle asked for: 0 at the start, 1 at the end, None if random."""
 
     needles: int
     queries: int
     length: int
-    """Tokens, those of the output included."""
+    """Length in tokens, including those of the output."""
     depth: float | None
 
     @property
     def guess_rate(self) -> float:
-        """Score of naming R different ones of the N numbers at random, in any order."""
+        """Score of naming R different numbers out of N at random, in any order."""
         return 1 / math.perm(self.needles, self.queries)
 
 
 class Haystack:
-    """A corpus that contexts are cut from."""
+    """A corpus from which contexts are cut."""
 
     def __init__(self, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> None:
         """
         Args:
-            texts: documents; those after the first 16M characters are not read.
-            tokenizer: counts the length.
+            texts: documents; only the first 16M characters are read.
+            tokenizer: tokenizer that measures lengths.
 
         Raises:
-            InputError: a tokenizer that does not say where in the text its tokens lie.
+            InputError: the tokenizer does not give character offsets of its tokens.
         """
         if not tokenizer.is_fast:
             raise InputError(
@@ -102,14 +102,14 @@ class Haystack:
         self.text = "\n\n".join(parts)
         self.tokenizer = tokenizer
         sample = self.text[:DENSITY_SAMPLE]
-        self.density = len(sample) / max(1, len(encode(tokenizer, sample)))  # characters of a token
+        self.density = len(sample) / max(1, len(encode(tokenizer, sample)))  # characters per token
         self.places = sorted({0, *(found.end() for found in SENTENCE_END.finditer(self.text)), len(self.text)})
 
     def contexts(self, cell: Cell, count: int, *, seed: int) -> list[Context]:
-        """``count`` contexts, which depend on the corpus, the tokenizer, the cell and the seed alone.
+        """``count`` contexts, which depend only on the corpus, the tokenizer, the cell and the seed.
 
         Raises:
-            InputError: more cities asked for than there are needles, more needles than cities, or a length or corpus
+            InputError: there are more questions than needles or more needles than cities, or the length or corpus is
                 too short.
         """
         if not 1 <= cell.queries <= cell.needles <= len(CITIES):
@@ -136,7 +136,7 @@ class Haystack:
         ]
 
     def _context(self, cell: Cell, cities: list[str], numbers: list[str], depths: list[float], start: float) -> Context:
-        """The first R cities are asked for; the needle of the first lies at ``depths[0]``."""
+        """A context that asks for the first R cities; the needle of the first one is at ``depths[0]``."""
         needles = [needle(city, number) for city, number in zip(cities, numbers, strict=True)]
         asked = question(cities[: cell.queries])
         budget = cell.length - output_tokens(self.tokenizer, cell.queries) - len(opening_of(self.tokenizer))
@@ -148,23 +148,23 @@ class Haystack:
             )
         first, ends = self._stretch(room + MARGIN, room, start, cell)
         found: tuple[int, Context] | None = None  # tokens by which it falls short, and the context
-        for _ in range(TRIES):
+        for _ in range(MOST_ATTEMPTS):
             last = ends[room - 1] if room else first
             context = self._assembled(first, last, needles, numbers, depths, asked, cell.queries)
             spare = budget - len(encode(self.tokenizer, context.text))
             if spare >= 0 and (found is None or spare < found[0]):
                 found = spare, context
-            if 0 <= spare <= LOOSE or not 0 <= room + spare <= len(ends):
+            if 0 <= spare <= LENGTH_TOLERANCE or not 0 <= room + spare <= len(ends):
                 break
             room += spare
-        if found is None:  # the parts together take more tokens than each alone
+        if found is None:  # the context has more tokens than its parts separately
             raise InputError(f"--length {cell.length} is too short for --needles {cell.needles}: raise it")
         return found[1]
 
     def _stretch(self, wanted: int, needed: int, start: float, cell: Cell) -> tuple[int, list[int]]:
-        """Filler that begins after a sentence: its first character, and where each of its tokens ends.
+        """Filler that begins after a sentence: its first character, and the end of each of its tokens.
 
-        ``wanted`` tokens, or fewer where the text is that short, but at least ``needed``.
+        It has ``wanted`` tokens, or at least ``needed`` if the text is too short.
         """
         width = math.ceil(1.2 * self.density * wanted) + 64
         while True:
@@ -219,12 +219,12 @@ class Haystack:
 
 
 def output_tokens(tokenizer: PreTrainedTokenizerBase, queries: int) -> int:
-    """Tokens to generate: enough for the answers and a few words around them."""
+    """Number of tokens to generate: enough for the answers and a few words around them."""
     return len(encode(tokenizer, " and".join([" " + "9" * NUMBER_DIGITS] * queries))) + OUTPUT_SLACK
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids, with nothing put around them."""
+    """Token ids, without special tokens added."""
     return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 
@@ -235,13 +235,13 @@ def offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> list[tuple[int, in
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, context: Context) -> list[int]:
-    """Token ids of a context as a model reads it, with the token that opens a text."""
+    """Token ids of a context as a model's input, with the tokenizer's opening token."""
     return [*opening_of(tokenizer), *encode(tokenizer, context.text)]
 
 
 def prompt_batch(tokenizer: PreTrainedTokenizerBase, context: Context) -> RetrievalBatch:
-    """One context as token ids and the first answer behind it, with the span of each token of the context: that of its
-    last character; the very first token is ``first_token``.
+    """One context with its first answer as token ids, with the span of each token of the context. A token's span is
+    that of its last character, except that the first token is ``first_token``.
     """
     opening = opening_of(tokenizer)
     prompt, answer = prompt_ids(tokenizer, context), encode(tokenizer, f" {context.answers[0]}")

@@ -1,7 +1,7 @@
-"""Labels learned in context: lines of a word and its label, the pairing drawn anew for each sequence.
+"""Labels learned in context: lines with a word and its label, where each sequence has a new random assignment.
 
-What a label is can only be read off earlier lines, so a model that predicts labels of words seen before has learned to
-learn in context, which many-shot classification asks for (2410.05258, section 3.4).
+A label can only be inferred from earlier lines, so a model that predicts the labels of repeated words has learned
+in-context learning, which many-shot classification requires (2410.05258, section 3.4).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ WORDS = (
 )  # fmt: skip
 LABELS = ("red", "green", "blue", "black", "white", "yellow", "brown", "grey")
 PROMPT, ENDING = "Colour: {word}", "\n"
-"""A line of the task; a label follows the prompt after a space, next to its word as in ``retrieval.needle``."""
+"""A line of the task; the label follows after a space, right after its word, as in ``retrieval.needle``."""
 
 
 class LabelMapping:
-    """Makes sequences of examples: ``words`` words of WORDS, each with one of ``labels`` labels of LABELS."""
+    """Generates sequences of examples: ``words`` words from WORDS, each with one of ``labels`` labels from LABELS."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, sequence_length: int, words: int = 8, labels: int = 4
@@ -39,7 +39,7 @@ class LabelMapping:
         }
 
     def sample(self, count: int, generator: torch.Generator) -> Tensor:
-        """``count`` sequences, (count, sequence_length) int64; the last line of each may be cut."""
+        """``count`` sequences, (count, sequence_length) int64; the last line of each may be truncated."""
         return torch.tensor([self._row(generator) for _ in range(count)])
 
     def _row(self, generator: torch.Generator) -> list[int]:
@@ -53,24 +53,24 @@ class LabelMapping:
 
 
 def draw_mapping(generator: torch.Generator, *, words: int, labels: int) -> Mapping[str, str]:
-    """Words with a label each; every label has as many words, as far as that goes."""
+    """Words with one label each; labels have equally many words, as far as possible."""
     chosen = [WORDS[i] for i in torch.randperm(len(WORDS), generator=generator)[:words].tolist()]
     names = [LABELS[i] for i in torch.randperm(len(LABELS), generator=generator)[:labels].tolist()]
     return {word: names[place % labels] for place, word in enumerate(chosen)}
 
 
 def example(word: str, label: str) -> str:
-    """One line, as the task of ``task_rows`` writes its examples."""
+    """One line, as ``task_rows`` writes its examples."""
     return f"{PROMPT.format(word=word)} {label}{ENDING}"
 
 
 def label_page() -> str:
-    """Every word and every label, for a tokenizer to learn them from."""
+    """Every word and every label, for training a tokenizer."""
     return "".join(example(word, LABELS[index % len(LABELS)]) for index, word in enumerate(WORDS))
 
 
 def task_rows(generator: torch.Generator, *, count: int, words: int = 8, labels: int = 4) -> list[tuple[str, str]]:
-    """``count`` (label, word) rows of one mapping, to be asked behind examples from other rows."""
+    """``count`` (label, word) rows of one assignment, to be asked after examples from other rows."""
     mapping = draw_mapping(generator, words=words, labels=labels)
     chosen = list(mapping)
     drawn = torch.randint(0, words, (count,), generator=generator).tolist()

@@ -1,11 +1,11 @@
-"""Rows of labelled files, whatever they are stored in, each with the place it comes from.
+"""Rows of labelled files in any supported format, each with its place in the files.
 
 Besides the tables of ``files``:
 
-- plain text: ``label text`` a line, the label being the first word. Where every label has a colon, as in
-  ``HUM:ind Who was Galileo ?``, rows also hold ``coarse``, what stands before it
-- ``.json``: a list of objects or of ``[text, label]`` pairs, such a list for each split, or SQuAD's nested articles
-- one plain text file for each label, one text a line
+- plain text: ``label text`` per line, where the label is the first word. If every label has a colon, as in
+  ``HUM:ind Who was Galileo ?``, rows also have ``coarse``, the part before it
+- ``.json``: a list of objects or of ``[text, label]`` pairs, one such list per split, or SQuAD's nested articles
+- one plain text file per label, one text per line
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Row:
-    """One labelled thing."""
+    """One labelled row."""
 
     place: str
     """File and line, for messages."""
@@ -49,18 +49,18 @@ def labelled_rows(
     header: Sequence[str] | None = None,
     flag: str = "--data",
 ) -> list[Row]:
-    """All rows of a file, a folder or a Hub dataset, or of one plain text file for each label.
+    """All rows of a file, a folder or a Hub dataset, or of one plain text file per label.
 
     Args:
-        given: a path or name, or label to path.
-        split: which part of a ``.json`` file that holds several.
-        header: the columns of a CSV or TSV file that does not name them itself.
+        given: a path or name, or a mapping from labels to paths.
+        split: the split of a ``.json`` file with several.
+        header: the columns of a CSV or TSV file without a header line.
 
     Raises:
-        InputError: nothing there, or rows that cannot be read; the message names file and line.
+        InputError: there is nothing to read, or a row cannot be read; the message names file and line.
     """
     if isinstance(given, Mapping):
-        sources(list(given.values()), flag)  # names what is missing
+        sources(list(given.values()), flag)  # reports missing paths by name
         return [
             Row(place, {"text": text, "label": label})
             for label, path in given.items()
@@ -79,7 +79,7 @@ def labelled_rows(
 
 
 def column_of(path: str, *, flag: str = "--data") -> list[str]:
-    """A further column, kept in a plain text file of its own with one value a line."""
+    """A further column, in a plain text file with one value per line."""
     sources([path], flag)
     return [text for _, text in text_lines(Path(path), flag)]
 
@@ -100,7 +100,7 @@ def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: 
 
 
 def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
-    """Rows of what has no lines, counted from 1."""
+    """Rows of a source without lines, numbered from 1."""
     return [Row(f"{place}, row {number}", values) for number, (place, values) in enumerate(rows, start=1)]
 
 
@@ -135,11 +135,11 @@ def _label_lines(path: Path, flag: str) -> Iterator[Row]:
 
 
 def _json_document(path: Path, split: str | None, flag: str) -> Iterator[Row]:
-    """Rows of a whole JSON document, or of JSON Lines under the name ``.json``."""
+    """Rows of a whole JSON document, or of JSON Lines in a ``.json`` file."""
     text = whole_text(path, flag)
     try:
         tree = json.loads(text)
-    except ValueError:  # more than one document: then each line is one, and says so where it is not
+    except ValueError:  # more than one document: read it as JSON Lines, with its error messages
         yield from (Row(place, values) for place, values in json_rows(path, flag))
         return
     except RecursionError:
@@ -168,7 +168,7 @@ def _json_document(path: Path, split: str | None, flag: str) -> Iterator[Row]:
 
 
 def _squad(articles: list[dict[str, Any]], place: str) -> Iterator[Row]:
-    """Questions of SQuAD's articles, in the form that the Hub gives them."""
+    """Questions of SQuAD's articles, in the Hub's format."""
     try:
         for article in articles:
             for paragraph in article["paragraphs"]:

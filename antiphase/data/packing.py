@@ -1,4 +1,4 @@
-"""Token ids of a corpus in one memory-mapped file, read as equal blocks; made once for equal content."""
+"""Token ids of a corpus in one memory-mapped file, read as blocks of equal length and cached by content."""
 
 from __future__ import annotations
 
@@ -24,52 +24,52 @@ from antiphase.records import PACKAGES, environment, write_atomically
 
 FORMAT = 1
 PIECE = 1 << 15
-"""Characters of one piece of a document, the unit that the tokenizer's threads share out."""
+"""Number of characters per piece of a document, the unit of work of the tokenizer's threads."""
 BATCH = 1 << 20
-"""Characters tokenized in one call; bounds memory."""
-SCANNED = 1 << 12
-"""Blocks looked through at a time."""
+"""Number of characters tokenized in one call; bounds memory."""
+BLOCKS_AT_ONCE = 1 << 12
+"""Number of blocks searched at a time."""
 WINDOW = 64
-"""Characters either side of a cut that must tokenize the same with and without it."""
+"""Number of characters on either side of a cut that must tokenize equally with and without it."""
 
 
 @dataclass(frozen=True)
 class PackedTokens:
-    """Blocks of ``sequence_length`` tokens, end to end in ``tokens``; the rest at the end is in no block."""
+    """Consecutive blocks of ``sequence_length`` tokens in ``tokens``; the remainder at the end is not in any block."""
 
     tokens: np.ndarray[Any, np.dtype[Any]]
-    """Memory-mapped ids, (count,), uint16 or uint32: documents with the end token between them."""
+    """Memory-mapped ids, (count,), uint16 or uint32: documents separated by the end token."""
     sequence_length: int
     flag: str = "--data"
-    """The option that the text came from, for messages."""
+    """The option with which the text was given, for messages."""
     content: str = ""
-    """Digest of the corpus and the tokenizer that the tokens come from."""
+    """Digest of the corpus and the tokenizer."""
 
     def __len__(self) -> int:
-        """Whole blocks."""
+        """Number of complete blocks."""
         return len(self.tokens) // self.sequence_length
 
     def block(self, index: int) -> torch.Tensor:
-        """Block ``index``, (sequence_length,) int64, in memory of its own; IndexError past ``len(self)``."""
+        """A copy of block ``index``, (sequence_length,) int64; IndexError if there is no such block."""
         if not 0 <= index < len(self):
             raise IndexError(f"block {index} of {len(self)}")
         start = index * self.sequence_length
         return torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
 
     def without(self, token: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Indices of the blocks that do not hold ``token``: of the end token, those from inside one document."""
+        """Indices of the blocks without ``token``; for the end token, these are blocks from inside one document."""
         size = self.sequence_length
         found = [
             start // size + np.flatnonzero((part.reshape(-1, size) != token).all(1))
-            for start in range(0, len(self) * size, SCANNED * size)
-            for part in [self.tokens[start : min(start + SCANNED * size, len(self) * size)]]
+            for start in range(0, len(self) * size, BLOCKS_AT_ONCE * size)
+            for part in [self.tokens[start : min(start + BLOCKS_AT_ONCE * size, len(self) * size)]]
         ]
         return np.concatenate([*found, np.empty(0, dtype=np.int64)])
 
     def split(self, share: float) -> tuple[PackedTokens, PackedTokens]:
-        """Training and validation part: the last ``share`` of the blocks, rounded, is held out.
+        """Training and validation part: the last ``share`` of the blocks (rounded) is held out.
 
-        Both have at least one block, and whole blocks only.
+        Both have at least one block, and only complete blocks.
 
         Raises:
             InputError: there are fewer than two blocks, or ``share`` is not between 0 and 1.
@@ -98,23 +98,22 @@ def pack(
     flag: str = "--data",
     progress: Callable[[int], None] | None = None,
 ) -> PackedTokens:
-    """Tokenize a corpus into ``cache``, or find it there, and map it.
+    """Tokenize a corpus into ``cache``, unless it is there already, and memory-map it.
 
-    The cached file depends on the content of the corpus and on the tokenizer, not on ``sequence_length``. Its own
-    SHA-256 stands in the sidecar and is compared at each call, at 1 to 2 GB/s; tokens that are others by now are made
-    anew.
-    Processes that pack the same at the same time wait for the first of them. The tokens are those of whole
-    documents, encoded without the special tokens that the tokenizer would put around them; special tokens
-    written in a text count as such (files that mark their documents with ``<|endoftext|>`` mean it).
+    The cached file depends on the content of the corpus and on the tokenizer, not on ``sequence_length``. Its SHA-256
+    is stored in the sidecar file and checked at each call, at 1 to 2 GB/s; changed files are written again. Processes
+    that pack the same corpus at the same time wait for the first one. The tokens are those of whole documents, encoded
+    without the special tokens that the tokenizer would add; special tokens written in a text are kept as such (files
+    use ``<|endoftext|>`` to separate documents).
 
     Args:
         paths, text_field, flag: as for ``documents``.
-        sequence_length: tokens in a block.
-        cache: folder, made if missing: ``KEY.tokens`` (little-endian ids) with ``KEY.json``.
-        progress: called with the number of tokens written since the last call; not at all on a cached corpus.
+        sequence_length: number of tokens in a block.
+        cache: folder, created if missing: ``KEY.tokens`` (little-endian ids) with ``KEY.json``.
+        progress: called with the number of tokens written since the last call; not called for a cached corpus.
 
     Raises:
-        InputError: what ``documents`` refuses; less than one block of text; a tokenizer that cannot be used.
+        InputError: as for ``documents``, or there is less than one block of text, or the tokenizer cannot be used.
     """
     if sequence_length < 1:
         raise InputError(f"data.sequence_length must be at least 1, got {sequence_length}")
@@ -131,7 +130,7 @@ def pack(
             counts = _write(data, texts, backend, end=end, kind=kind, progress=progress or (lambda tokens: None))
             versions = {package: version for package, version in environment().items() if package in PACKAGES}
             tree = {**identity, **counts, "sha256": _file_digest(data), "dtype": kind.name, "versions": versions}
-            # last: tokens without their sidecar do not count
+            # written last, because tokens without their sidecar do not count
             write_atomically(sidecar, (json.dumps(tree, indent=1) + "\n").encode())
     tokens: np.ndarray[Any, np.dtype[Any]] = np.empty(0, dtype=kind)  # an empty file cannot be mapped
     if data.stat().st_size > 0:
@@ -154,11 +153,11 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
         raise InputError("data.tokenizer: it has no end token (eos_token) to put between documents; choose another")
-    # A copy: a call of the tokenizer with padding or truncation leaves both switched on in its backend
+    # A copy, because calling the tokenizer with padding or truncation leaves both enabled in its backend
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()
     backend.no_truncation()
-    # Not the number of entries: ids of added tokens may leave gaps
+    # Not the number of entries, because ids of added tokens may leave gaps
     return backend, end, max(end, *backend.get_vocab(with_added_tokens=True).values())
 
 
@@ -172,9 +171,9 @@ def _file_digest(path: Path) -> str:
 
 
 def _is_whole(data: Path, sidecar: Path, kind: np.dtype[Any]) -> bool:
-    """Whether these are the tokens of an earlier call: the sidecar is written last and knows size and content.
+    """Whether the files are complete and unchanged: the sidecar, which is written last, has their size and digest.
 
-    That of an older version knows the size alone, so its tokens are made once more.
+    A sidecar of an older version has only the size, so its tokens are written again.
     """
     if not (data.is_file() and sidecar.is_file()):
         return False
@@ -195,7 +194,7 @@ def _write(
     kind: np.dtype[Any],
     progress: Callable[[int], None],
 ) -> dict[str, int]:
-    """Write the ids of ``texts`` to ``data``, beside and renamed; the caller holds the lock."""
+    """Write the ids of ``texts`` to ``data`` atomically; the caller holds the lock."""
     temporary = data.with_name(f".{data.name}.tmp")
     total = count = 0
     try:
@@ -243,7 +242,7 @@ def _write_batch(
     kind: np.dtype[Any],
     first: bool,
 ) -> int:
-    """Append a batch's ids, ``end`` before each document but the corpus's first; returns their number."""
+    """Append a batch's ids, with ``end`` before each document except the corpus's first; return their number."""
     encodings = backend.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
     ids: list[int] = []
     for (_, starts), encoding in zip(batch, encodings, strict=True):

@@ -1,4 +1,4 @@
-"""From data settings to what a run trains on and is measured on."""
+"""Prepares data: from the settings of a run to its training and evaluation data."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from antiphase.reading.models import load_tokenizer
 Progress = Callable[[str], None]
 
 DIGEST = "sha256"
-"""File in a cached tokenizer's folder that says what the others hold."""
+"""File in a cached tokenizer's folder with the digest of the others."""
 
 SMALLEST_TEXT_SHARE, SMALLEST_TASK_SHARE = 0.1, 0.25
-"""That the tokenizer is trained on, however little a batch holds of the text, and of each task that it has."""
+"""Smallest shares of the text and of each task in the tokenizer's training data."""
 NEEDLE_DIGITS = 2
-"""Digits of a token where numbers are retrieved: single digits would have doubles all over a context."""
+"""Number of digits per token if numbers are retrieved: single digits would be repeated all over a context."""
 
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that a run reads."""
+    """All data of a run."""
 
     settings: DataSettings
     tokenizer: PreTrainedTokenizerBase
@@ -55,7 +55,7 @@ class PreparedData:
         return "-".join([*parts, wording()[:16]]) if parts else None
 
     def stream(self, *, batch_size: int, seed: int) -> Stream:
-        """Training batches; equal for every arm of a comparison that has the seed in common."""
+        """Training batches, which are equal for all arms of a comparison with the same seed."""
         settings = self.settings
         key = (seed, "training")
         if self.training_text is None:
@@ -76,13 +76,13 @@ class PreparedData:
         )
 
     def _words(self) -> Tensor:
-        """Ids of all tokens but the special ones."""
+        """Ids of all tokens except the special ones."""
         return torch.tensor(sorted(set(range(len(self.tokenizer))) - set(self.tokenizer.all_special_ids)))
 
     def task(
         self, *, needles: int | None = None, queries: int | None = None, sequence_length: int | None = None
     ) -> RetrievalTask:
-        """The retrieval task for evaluation, its filler from held-out text; None: the training sizes."""
+        """The retrieval task for evaluation, with filler from held-out text; None means the size in training."""
         return self._task(self.validation_text, needles=needles, queries=queries, sequence_length=sequence_length)
 
     def _task(
@@ -105,7 +105,7 @@ class PreparedData:
         )
 
     def validation(self, sequences: int) -> Batch:
-        """Held-out sequences for the loss: whole blocks spread evenly over the validation text, or synthetic ones."""
+        """Held-out sequences for the loss: blocks spread evenly over the validation text, or synthetic sequences."""
         text = self.validation_text
         if text is None:
             settings = self.settings
@@ -119,10 +119,10 @@ class PreparedData:
 
 
 def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda message: None) -> PreparedData:
-    """Read, tokenize and pack what the settings name; tokens are kept in ``cache`` for the next run.
+    """Read, tokenize and pack the data that the settings name; tokens are cached in ``cache`` for the next run.
 
     Raises:
-        InputError: files or sizes that cannot be used.
+        InputError: the files or sizes cannot be used.
     """
     if settings.source == "synthetic":
         data = PreparedData(settings, symbol_tokenizer(symbols(settings)), None, None)
@@ -149,7 +149,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
             training, validation = training.split(settings.validation_share)
         data = PreparedData(settings, tokenizer, training, validation)
         if settings.long_share is not None:
-            data.stream(batch_size=1, seed=0)  # refuses text without long documents before anything is trained
+            data.stream(batch_size=1, seed=0)  # raises an error for text without long documents before training starts
     check_task(data.task())
     if settings.asked_together > 1:
         check_task(data._task(data.training_text, together=settings.asked_together))
@@ -157,22 +157,22 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
 
 
 def wording() -> str:
-    """SHA-256 of what the tasks are written in: a model knows the words that it was trained with."""
+    """SHA-256 of the tasks' wording, because a model only knows the words that it was trained with."""
     words = [needle_page(), question(["Rome"]), question(["Rome", "Oslo", "Lima"]), label_page()]
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()
 
 
 def check_task(task: RetrievalTask) -> None:
-    """Refuse sizes that do not fit before any training; one sampled sequence could be shorter than a later one.
+    """Check sizes before training, in the worst case; a sampled sequence could be shorter than a later one.
 
     Raises:
-        InputError: the longest keys and values do not fit the sequence, or the text is too short for its filler.
+        InputError: the longest keys and values do not fit in the sequence, or the text is too short for its filler.
     """
     language = task.language
     questions = sorted((len(language.question(key)) for key in range(language.key_count)), reverse=True)
     answer = max(len(language.answer(value)) for value in range(language.value_count)) + len(language.ending())
     keys = sorted(range(language.key_count), key=lambda key: -len(language.question(key)))
-    asking = []  # tokens of all questions and answers, by how many facts a question asks for
+    asking = []  # tokens of all questions and answers, by number of facts per question
     for size in range(1, task.together + 1):
         words = len(language.question(*keys[:size])) + max(len(language.between(left)) for left in (1, 2)) * (size - 1)
         asking.append(-(-task.queries // size) * words + task.queries * answer)
@@ -187,10 +187,10 @@ def check_task(task: RetrievalTask) -> None:
 
 
 def _check_held_out(paths: list[str], validation: list[str]) -> None:
-    """Text that is trained on is not held out.
+    """Check that no text is used for both training and validation.
 
     Raises:
-        InputError: a validation path is, or lies in, or holds a training path.
+        InputError: a validation path is, is in, or contains a training path.
     """
     for held_out in validation:
         for path in paths:
@@ -203,26 +203,26 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
 
 
 def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTrainedTokenizerBase:
-    """An existing tokenizer, or a BPE trained on the training text and kept in the cache by content."""
+    """An existing tokenizer, or a BPE trained on the training text and cached by content."""
     if settings.tokenizer:
         return load_tokenizer(settings.tokenizer)
     content = fingerprint(settings.paths, settings.text_field)
     digits = NEEDLE_DIGITS if settings.needle_share else 1
     what = json.dumps([content, settings.vocabulary_size, digits, *_task_shares(settings).items()])
     folder = cache / f"tokenizer-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    if not _is_as_saved(folder):
+    if not _is_unchanged(folder):
         shutil.rmtree(folder, ignore_errors=True)
         progress(f"training a tokenizer of {settings.vocabulary_size} entries")
-        tokenizer = train_tokenizer(_read_by_tokenizer(settings), settings.vocabulary_size, digits=digits)
+        tokenizer = train_tokenizer(_tokenizer_texts(settings), settings.vocabulary_size, digits=digits)
         _save_beside(tokenizer, folder)
     return load_tokenizer(str(folder))
 
 
-def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
-    """The training text and, in the shares of a batch or more, what the tasks are written in.
+def _tokenizer_texts(settings: DataSettings) -> Iterator[str]:
+    """The training text mixed with the tasks' wording, with at least the shares that they have in a batch.
 
-    Without it, a word that is rare in the text takes several tokens, and what is to be looked up lies far from what it
-    is looked up by.
+    Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
+    values.
     """
     text_share = max(1 - settings.needle_share - settings.label_share, SMALLEST_TEXT_SHARE)
     wanted = _task_shares(settings)
@@ -238,13 +238,13 @@ def _read_by_tokenizer(settings: DataSettings) -> Iterator[str]:
 
 
 def _task_shares(settings: DataSettings) -> dict[str, float]:
-    """A page of each task that a batch holds, and the share that the tokenizer reads of it."""
+    """A page of each task in a batch, with the task's share of the tokenizer's training data."""
     pages = {needle_page(): settings.needle_share, label_page(): settings.label_share}
     return {page: max(share, SMALLEST_TASK_SHARE) for page, share in pages.items() if share}
 
 
 def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save and rename, so that a stop in between leaves no half tokenizer; its digest goes along."""
+    """Save the tokenizer atomically, together with its digest, so that an interruption leaves no partial tokenizer."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     tokenizer.save_pretrained(temporary)
     (temporary / DIGEST).write_text(f"{_digest(temporary)}\n", encoding="utf-8")
@@ -253,11 +253,11 @@ def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     except OSError:
         if not folder.is_dir():
             raise
-        shutil.rmtree(temporary)  # another process made the same one first
+        shutil.rmtree(temporary)  # another process was faster
 
 
-def _is_as_saved(folder: Path) -> bool:
-    """Whether a tokenizer of the cache is there and has not changed since; older ones kept no digest."""
+def _is_unchanged(folder: Path) -> bool:
+    """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
     kept = folder / DIGEST
     return folder.is_dir() and (not kept.is_file() or kept.read_text("utf-8").strip() == _digest(folder))
 
@@ -270,12 +270,12 @@ def _digest(folder: Path) -> str:
 
 
 def symbols(settings: DataSettings) -> SymbolLanguage:
-    """The embedded language in the sizes of the settings."""
+    """The synthetic language with the sizes of the settings."""
     return SymbolLanguage(settings.keys, settings.numbers, settings.fillers)
 
 
 def symbol_tokenizer(language: SymbolLanguage) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words for the embedded language, so that its models load and print like any other."""
+    """A tokenizer of whole words for the synthetic language, so that its models load and print like any other."""
     pad, end = language.special_tokens
     vocabulary = {word: index for index, word in enumerate(language.words)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=pad))

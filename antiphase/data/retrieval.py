@@ -1,10 +1,9 @@
 """Multi-needle retrieval: facts hidden in filler, some of which are asked for at the end.
 
-A sequence is: one opening token, an instruction (text only), a haystack of filler in which N needles lie (each a key
-and its value), then R questions, each followed by its answer. Questions are drawn **with replacement**, and the score
-is the first answer: asking all N in turn would let a model that names any value not yet named score
-(1 + 1/2 + ... + 1/N)/N without retrieving anything. Values within a sequence differ, so guessing one of them scores
-1/N.
+A sequence consists of one opening token, an instruction (text only), a haystack of filler with N needles (each a key
+and its value), and R questions, each followed by its answer. Questions are drawn **with replacement**, and only the
+first answer is scored: if all N were asked in turn, a model that names any value not yet named would score (1 + 1/2 +
+... + 1/N)/N without retrieving anything. Values within a sequence differ, so guessing one of them scores 1/N.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ INSTRUCTION = "Remember the number of every city in this text.\n\n"
 
 @dataclass(frozen=True)
 class RetrievalBatch:
-    """B sequences of L tokens and R questions; A is the longest answer in tokens."""
+    """B sequences of L tokens with R questions; A is the length of the longest answer in tokens."""
 
     input_ids: Tensor
     """(B, L) int64."""
     answer_positions: Tensor
-    """(B, R, A) int64: where each answer's tokens stand, -1 beyond its end."""
+    """(B, R, A) int64: positions of each answer's tokens, -1 after its end."""
     prompt_end: Tensor
-    """(B,) int64: the last token before the first answer."""
+    """(B,) int64: position of the last token before the first answer."""
     spans: dict[str, Tensor]
-    """Name of ``SPANS`` to bool (B, L); tokens after ``prompt_end`` belong to none."""
+    """Bool (B, L) by name in ``SPANS``; tokens after ``prompt_end`` are in no span."""
 
     def labels(self) -> Tensor:
         """(B, L): the answers' tokens, -100 elsewhere."""
@@ -61,13 +60,13 @@ class RetrievalBatch:
         return labels
 
     def text_labels(self) -> Tensor:
-        """(B, L): all tokens but those of the instruction and the needles, which are drawn and not to be foreseen."""
+        """(B, L): all tokens except those of the instruction and the needles, which are random."""
         drawn = self.spans["instruction"] | self.spans["answer"] | self.spans["other_needles"]
         return self.input_ids.masked_fill(drawn, IGNORED_LABEL)
 
 
 class Language(Protocol):
-    """What facts, questions and filler look like in token ids."""
+    """The token ids of facts, questions and filler."""
 
     key_count: int
     value_count: int
@@ -77,24 +76,24 @@ class Language(Protocol):
     def instruction(self) -> list[int]: ...
 
     def question(self, *keys: int) -> list[int]:
-        """What stands before a value, in the needle and in the question; of several keys, before all their values."""
+        """The tokens before a value, in a needle or a question; with several keys, those before all their values."""
         ...
 
     def answer(self, value: int) -> list[int]: ...
 
     def between(self, left: int) -> list[int]:
-        """What stands between two answers to one question, when ``left`` are still to come."""
+        """The tokens between two answers to one question, if ``left`` answers are still to come."""
         ...
 
     def ending(self) -> list[int]: ...
 
     def filler(self, count: int, generator: torch.Generator) -> tuple[list[int], list[int]]:
-        """``count`` tokens, and the sorted places in 0..count where a needle may be put."""
+        """``count`` tokens, and the sorted positions in 0..count where a needle may be inserted."""
         ...
 
 
 class SymbolLanguage:
-    """The embedded default: a needle is two tokens, a key and a number; filler is random. No file, no download.
+    """The synthetic default: a needle is two tokens, a key and a number, and filler is random. It needs no file.
 
     Token ids: 0 padding, 1 end of sequence, then keys, numbers and filler words.
     """
@@ -106,7 +105,7 @@ class SymbolLanguage:
 
     @property
     def words(self) -> list[str]:
-        """Every token as a word, in the order of ids."""
+        """Every token as a word, ordered by id."""
         return [
             *self.special_tokens,
             *(f"key{index}" for index in range(self.key_count)),
@@ -142,7 +141,7 @@ class TextLanguage:
     """Numbers of cities in running text: " City number: Paris 4821." between sentences of a corpus."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, filler_tokens: numpy.ndarray) -> None:
-        """``filler_tokens``: a flat array of token ids, cut into filler as it stands."""
+        """``filler_tokens``: a flat array of token ids from which filler is cut."""
         self.key_count = len(CITIES)
         self.value_count = 9 * 10 ** (NUMBER_DIGITS - 1)
         self._tokenizer = tokenizer
@@ -198,12 +197,12 @@ class RetrievalTask:
     ) -> None:
         """
         Args:
-            queries: facts asked for in a sequence.
-            together: the most of them that one question asks for; each sequence draws its own number from 1 on. Those
-                of one question are all different.
+            queries: number of facts asked for in a sequence.
+            together: largest number of different facts that one question asks for; each sequence draws its number
+                between 1 and this.
 
         Raises:
-            InputError: no needles or questions, or more needles than keys or values.
+            InputError: there are no needles or questions, or more needles than keys or values.
         """
         self.language, self.needles, self.queries, self.sequence_length = language, needles, queries, sequence_length
         self.together = together
@@ -225,11 +224,11 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
-        """``count`` sequences. ``depth`` puts the first asked needle at that share of the haystack; None: anywhere.
+        """``count`` sequences. ``depth`` of the first needle asked for: a fraction of the haystack, or None for any.
 
         Raises:
-            InputError: needles and questions do not fit the length, too little text for the filler, or a depth outside
-                0 to 1.
+            InputError: needles and questions do not fit in the length, there is too little text for the filler, or the
+                depth is outside 0 to 1.
         """
         if depth is not None and not 0 <= depth <= 1:
             raise InputError(f"the depth of a needle must lie between 0 and 1, got {depth}")
@@ -263,7 +262,7 @@ class RetrievalTask:
         )
 
     def _asked(self, row: list[int], size: int, generator: torch.Generator) -> list[int]:
-        """Which needles are asked for, ``size`` different ones in each question."""
+        """Indices of the needles asked for, ``size`` different ones in each question."""
         if size == 1:
             return row
         questions = -(-len(row) // size)
@@ -280,7 +279,7 @@ class RetrievalTask:
         ties: list[float],
         generator: torch.Generator,
     ) -> tuple[list[int], list[list[int]], int, list[int]]:
-        """Token ids, positions of each answer's tokens, end of the first question, index of each token's span."""
+        """Token ids, positions of each answer's tokens, end of the first question, and index of each token's span."""
         language = self.language
         needles = [
             [*language.question(key), *language.answer(value), *language.ending()]
@@ -324,7 +323,7 @@ class RetrievalTask:
         return ids, positions, prompt_end, kinds
 
     def _room(self, parts: Sequence[Sequence[int]]) -> int:
-        """Tokens that are left for filler beside these parts.
+        """Number of tokens that these parts leave for filler.
 
         Raises:
             InputError: the parts are longer than a sequence.
@@ -338,49 +337,49 @@ class RetrievalTask:
         return self.sequence_length - used
 
     def _order(self, places: list[float], ties: list[float]) -> list[int]:
-        """Needles by depth: depth 0 comes before, and depth 1 after, whatever else falls on the same place."""
+        """Indices of the needles by depth; at equal positions, depth 0 comes first and depth 1 last."""
         return sorted(
             range(self.needles), key=lambda i: (places[i] if 0 < places[i] < 1 else places[i] * 3 - 1, ties[i])
         )
 
 
 def needle(city: str, number: str) -> str:
-    """What hides in a haystack of text.
+    """A needle in a haystack of text.
 
-    The number follows the city at once, so that a model of two layers can look it up: one layer marks a token with the
-    one before it, the next looks for that mark. Each word between them is a detour that small models do not learn in
-    the tokens they are trained on.
+    The number follows the city directly, so that two layers can retrieve it (an induction head): one layer copies the
+    previous token to each position, the next one attends to the match. Small models do not learn to skip words between
+    them with the number of tokens that they are trained on.
     """
     return f" City number: {city} {number}."
 
 
 def needle_page() -> str:
-    """The instruction and two needles of every city, for a tokenizer to learn their words from."""
-    numbers = [f"{10 + index % 90}{index % 100:02}" for index in range(2 * len(CITIES))]  # every group of two digits
+    """The instruction and two needles per city, for training a tokenizer."""
+    numbers = [f"{10 + index % 90}{index % 100:02}" for index in range(2 * len(CITIES))]  # covers every pair of digits
     return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
 
 
 def question(cities: Sequence[str]) -> str:
-    """What asks for the numbers of cities, for a model to go on with."""
+    """A question for the numbers of cities, which a model continues."""
     if len(cities) == 1:
         return f" City number: {cities[0]}"
     return f" City numbers of {', '.join(cities[:-1])} and {cities[-1]}, in this order:"
 
 
 def opening_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that opens a sequence, where a tokenizer has one: attention sinks on it, and on no part of the text."""
+    """The token that opens a sequence, if the tokenizer has one: it becomes the attention sink instead of the text."""
     opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return [] if opening is None else [opening]
 
 
 def distinct(rows: int, count: int, limit: int, generator: torch.Generator) -> Tensor:
-    """(rows, count) whole numbers below ``limit``, no two equal within a row."""
+    """(rows, count) whole numbers below ``limit``, different from each other within a row."""
     drawn = torch.randint(0, limit, (rows, count), generator=generator)
     while True:
         ordered = drawn.sort(1).values
         repeated = (ordered[:, 1:] == ordered[:, :-1]).any(1)
         if not repeated.any():
             return drawn
-        if limit < 4 * count:  # few values: rejection would take long
+        if limit < 4 * count:  # with few values, rejection sampling would be slow
             return torch.rand(rows, limit, generator=generator).argsort(1)[:, :count]
         drawn[repeated] = torch.randint(0, limit, (int(repeated.sum()), count), generator=generator)

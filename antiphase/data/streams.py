@@ -1,4 +1,4 @@
-"""Training batches as a pure function of seed and step: any step can be made again, in any process, after any stop."""
+"""Training batches as a pure function of seed and step: any step can be recomputed, in any process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 
 SHORTEST_PERIOD = 4
-"""Tokens after which a repeated random sequence starts again, at least."""
+"""Shortest period, in tokens, of a repeated random sequence."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences and what is to be predicted of them."""
+    """Sequences and their prediction targets."""
 
     input_ids: Tensor
     """(B, L) int64."""
     labels: Tensor
-    """(B, L) int64: the token itself where it counts in the loss, -100 elsewhere."""
+    """(B, L) int64: the token itself if it counts in the loss, else -100."""
 
 
 class Stream(Protocol):
-    """Where batches come from."""
+    """A source of batches."""
 
     def batch(self, step: int) -> Batch:
         """The batch of a 0-based step; equal arguments give equal batches."""
@@ -38,7 +38,7 @@ class Stream(Protocol):
 
 
 class SyntheticStream:
-    """Retrieval sequences and repeated random sequences. Random filler is noise, so only what can be known counts."""
+    """Retrieval sequences and repeated random sequences. Random filler is noise, so only predictable tokens count."""
 
     def __init__(self, task: RetrievalTask, *, batch_size: int, needle_share: float, key: tuple[object, ...]) -> None:
         self.task, self.batch_size, self.key = task, batch_size, key
@@ -59,11 +59,10 @@ class SyntheticStream:
 
 
 class TextStream:
-    """Blocks of packed text in an order shuffled anew each epoch; a share is retrieval, a share labels in context, a
-    share random tokens that come again and again.
+    """Shuffled blocks of packed text, with shares of retrieval sequences, in-context labels and repeated tokens.
 
-    With a long share, that part of the text rows comes from blocks inside one document, the rest from all others; each
-    kind is shuffled and repeated by itself.
+    With a long share, that part of the text rows comes from blocks inside one document and the rest from all others;
+    both kinds are shuffled and repeated separately.
     """
 
     def __init__(
@@ -83,10 +82,10 @@ class TextStream:
     ) -> None:
         """
         Args:
-            labels: makes the sequences of ``label_share``.
-            words: token ids that the sequences of ``repeat_share`` are drawn from.
-            long_share: share of the text rows from inside one document; None: all blocks alike.
-            end: the token between documents; needed with ``long_share``.
+            labels: generates the sequences of ``label_share``.
+            words: token ids from which the sequences of ``repeat_share`` are drawn.
+            long_share: share of the text rows from inside one document; None means no distinction.
+            end: the token between documents; required with ``long_share``.
 
         Raises:
             InputError: no document is as long as a sequence.
@@ -133,7 +132,7 @@ class TextStream:
 
 
 class _Blocks:
-    """Some blocks in an order shuffled anew each time they are through, the same number of them each step."""
+    """Some blocks, shuffled again after each pass, with the same number of them in each step."""
 
     def __init__(self, blocks: Tensor, rows: int, key: tuple[object, ...]) -> None:
         self.blocks, self.rows, self.key = blocks, rows, key
@@ -141,7 +140,7 @@ class _Blocks:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def of_step(self, step: int) -> list[int]:
-        """Numbers of the step's blocks."""
+        """Indices of the step's blocks."""
         return [self._block(index) for index in range(step * self.rows, (step + 1) * self.rows)]
 
     def _block(self, index: int) -> int:
@@ -153,9 +152,9 @@ class _Blocks:
 
 
 def _repeated(count: int, task: RetrievalTask, words: Tensor, generator: torch.Generator) -> Batch:
-    """Sequences of tokens drawn from ``words`` that come again and again; from the second time on they count.
+    """Sequences that repeat random tokens from ``words``; tokens count in the loss from their second occurrence.
 
-    Every word is copied as often as any other, so that all of them stay apart in tied embeddings.
+    Every word is copied equally often, so that all of them remain distinguishable in tied embeddings.
     """
     opening = torch.tensor(task.language.opening(), dtype=torch.int64)
     length = task.sequence_length - len(opening)
@@ -170,9 +169,9 @@ def _repeated(count: int, task: RetrievalTask, words: Tensor, generator: torch.G
 
 
 def drawn_periods(count: int, length: int, generator: torch.Generator) -> Tensor:
-    """(count, 1) int64: after how many tokens each of ``count`` sequences starts again; half their length at most.
+    """(count, 1) int64: random periods in tokens of ``count`` sequences, at most half their length.
 
-    With one period for all, looking back a fixed distance would do, and nothing would have to be found by its content.
+    With a single period, attending at a fixed distance would suffice, and nothing would have to be found by content.
     """
     longest = max(1, length // 2)
     return torch.randint(min(SHORTEST_PERIOD, longest), longest + 1, (count, 1), generator=generator)

@@ -1,4 +1,4 @@
-"""Tokenizers: train a byte-level BPE, cut long documents where it changes no token."""
+"""Tokenizers: training a byte-level BPE, and cutting long documents without changing tokens."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ END = "<|endoftext|>"
 PAD = "<|pad|>"
 SMALLEST_VOCABULARY = 256 + 2
 TRAINING_PIECE = 1 << 16
-"""Characters handed to the trainer at a time."""
+"""Number of characters passed to the trainer at a time."""
 
-# One white space between two characters that are none: byte-level and word tokenizers break before it anyway
+# A single white space between two other characters: byte-level and word tokenizers split before it anyway
 CUT = re.compile(r"(?<=\S)(?=\s\S)")
 CUT_TRIES = 16
 
@@ -24,15 +24,15 @@ CUT_TRIES = 16
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int = 1) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on ``texts``; equal texts give an equal tokenizer.
 
-    A token holds no more than ``digits`` digits, counted from the left of a number. With 1, every digit is a token of
-    its own, so numbers of equal width have equally many tokens; with more, a space may join the first of them, and
-    they have where the texts hold every group of digits often enough. Decoding gives back any text exactly.
-    ``<|endoftext|>`` starts and ends sequences, ``<|pad|>`` fills them on the left; written in a text they count as
-    these tokens too.
+    A token contains at most ``digits`` digits, grouped from the left of a number. With 1, every digit is its own token,
+    so numbers of equal width have equally many tokens. With more, a space may join the first group, and widths are
+    equal if the texts contain every group of digits often enough. Decoding restores any text exactly. ``<|endoftext|>``
+    starts and ends sequences, and ``<|pad|>`` pads them on the left; if they occur in a text, they become these tokens
+    as well.
 
     Args:
-        texts: documents; read once, cut into pieces, so memory does not grow with their length.
-        vocabulary_size: entries, both special tokens included, at least 258. Little text may give fewer.
+        texts: documents, which are read once and in pieces, so memory does not grow with their length.
+        vocabulary_size: number of entries including both special tokens, at least 258. Little text may give fewer.
 
     Raises:
         InputError: ``vocabulary_size`` is too small.
@@ -43,7 +43,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
             f"got {vocabulary_size}"
         )
     backend = Tokenizer(models.BPE())
-    # Digits first: the pattern of ByteLevel alone would join runs of digits, and a space to the first of them
+    # Digits first, because the pattern of ByteLevel alone would join runs of digits, and a space to the first of them
     numbers = (
         pre_tokenizers.Digits(individual_digits=True)
         if digits == 1
@@ -57,7 +57,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Texts that mark their documents with <|endoftext|> must not spend merges on its letters
+    # Texts that separate documents by <|endoftext|> must not spend merges on its letters
     parts = (part for text in texts for part in text.split(END))
     backend.train_from_iterator((piece for part in parts for piece in pieces(part, TRAINING_PIECE)), trainer)
     return PreTrainedTokenizerFast(
@@ -72,13 +72,13 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
 
 
 def pieces(text: str, size: int, unchanged: Callable[[str, int], bool] | None = None) -> Iterator[str]:
-    """Consecutive pieces of ``text``, cut before single white space; joined they are ``text``.
+    """Consecutive pieces of ``text``, cut before single white space.
 
     Args:
-        size: characters of a piece; a little more where the next white space is far.
-        unchanged: says of a text and a position whether cutting there changes no token; where no such
-            position is found near, the piece grows. None: any cut will do, and text without white space is cut at
-            ``size``.
+        size: number of characters per piece; a little more if the next white space is far away.
+        unchanged: takes a text and a position and returns whether a cut there leaves all tokens unchanged; without such
+            a position nearby, the piece grows. None means that any cut is allowed, and text without white space is cut
+            at ``size``.
     """
     start = 0
     position = size
@@ -94,7 +94,7 @@ def pieces(text: str, size: int, unchanged: Callable[[str, int], bool] | None = 
 
 
 def _cut(text: str, position: int, size: int, unchanged: Callable[[str, int], bool] | None) -> int | None:
-    """A place to cut in the ``size`` characters from ``position`` on, or None."""
+    """A position for a cut in the ``size`` characters from ``position`` on, or None."""
     for tried, match in enumerate(CUT.finditer(text, position, position + size + 2)):
         if unchanged is None or unchanged(text, match.start()):
             return match.start()

@@ -1,1 +1,1 @@
-"""One folder for each measurement of a model: settings, measurement, typed result, tables, figures and words."""
+"""Measurements of models, one folder each: settings, measurement, typed result, tables, figures and text."""

@@ -1,4 +1,4 @@
-"""Held-out text of a measurement: what the settings name, or what the model's own run held out."""
+"""Held-out text of a measurement: the text in the settings, or the held-out text of the model's own run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from antiphase.folders.contents import is_same_content
 from antiphase.scoring.loading import LoadedModel
 
 FOREIGN_LENGTH = 512
-"""Tokens in a sequence for a model that was not trained here, unless ``--length`` says otherwise."""
+"""Sequence length in tokens for a model that was not trained here, if ``--length`` is not given."""
 
 
 def tokens_of(output: Path) -> Path:
-    """Where a measurement keeps its tokens while it is at work: next to its folder."""
+    """Folder for the tokens during a measurement, next to its output folder."""
     return output.parent / f"{output.name}-tokens"
 
 
@@ -32,10 +32,10 @@ def contents(settings: HeldOutSettings) -> dict[str, Any]:
 
 
 def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
-    """The text in sequences that the model reads.
+    """The text in sequences for the model.
 
     Raises:
-        InputError: text or a length that cannot be used.
+        InputError: the text or the length cannot be used.
     """
     longest = getattr(loaded.model.config, "max_position_embeddings", None)
     if longest is not None and (settings.length or 0) > longest:
@@ -46,7 +46,7 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
 
 
 def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
-    """Held-out data: the given text, or what the model's own run held out."""
+    """Held-out data: the given text, or the held-out text of the model's own run."""
     longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
     sizes: dict[str, Any] = dict(asked.data_sizes())

@@ -1,4 +1,4 @@
-"""What a measurement is made from: its settings by what the command line calls them, and digests of contents."""
+"""Inputs of a measurement: its settings by their names on the command line, and digests of contents."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import SETTINGS
 
 MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".yaml"}
-"""Weights, configuration, tokenizer, and the settings of a run."""
+"""Suffixes of weights, configuration, tokenizer, and settings of a run."""
 
 
 def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their flags, and digests of contents.
 
-    What has been measured stays true on another device.
+    The device is omitted, because results do not depend on it.
     """
     return {word: value for word, value in settings.by_flag().items() if word != "--device"} | dict(contents)
 
 
 def model_content(name: str) -> str:
-    """By what a model is known again without being loaded: a digest of its files, or the commit on the Hub.
+    """Identifies a model without loading it: a digest of its files, or its commit on the Hub.
 
     Raises:
-        InputError: it is neither a folder nor a model that the Hub has.
+        InputError: it is neither a folder nor a model on the Hub.
     """
     folder = Path(name)
     if not folder.is_dir():
@@ -46,10 +46,10 @@ def model_content(name: str) -> str:
 
 
 def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dict[str, str]:
-    """Digests of the text that a model is measured on: what ``--data`` names, or what its own run read.
+    """Digests of the text of a measurement: that of ``--data``, or that of the model's own run.
 
     Raises:
-        InputError: text that is missing or cannot be read.
+        InputError: the text is missing or cannot be read.
     """
     found = {"the wording of the tasks": wording()}
     if paths:
@@ -62,10 +62,10 @@ def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dic
 
 
 def task_content(paths: Sequence[str]) -> dict[str, str]:
-    """Digest of task files and of the data that they name.
+    """Digests of task files and of the data that they name.
 
     Raises:
-        InputError: a file that is missing or cannot be read.
+        InputError: a file is missing or cannot be read.
     """
     found: list[Any] = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""Typed results: what a measurement writes into its record, and what tables, figures and notebooks read."""
+"""Typed results: measurements write them to records, and tables, figures and notebooks read them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Made = TypeVar("Made")
 
 
 class Result:
-    """Base of the dataclasses in the folders of measurements; one shows itself in a notebook."""
+    """Base class of results; an instance displays itself in a notebook."""
 
     @classmethod
     def measurement(cls) -> Measurement:
-        """The folder that the class stands in."""
+        """The measurement whose folder defines the class."""
         return next(found for found in every() if found.package == cls.__module__)
 
     @classmethod
     def read(cls, record: Record) -> Self | None:
-        """The result that a record holds; None: the record is of something else.
+        """The result in a record; None if the record is of another kind.
 
         Raises:
-            InputError: a record of this kind that holds something else.
+            InputError: a record of this kind has invalid contents.
         """
         if record.kind != cls.measurement().kind:
             return None
@@ -38,9 +38,7 @@ class Result:
 
     @classmethod
     def from_record(cls, make: Callable[[Self], Made]) -> Callable[[Record], Made | None]:
-        """A function that makes a table or figure of the result, as one of the record; None: the record is of something
-        else.
-        """
+        """Turn a function of the result into one of the record, which gives None for a record of another kind."""
 
         @functools.wraps(make)
         def made(record: Record) -> Made | None:
@@ -50,14 +48,14 @@ class Result:
         return made
 
     def record(self) -> Record:
-        """A record of the result alone, without settings."""
+        """A record with only the result, without settings."""
         return Record(kind=self.measurement().kind, values=finite(self))
 
     def save(self, output: Path, settings: DeviceSettings, *, seconds: float, **config: Any) -> Record:
-        """Write ``record.json`` with the settings, and further ``config``.
+        """Write ``record.json`` with the settings and further ``config``.
 
         Raises:
-            InputError: a result that its own type could not read again.
+            InputError: the result could not be read back with its own type.
         """
         given, found = vars(settings), finite(self)
         model = {"model": given["name"]} if "name" in given else {}

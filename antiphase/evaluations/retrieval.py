@@ -1,6 +1,6 @@
-"""Several models on the same contexts, cell by cell: what the measurements of needles and of allocation share.
+"""Runs several models on the same contexts, cell by cell, for the measurements of needles and of allocation.
 
-A model of the embedded task reads its own sequences; every other one reads cities' numbers in plain text.
+A model of the synthetic task reads its own sequences; all others read numbers of cities in plain text.
 """
 
 from __future__ import annotations
@@ -28,65 +28,65 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, at_hand, load_model, refused_by_model, untrained
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model, untrained, wrap_model
 from antiphase.scoring.needles import tasks_of
 from antiphase.training.device import choose_device
 
 NEEDLES = 8
-"""Needles of a model that was not trained here, unless ``--needles`` says otherwise."""
+"""Number of needles for a model that was not trained here, if ``--needles`` is not given."""
 MOST_HELD_OUT = 1 << 22
-"""Tokens of a run's held-out text that haystacks are cut from."""
+"""Number of tokens of a run's held-out text from which haystacks are cut."""
 
 Row = dict[str, Any]
 Say = Callable[[str], None]
 Report = Callable[[float, int], None]
-"""Called with cells done and their number."""
+"""Called with the number of finished cells and the total."""
 
 
 @dataclass(frozen=True)
-class Found:
+class CellRows:
     """Rows of all cells, in order."""
 
     models: Sequence[str]
-    """The first is what others are compared with."""
+    """Names of the models; the others are compared with the first."""
     task: str
     """``text`` or ``symbols``."""
     guess_rate: float
-    """In the first cell."""
+    """Guess rate in the first cell."""
     rows: dict[tuple[str, bool], list[Row]]
-    """By arm, and whether it is trained."""
+    """By arm and whether it is trained."""
 
     def marked(self, rows: Callable[[list[Row]], Iterable[Row]] = lambda rows: rows) -> list[Row]:
-        """All rows, or what is made of those of one model, with its arm."""
+        """All rows with their arm, or the rows that a function makes from those of one model."""
         return [
             {"arm": arm, "trained": trained, **row} for (arm, trained), own in self.rows.items() for row in rows(own)
         ]
 
     @property
     def shared(self) -> Row:
-        """What results of both measurements hold."""
+        """Fields that the results of both measurements share."""
         return {"models": list(self.models), "task": self.task, "guess_rate": self.guess_rate}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measuring:
-    """What is measured in a cell, and what all cells make together."""
+class CellMeasurement:
+    """The measurement of a cell, and the result of all cells."""
 
     of_texts: Callable[[LoadedModel, Cell, Sequence[Context]], list[Row]]
     of_symbols: Callable[[LoadedModel, Cell, RetrievalTask, ContextSettings], list[Row]]
-    result: Callable[[Found], Result]
+    result: Callable[[CellRows], Result]
     untrained_at_depths: bool
-    """Whether an untrained model reads texts with the needle at a fixed depth too, not only those with it anywhere."""
+    """Whether untrained models are also measured at fixed depths, not only at random ones."""
 
     def reads(self, cell: Cell, *, trained: bool) -> bool:
-        """Whether a model reads these texts."""
+        """Whether a model is measured in this cell."""
         return trained or self.untrained_at_depths or cell.depth is None
 
 
 def cells_of(
     needles: Sequence[int], queries: Sequence[int], lengths: Sequence[int], depths: Sequence[float]
 ) -> list[Cell]:
-    """The grid of all sizes, for each the depths and the needle anywhere; as many questions as needles at most.
+    """The grid of all sizes, each at all depths and at random ones (None), with at most as many questions as needles.
 
     Raises:
         InputError: every number of questions is larger than every number of needles.
@@ -105,7 +105,7 @@ def cells_of(
 
 
 def measure_in_text(
-    measuring: Measuring,
+    measuring: CellMeasurement,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     texts: Iterable[str],
@@ -114,26 +114,26 @@ def measure_in_text(
     samples: int,
     seed: int,
 ) -> Result:
-    """One model, and its architecture untrained, on contexts cut from documents.
+    """Measure a model, and its architecture untrained, on contexts cut from documents.
 
     Raises:
-        InputError: contexts that the model cannot read, or that the texts are too short for.
-        ValueError: a model whose attention cannot be read.
+        InputError: the contexts exceed the model's context length, or the texts are too short for them.
+        ValueError: the model's attention cannot be observed.
     """
     haystack = Haystack(texts, tokenizer)
     contexts = {cell: haystack.contexts(cell, samples, seed=seed) for cell in cells}
-    loaded = at_hand(model, tokenizer)
+    loaded = wrap_model(model, tokenizer)
     (arm,) = arm_names([loaded.name])
     rows = {}
     for trained in (True, False):
         read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
         own = loaded if trained else replace(loaded, model=untrained(model, seed))
         rows[arm, trained] = [row for cell in read for row in measuring.of_texts(own, cell, contexts[cell])]
-    return measuring.result(Found([loaded.name], "text", cells[0].guess_rate, rows))
+    return measuring.result(CellRows([loaded.name], "text", cells[0].guess_rate, rows))
 
 
 def evaluate_on_contexts(
-    measuring: Measuring,
+    measuring: CellMeasurement,
     settings: ContextSettings,
     output: Path,
     *,
@@ -141,12 +141,12 @@ def evaluate_on_contexts(
     say: Say = lambda message: None,
     report: Report = lambda done, count: None,
 ) -> Record:
-    """Measure models on the same contexts, each beside its architecture untrained. Writes ``record.json``.
+    """Measure models, and their architectures untrained, on the same contexts; write ``record.json``.
 
-    Each cell is kept in the folder's journal: with ``resume`` only those are measured that a stop has left.
+    Finished cells are stored in the folder's journal; with ``resume``, only the remaining ones are measured.
 
     Raises:
-        InputError: a model, text or size that cannot be used, or an output folder with other contents.
+        InputError: a model, text or size cannot be used, or the output folder has other contents.
     """
     settings.check()
     started = time.perf_counter()
@@ -162,13 +162,13 @@ def evaluate_on_contexts(
                 experiment.check(_loaded(settings, index))
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
-        found = Found(settings.names, experiment.task, experiment.guess_rate, rows)
+        found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
         data = first.settings.data if first.settings else None
         return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, data=data)
 
 
 def _inputs(settings: ContextSettings) -> dict[str, Any]:
-    """All that the record depends on."""
+    """Everything that the record depends on."""
     contents: dict[str, Any] = {"the measurement": measurement_with(settings).name}
     contents["the files of MODEL"] = model_content(settings.name)
     with naming({"MODEL": "--against"}):
@@ -212,7 +212,7 @@ def _measured(
 
 
 def arm_names(names: Sequence[str]) -> list[str]:
-    """Short names of models, all different: the last part of a path where that tells them apart."""
+    """Distinct short names of models: the last part of a path if that is unique."""
     short = [Path(name).name or name for name in names]
     return short if len(set(short)) == len(short) else list(names)
 
@@ -223,7 +223,7 @@ class Texts:
     task = "text"
 
     def __init__(
-        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+        self, settings: ContextSettings, measuring: CellMeasurement, first: LoadedModel, output: Path, say: Say
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         own = first.settings.data if first.settings else None
@@ -239,25 +239,25 @@ class Texts:
         self.guess_rate = cells[0].guess_rate
 
     def _texts(self, output: Path, say: Say) -> Iterable[str]:
-        """Documents of ``--data``, or what the first model's own run held out."""
+        """Documents of ``--data``, or the held-out text of the first model's own run."""
         settings, first = self.settings, self.first
         if settings.paths:
             return documents(settings.paths, text_field=settings.text_field)
-        # packed as for training: its sizes need not fit the contexts that are asked for
+        # packed as for training, whose sizes need not fit the requested contexts
         data = data_for(first, replace(settings, lengths=(), needles=(), queries=()), output, say)
-        assert data.validation_text is not None  # not the embedded task
+        assert data.validation_text is not None  # not the synthetic task
         end = first.tokenizer.eos_token or "\n"
         return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)
 
     def check(self, loaded: LoadedModel) -> None:
-        """Refuse a further model that cannot read these texts."""
+        """Refuse a further model that cannot use these texts."""
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"--against {loaded.name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
             prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}")
 
     def asked(self, *, trained: bool) -> list[Cell]:
-        """The cells that a model reads."""
+        """The cells in which a model is measured."""
         return [cell for cell in self.cells if self.measuring.reads(cell, trained=trained)]
 
     def rows(self, loaded: LoadedModel, cell: Cell) -> list[Row]:
@@ -267,12 +267,12 @@ class Texts:
 
 
 class Symbols:
-    """The embedded task, whose words are tokens; answers are read one by one behind the true earlier ones."""
+    """The synthetic task, whose words are tokens; answers are predicted one by one, given the true earlier ones."""
 
     task = "symbols"
 
     def __init__(
-        self, settings: ContextSettings, measuring: Measuring, first: LoadedModel, output: Path, say: Say
+        self, settings: ContextSettings, measuring: CellMeasurement, first: LoadedModel, output: Path, say: Say
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         data = data_for(first, settings, output, say)
@@ -285,15 +285,15 @@ class Symbols:
             for task in tasks
             for depth in (*settings.depths, None)
         }
-        self.guess_rate = tasks[0].guess_rate  # of the first question alone, whatever is asked behind it
+        self.guess_rate = tasks[0].guess_rate  # for the first question only, whatever is asked after it
 
     def check(self, loaded: LoadedModel) -> None:
-        """Refuse a further model whose words mean something else."""
+        """Refuse a further model with other tokens."""
         if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
             raise InputError(f"--against {loaded.name} has other words than {self.first.name}, so it cannot read them")
 
     def asked(self, *, trained: bool) -> list[Cell]:
-        """All cells, of an untrained model too."""
+        """All cells, also for an untrained model."""
         return list(self.cells)
 
     def rows(self, loaded: LoadedModel, cell: Cell) -> list[Row]:
@@ -308,10 +308,10 @@ def prompts_of(
     """Token ids of each context.
 
     Args:
-        name: what messages call the model.
+        name: name of the model in messages.
 
     Raises:
-        InputError: one is longer, with its output, than the model reads.
+        InputError: a context with its output exceeds the model's context length.
     """
     prompts = [prompt_ids(tokenizer, context) for context in contexts]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -322,12 +322,12 @@ def prompts_of(
 
 
 def room_for(tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context]) -> int:
-    """Tokens of the longest output."""
+    """Number of tokens in the longest output."""
     return max(output_tokens(tokenizer, len(context.answers)) for context in contexts)
 
 
 def _positions(loaded: LoadedModel) -> int | None:
-    """The longest sequence that a model reads; None: no bound."""
+    """The model's context length in tokens; None means no limit."""
     return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
 
 

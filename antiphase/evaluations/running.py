@@ -1,7 +1,7 @@
-"""A measurement in a folder, from settings to record.
+"""Runs a measurement in a folder, from settings to record.
 
-The ``measure`` module of one model has ``contents`` (digests of what the result depends on beside model and settings),
-``prepare`` (whatever it measures on) and ``measure`` itself; one that works part by part has its own ``evaluate``.
+The ``measure`` module of a measurement of one model has ``contents`` (digests of inputs besides model and settings),
+``prepare`` (loads the data) and ``measure``; one that works part by part has its own ``evaluate``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.training.device import choose_device
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
-"""Fields of a preset that ``antiphase evaluate`` has flags for."""
+"""Flags of ``antiphase evaluate`` for fields of a preset."""
 
 
 def settings_of(measurement: str, **values: Any) -> Any:
-    """Settings of a measurement, by its name."""
+    """Settings of a measurement, given its name."""
     return next(found for found in every() if found.name == measurement).settings(**values)
 
 
@@ -41,15 +41,15 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Measure models by what the settings belong to.
+    """Run the measurement to which the settings belong.
 
-    Writes ``record.json`` in ``output``; with ``resume``, one that is there already is returned.
+    Writes ``record.json`` in ``output``; with ``resume``, an existing one is returned.
 
     Args:
-        report: called with parts done and their number.
+        report: called with the number of finished parts and the total.
 
     Raises:
-        InputError: a model, text or size that cannot be used, or an output folder with other contents.
+        InputError: a model, text or size cannot be used, or the output folder has other contents.
     """
     settings.check()
     started = time.perf_counter()
@@ -79,5 +79,5 @@ def evaluate(
 
 
 def measurement_with(settings: Settings) -> Measurement:
-    """The measurement that has these settings."""
+    """The measurement to which the settings belong."""
     return next(found for found in every() if found.settings is type(settings))

@@ -10,50 +10,50 @@ from antiphase.errors import InputError
 from antiphase.flags import Settings, argument, flag
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Of the asked needle, 0 at the start of a context, 1 at its end."""
+"""Depths of the needle asked for: 0 at the start of a context, 1 at its end."""
 
 
 def seed_flag(default: int = 0) -> Any:
-    """The field of a seed."""
+    """The settings field of a seed."""
     return flag("Random seed.", default=default, least=0, most=2**63 - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings(Settings):
-    """Of any measurement."""
+    """Settings of any measurement."""
 
     device: str = flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnSettings(DeviceSettings):
-    """Of a measurement that draws something at random."""
+    """Settings of a measurement that draws at random."""
 
     seed: int = seed_flag()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(DrawnSettings):
-    """Of a measurement of a causal language model."""
+    """Settings of a measurement of a causal language model."""
 
     name: str = argument("MODEL", "Local folder or Hub name of a causal language model.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutSettings(ModelSettings):
-    """Of a measurement on held-out text; a model trained here has its own."""
+    """Settings of a measurement on held-out text, which models trained here have of their own."""
 
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data", default=())
     text_field: str | None = flag("Column with the text.", default=None)
 
     def data_sizes(self) -> Mapping[str, int]:
-        """Sizes of the data that the settings name, by the field of ``config.DataSettings``."""
+        """Sizes of the data in the settings, by field of ``config.DataSettings``."""
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(HeldOutSettings):
-    """Of a measurement on windows of the text."""
+    """Settings of a measurement on windows of text."""
 
     length: int | None = flag("Tokens in a sequence.", default=None, least=2)
     samples: int = flag("Number of sequences.", default=200, least=1)
@@ -64,13 +64,13 @@ class TextSettings(HeldOutSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrievalTextSettings(TextSettings):
-    """Of a measurement that asks for facts in a text too."""
+    """Settings of a measurement that also asks for facts in text."""
 
     needles: int | None = flag("Needles in a sequence.", default=None, least=1)
     queries: int | None = flag("Number of questions in a sequence.", default=None, least=1)
 
     def task_sizes(self) -> Mapping[str, int]:
-        """Numbers of needles and queries of the retrieval task, where the settings name some."""
+        """Numbers of needles and queries of the retrieval task, if the settings have them."""
         return _given(needles=self.needles, queries=self.queries)
 
     def data_sizes(self) -> Mapping[str, int]:
@@ -79,9 +79,9 @@ class RetrievalTextSettings(TextSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ContextSettings(HeldOutSettings):
-    """Of a measurement of several models on the same contexts.
+    """Settings of a measurement of several models on the same contexts.
 
-    Sizes that are not given are those of the first model's training, or defaults.
+    Sizes default to those of the first model's training, if known.
     """
 
     against: Sequence[str] = flag("Another model, compared with MODEL on the same contexts. Repeatable.", default=())
@@ -92,7 +92,7 @@ class ContextSettings(HeldOutSettings):
         least=2,
         separated=True,
     )
-    """By the first model's tokenizer."""
+    """In tokens of the first model's tokenizer."""
     needles: Sequence[int] = flag("Numbers of needles, e.g. 2,4,8.", default=(), least=1, separated=True)
     queries: Sequence[int] = flag("Numbers of questions asked together, e.g. 1,2.", default=(), least=1, separated=True)
     depths: Sequence[float] = flag(
@@ -102,11 +102,11 @@ class ContextSettings(HeldOutSettings):
 
     @property
     def names(self) -> list[str]:
-        """All models; the first is what others are compared with."""
+        """Names of all models; the others are compared with the first."""
         return [self.name, *self.against]
 
     def data_sizes(self) -> Mapping[str, int]:
-        """The first of each."""
+        """The first value of each size."""
         listed = {"sequence_length": self.lengths, "needles": self.needles, "queries": self.queries}
         return {field: sizes[0] for field, sizes in listed.items() if sizes}
 

@@ -1,1 +1,1 @@
-"""Folders that commands work in: held by one process, never overwritten, gone on with only as the very same work."""
+"""Output folders of commands: each is locked by one process, never overwritten, and resumed only by the same work."""

@@ -1,4 +1,4 @@
-"""What work was made from, and the model that it left, each known by its SHA-256 (1 to 2 GB/s) in a file of its own."""
+"""SHA-256 digests (1 to 2 GB/s) of a work's inputs and of its model, each in its own file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESTORE = "restore it, or choose another folder"
 
 
 def hash_of(tree: Any) -> str:
-    """SHA-256 of plain values."""
+    """SHA-256 of plain JSON values."""
     return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
 
 
@@ -27,22 +27,22 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file.
 
     Raises:
-        InputError: it cannot be read.
+        InputError: the file cannot be read.
     """
     with reading(path, ""), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digest_of(paths: Sequence[Path]) -> str:
-    """SHA-256 of files, in this order."""
+    """SHA-256 of several files, in this order."""
     return hash_of([file_digest(path) for path in paths])
 
 
 def check_content(folder: Path, content: str | None) -> None:
-    """Keep which tokens a run or study reads, or refuse to go on with others. None: no text.
+    """Store the digest of the tokens that a run or study reads, or check that it has not changed. None means no text.
 
     Raises:
-        InputError: the text, the tokenizer or the tasks' wording changed since the run began.
+        InputError: the text, the tokenizer or the tasks' wording has changed since the run began.
     """
     if content is not None and not _keep(folder / TEXT, content):
         raise InputError(
@@ -52,10 +52,10 @@ def check_content(folder: Path, content: str | None) -> None:
 
 
 def check_start(folder: Path, digest: str) -> None:
-    """Keep which weights a run starts from, or refuse to go on with others.
+    """Store the digest of the weights that a run starts from, or check that it has not changed.
 
     Raises:
-        InputError: the folder of ``training.start_from`` holds other weights than when the run began.
+        InputError: the weights in the folder of ``training.start_from`` have changed since the run began.
     """
     if not _keep(folder / START, digest):
         raise InputError(
@@ -65,10 +65,10 @@ def check_start(folder: Path, digest: str) -> None:
 
 
 def check_text(folder: Path, study: Path) -> None:
-    """That a finished run of a study read the study's text, which may have changed before the run began.
+    """Check that a finished run of a study read the study's text, which may have changed before the run began.
 
     Raises:
-        InputError: it read other text.
+        InputError: it read a different text.
     """
     if (study / TEXT).is_file() and not is_same_content(folder, read_text(study / TEXT, "", RESTORE).strip()):
         raise InputError(
@@ -78,7 +78,7 @@ def check_text(folder: Path, study: Path) -> None:
 
 
 def is_same_content(folder: Path, content: str) -> bool:
-    """Whether a run or study read these tokens; true where it did not keep which."""
+    """Whether a run or study read these tokens; True if it stored no digest."""
     return _is_kept(folder / TEXT, content)
 
 
@@ -89,15 +89,15 @@ def model_digest(folder: Path) -> str:
 
 
 def keep_model(folder: Path) -> None:
-    """Keep which model a run has written."""
+    """Store the digest of the model that a run has written."""
     _write(folder / MODEL, model_digest(folder))
 
 
 def check_model(folder: Path) -> None:
-    """That a finished run, which is not trained again, still holds its model; true where it did not keep which.
+    """Check that a finished run still has its model; passes if it stored no digest.
 
     Raises:
-        InputError: its weights, configuration or tokenizer are others.
+        InputError: its weights, configuration or tokenizer have changed.
     """
     if (folder / MODEL).is_file() and not _is_kept(folder / MODEL, model_digest(folder)):
         raise InputError(
@@ -107,7 +107,7 @@ def check_model(folder: Path) -> None:
 
 
 def _keep(path: Path, digest: str) -> bool:
-    """Keep it, or say whether it is the one that is kept."""
+    """Store the digest, or return whether it equals the stored one."""
     if not path.is_file():
         _write(path, digest)
     return _is_kept(path, digest)

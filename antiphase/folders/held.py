@@ -1,4 +1,4 @@
-"""A folder belongs to one process and one piece of work: free, held, or there as a whole; what is refused is undone."""
+"""Ownership of output folders: checks, locks, atomic creation, and cleanup after refused input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOCK = ".lock"
 
 
 def is_free(folder: Path) -> bool:
-    """Whether work may begin here: there is nothing, or what one left behind that was killed at once."""
+    """Whether work may begin here: the folder is missing, empty, or left by work that was killed at its start."""
     if not folder.exists():
         return True
     return folder.is_dir() and all(
@@ -25,20 +25,20 @@ def is_free(folder: Path) -> bool:
 
 
 def check_empty(folder: Path) -> None:
-    """A measurement goes into a folder of its own.
+    """Check that a folder is free for a measurement.
 
     Raises:
-        InputError: the folder holds something, or is a file.
+        InputError: the folder is not empty, or is a file.
     """
     if not is_free(folder):
         raise InputError(f"--output {folder} exists and is not empty; choose another folder")
 
 
 def make_folder(folder: Path) -> bool:
-    """Make the folder of ``--output``; False where it is there already.
+    """Create the folder of ``--output``; False if it already exists.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be created.
     """
     try:
         folder.mkdir(parents=True)
@@ -51,10 +51,10 @@ def make_folder(folder: Path) -> bool:
 
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; make it if it is missing, and take it away if nothing was put into it.
+    """Lock the folder for this process; create it if it is missing, and remove it if it stays empty.
 
     Raises:
-        InputError: another process works in it, or it cannot be made.
+        InputError: another process uses it, or it cannot be created.
     """
     made = make_folder(folder)
     lock = FileLock(folder / LOCK)
@@ -73,7 +73,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process works in the folder."""
+    """Whether a process has locked the folder."""
     if not (folder / LOCK).is_file():
         return False
     lock = FileLock(folder / LOCK)
@@ -87,9 +87,9 @@ def is_in_use(folder: Path) -> bool:
 
 @contextmanager
 def undone_if_refused(folder: Path) -> Iterator[None]:
-    """Take away what appears in the folder, if what a person gave is refused: the corrected command starts afresh.
+    """Remove new files from the folder if the user's input is refused, so that the corrected command starts afresh.
 
-    Only within ``only_one``, of this folder or of the one that it belongs to: what appears is else another process's.
+    Use it only within ``only_one`` of this folder or its parent: otherwise, new files may be another process's.
     """
     before = set(folder.iterdir()) if folder.is_dir() else None
     try:
@@ -108,14 +108,14 @@ def undone_if_refused(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(folder: Path, *beside: Path) -> Iterator[None]:
-    """Hold a new folder for one piece of work; if that is refused, nothing of it stays, nor in folders beside.
+    """Lock a new folder for one piece of work; if the input is refused, remove its files, also those in ``beside``.
 
     Raises:
-        InputError: the folder holds something, another process works in it, or it cannot be made.
+        InputError: the folder is not empty, another process uses it, or it cannot be created.
     """
     check_empty(folder)
     with only_one(folder), ExitStack() as stack:
-        check_empty(folder)  # once more: another process may have finished meanwhile
+        check_empty(folder)  # check again, because another process may have finished meanwhile
         for path in (folder, *beside):
             stack.enter_context(undone_if_refused(path))
         yield
@@ -123,9 +123,9 @@ def new_folder(folder: Path, *beside: Path) -> Iterator[None]:
 
 @contextmanager
 def written_beside(target: Path) -> Iterator[Path]:
-    """A new folder that takes the name ``target`` when it is whole and on the disk; a stop leaves nothing of that name.
+    """A new folder that is renamed to ``target`` once it is complete and on disk; an interruption leaves no ``target``.
 
-    Only within ``only_one`` of the folder around: what killed writes have left there is removed.
+    Use it only within ``only_one`` of the parent folder, because it removes leftovers of killed writes there.
     """
     for leftover in filter(Path.is_dir, target.parent.glob(".*.tmp")):
         shutil.rmtree(leftover)
@@ -139,7 +139,7 @@ def written_beside(target: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,6 +1,6 @@
-"""Results written line by line as soon as they are known, so that long work goes on after a kill.
+"""Journals: results written line by line as soon as they are known, so that long work can continue after a kill.
 
-A measurement's folder holds, beside its record, what it was made from: no other work is taken for it.
+A measurement's folder also stores the measurement's inputs, so that other work is never mistaken for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphase.records import Record, finite, write_atomically
 
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
-"""Key of the journal's line that says what the work is made from."""
+"""Key of the journal line that stores the inputs of the work."""
 JOURNALED = Resumable(
     JOURNAL,
     again="exists and is not empty; add --resume to continue, or choose another folder",
@@ -30,7 +30,7 @@ JOURNALED = Resumable(
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Add a line that survives a kill."""
+    """Append a line and flush it to disk."""
     with open(path, "ab") as file:
         file.write((json.dumps(values) + "\n").encode())
         file.flush()
@@ -38,10 +38,10 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 
 
 def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
-    """Lines of JSON objects that have these names; a last one that a kill has torn is left out, and cut off.
+    """Lines of JSON objects with these keys; a last line truncated by a kill is skipped and removed from the file.
 
     Raises:
-        InputError: a whole line is something else.
+        InputError: a complete line is something else.
     """
     if not path.is_file():
         return []
@@ -66,12 +66,12 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
 
 
 class Journal:
-    """What a measurement is made from, and the parts of it that are known already, in the folder of its record."""
+    """Inputs of a measurement and its finished parts, stored in the folder of its record."""
 
     def __init__(self, output: Path, inputs: Callable[[], Mapping[str, Any]]) -> None:
         """
         Args:
-            inputs: all that the result depends on, by what the command line calls it.
+            inputs: everything that the result depends on, by its name on the command line.
 
         Raises:
             InputError: the folder's work has other inputs.
@@ -79,32 +79,32 @@ class Journal:
         self.path, self.inputs = output / JOURNAL, inputs
         self.known: dict[str, Any] = {line["key"]: line["rows"] for line in read_lines(self.path, "key", "rows")}
         self.record: Record | None = None
-        """The finished one."""
+        """The record of a finished measurement."""
         if INPUTS in self.known:
             JOURNALED.check_same(output, self.known[INPUTS], finite(inputs()))
             self.record = Record.load(output) if (output / "record.json").is_file() else None
 
     def begin(self) -> None:
-        """Keep the inputs, unless they are kept; nothing is measured before."""
+        """Store the inputs if they are not stored yet; must be called before measuring."""
         if INPUTS not in self.known:
             self.add(INPUTS, self.inputs())
 
     def key(self, *part: Any) -> str:
-        """Of a part of this very work, named in plain values."""
+        """The key of a part of this work, named by plain JSON values."""
         return hash_of([self.known[INPUTS], *part])
 
     def add(self, key: str, rows: Any) -> None:
-        """Keep what was found of a part."""
+        """Store the results of a part."""
         self.known[key] = finite(rows)
         append_line(self.path, {"key": key, "rows": self.known[key]})
 
 
 @contextmanager
 def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
-    """Hold the folder of a measurement: a new one, or with ``resume`` one that holds this very measurement.
+    """Lock the folder of a measurement: a new one or, with ``resume``, one with the same measurement.
 
     Raises:
-        InputError: it holds something else, or is in use.
+        InputError: the folder holds something else or is in use.
     """
     with JOURNALED.held(output, resume=resume), undone_if_refused(output):
         yield Journal(output, inputs)

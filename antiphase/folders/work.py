@@ -1,4 +1,4 @@
-"""Work that may be stopped: its folder is new, or holds this very work and is gone on with by ``--resume``."""
+"""Interruptible work: its folder is new, or holds the same work, which ``--resume`` continues."""
 
 from __future__ import annotations
 
@@ -15,28 +15,26 @@ from antiphase.reading.files import read_json
 from antiphase.records import finite, write_atomically
 
 BROUGHT_BACK = "bring it back as it was, or choose another folder"
-"""What to do about a kept file that was changed into something else."""
+"""Remedy for a stored file that was changed."""
 START_SETTING = "training.start_from"
-"""End of the name under which a run or arm says where its weights come from. They may have moved since the work began;
-that they are the same is checked by their content.
-"""
+"""Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
 
 
 @dataclass(frozen=True)
 class Resumable:
-    """A kind of work: the file in its folder by which it is known, and what is said of a folder that it cannot use."""
+    """A kind of work: the file that identifies its folder, and the messages about folders that it cannot use."""
 
     file: str
     foreign: str = "exists and is not empty; choose another folder"
-    """Where there is something else."""
+    """Message for a folder with other contents."""
     again: str = "already contains this work; add --resume to continue it, or choose another folder"
-    """Where it was begun, and ``--resume`` is missing."""
+    """Message for work that was begun, if ``--resume`` is missing."""
     other: str = "holds work with other settings ({names}); choose another"
-    """Where it was begun with others."""
+    """Message for work that was begun with other settings."""
 
     @classmethod
     def named(cls, noun: str, file: str) -> Resumable:
-        """A kind of work with a name of its own."""
+        """A kind of work with its own name in messages."""
         return cls(
             file,
             foreign=f"exists and holds no {noun} of antiphase; choose another folder",
@@ -45,10 +43,10 @@ class Resumable:
         )
 
     def begun(self, output: Path, *, resume: bool) -> bool:
-        """Whether the folder holds such work, to go on with; False: it is free for it. Writes nothing.
+        """Whether the folder holds such work to continue; False if it is free. Writes nothing.
 
         Raises:
-            InputError: it holds something else, or such work without ``resume``.
+            InputError: the folder holds something else, or such work without ``resume``.
         """
         if not (output / self.file).is_file():
             if not is_free(output):
@@ -60,14 +58,14 @@ class Resumable:
 
     @contextmanager
     def held(self, output: Path, *, resume: bool) -> Iterator[None]:
-        """Hold the folder, if it can be used; a folder of something else gets no lock.
+        """Lock the folder if it can be used; a folder with other contents gets no lock file.
 
         Raises:
-            InputError: as ``begun``; or another process works in it.
+            InputError: as for ``begun``, or another process uses it.
         """
         self.begun(output, resume=resume)
         with only_one(output):
-            self.begun(output, resume=resume)  # once more: another process may have worked here meanwhile
+            self.begun(output, resume=resume)  # check again, because another process may have worked here meanwhile
             yield
 
     def check_same(
@@ -75,11 +73,11 @@ class Resumable:
     ) -> None:
         """
         Args:
-            before, now: settings by name, as the work began and as they are given.
-            free: names of settings that may change, because they change no result.
+            before, now: settings by name, at the beginning of the work and now.
+            free: names of settings that may change because they do not affect results.
 
         Raises:
-            InputError: others differ; it names them.
+            InputError: other settings differ; the message names them.
         """
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
@@ -88,11 +86,11 @@ class Resumable:
 
 
 class Work:
-    """What a command was asked for, and what it was done on, in a JSON file of its folder."""
+    """The request of a command and the digests of its inputs, in a JSON file of its folder."""
 
     KIND = Resumable("request.json")
     FREE = ("device", "parts")
-    """What has been done stays true on another device and with other parts."""
+    """Settings that may change: results do not depend on the device or the number of parts."""
 
     def __init__(self, output: Path, request: Any) -> None:
         self.output, self.path, self.request = output, output / self.KIND.file, finite(asdict(request))
@@ -106,14 +104,14 @@ class Work:
             self.KIND.check_same(self.output, self._kept()["request"], self.request, free=self.FREE)
 
     def begin(self, contents: Mapping[str, Any], changed: Mapping[str, str]) -> None:
-        """Keep what is worked on, or refuse to go on with anything else.
+        """Store the digests of the inputs, or check that they have not changed.
 
         Args:
-            contents: digests.
-            changed: what is said of each that is another one now.
+            contents: digests by name.
+            changed: the message for each one that has changed.
 
         Raises:
-            InputError: a content changed since the work began.
+            InputError: an input has changed since the work began.
         """
         if not self.path.is_file():
             tree = {"request": self.request, **contents}
@@ -128,7 +126,7 @@ class Work:
     def _kept(self) -> dict[str, Any]:
         """
         Raises:
-            InputError: the file was changed into something that cannot be read.
+            InputError: the file was changed and cannot be read.
         """
         tree = read_json(self.path, "--output", BROUGHT_BACK)
         if not isinstance(tree.get("request"), dict):
@@ -138,13 +136,13 @@ class Work:
 
 @contextmanager
 def work_in(output: Path, request: Any, *, resume: bool) -> Iterator[Work]:
-    """Hold the folder of what a request, a dataclass, asks for: a new one, or one that holds this very work.
+    """Lock the folder of a request (a dataclass): a new one, or one with the same work.
 
     Raises:
-        InputError: it holds something else, or is in use.
+        InputError: the folder holds something else or is in use.
     """
     work = Work(output, request)
-    work.check(resume=resume)  # a folder of something else gets no lock
+    work.check(resume=resume)  # do not create a lock file in an unrelated folder
     with only_one(output):
         work.check(resume=resume)
         yield work

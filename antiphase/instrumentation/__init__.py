@@ -1,1 +1,1 @@
-"""Reading and changing what attention computes in any model that calls transformers' attention interface."""
+"""Observing and changing attention in any model that uses transformers' attention interface."""

@@ -1,7 +1,7 @@
-"""One call of a model's attention function, read: what everything that measures or changes attention knows of it.
+"""One call of a model's attention function, interpreted for everything that measures or changes attention.
 
-Legend: B sequences, N queries, M keys, d width of a map, G groups of maps that share their keys, R heads of a group,
-S maps of a head (1, or 2 in differential heads), H heads.
+Legend: B sequences, N queries, M keys, d width of a map, G groups of maps that share their keys, R heads per group, S
+maps per head (1, or 2 in differential heads), H heads.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.instrumentation.forward import ForwardPass
-from antiphase.interface import inside
+from antiphase.interface import differential_part
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
 from antiphase.layers.masks import carries_positions, visible_keys
 
 
 class Pairing(Enum):
-    """Which maps of a layer are one head."""
+    """Which maps of a layer form a head."""
 
     NONE = "none"
     """Every map is a head."""
@@ -32,78 +32,78 @@ class Pairing(Enum):
     """Maps i and i + H are head i."""
 
     def by_map(self, grouped: Tensor) -> Tensor:
-        """(B, G, R, S, ...) as (B, maps, ...), in the model's own numbering."""
+        """(B, G, R, S, ...) as (B, maps, ...), in the model's own order."""
         return (grouped.movedim(3, 1) if self is Pairing.HALVES else grouped).flatten(1, 3)
 
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """What all calls of a layer have in common."""
+    """Properties that all calls of a layer share."""
 
     pairing: Pairing
     key_maps: int
-    """Keys of a head's maps: 2 where each map has a key of its own, 1 where they share it."""
+    """Keys per head: 2 if each map has its own key, 1 if its maps share one."""
     subtracts: bool
-    """Whether the attention function itself subtracts the second map of each head, so that it returns H outputs."""
+    """Whether the attention function itself subtracts the second map of each head and so returns H outputs."""
     finishes: bool = False
-    """Whether it normalizes the heads' outputs too, with ``module.differential``."""
+    """Whether it also normalizes the heads' outputs, with ``module.differential``."""
 
 
 SOFTMAX = AttentionKind(Pairing.NONE, key_maps=1, subtracts=False)
 V1 = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True)
 V2 = AttentionKind(Pairing.NEIGHBOURS, key_maps=1, subtracts=True)
 INSIDE = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True, finishes=True)
-"""V1 in the layers of ``differential_config``, whose attention function does all of it."""
-AFTERWARDS = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
-"""DiffLlama: the layer subtracts what the function returned, after two calls with the same queries and keys, one for
-each half of the values."""
+"""V1 in the layers of ``differential_config``, whose attention function subtracts and normalizes."""
+DIFFLLAMA = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
+"""DiffLlama: the layer subtracts after two calls of the function, one for each half of the values."""
 
 
 def kind_of(module: nn.Module) -> AttentionKind:
     """The kind of an attention layer.
 
-    The variant ``differential_v2_across`` counts as softmax attention: its maps multiply values of their own, so that
-    there is no difference of maps.
+    The variant ``differential_v2_across`` counts as softmax attention: its maps multiply different values, so there is
+    no difference of maps.
     """
     if is_differential(module):
         return V1 if has_two_keys(module) else V2
     if hasattr(module, "differential"):
         return INSIDE
-    return AFTERWARDS if hasattr(module, "lambda_init") else SOFTMAX
+    return DIFFLLAMA if hasattr(module, "lambda_init") else SOFTMAX
 
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the attention function of a layer."""
+    """One call of a layer's attention function."""
 
     module: nn.Module
     """The attention layer."""
     layer: int
-    """The model's number of the layer, 0-based: there may be layers without attention between."""
+    """The model's number of the layer, 0-based; the model may also have layers without attention."""
     kind: AttentionKind
     query: Tensor
     """(B, maps, N, d)."""
     key: Tensor
-    """(B, key maps, M, d), as the cache holds them."""
+    """(B, key maps, M, d), in the layout of the cache."""
     value: Tensor
-    """(B, value heads or halves of them, M, dv), as the cache holds them."""
+    """(B, value heads or halves of them, M, dv), in the layout of the cache."""
     attention_mask: Tensor | None
-    """As the layer handed it over; see ``mask``."""
+    """As the layer passed it; see ``mask``."""
     arguments: Mapping[str, Any]
-    """The keyword arguments that the layer gave."""
+    """The keyword arguments that the layer passed."""
     own: Callable[[], tuple[Tensor, Tensor | None]]
-    """Computes what the model would have computed: the heads' outputs (B, N, heads, dv), before what the function does
-    to them besides (``finish``), and the weights where it forms them."""
+    """Computes what the model would have computed: the heads' outputs (B, N, heads, dv), before any further processing
+    by the attention function (``finish``), and the weights if it returns them.
+    """
     forward: ForwardPass | None = None
-    """The forward pass that the call is part of; None: the layer was called without its model."""
+    """The forward pass of the call; None if the layer was called without its model."""
     is_second_half: bool = False
-    """Whether the layer called just before with the same queries and keys, and the other half of the values."""
+    """Whether the previous call of this layer had the same queries and keys and the other half of the values."""
 
-    # ------------------------------------------------------------------------------------------ what is computed
+    # ------------------------------------------------------------------------------------------ computation
 
     @property
     def maps(self) -> int:
-        """Softmax maps of the layer."""
+        """Number of softmax maps in the layer."""
         return self.query.shape[1]
 
     @cached_property
@@ -112,8 +112,8 @@ class AttentionCall:
         module = self.module
         lam: Tensor
         if self.kind is INSIDE:
-            lam = inside(module).lam()
-        elif self.kind is AFTERWARDS:
+            lam = differential_part(module).lam()
+        elif self.kind is DIFFLLAMA:
             lam = _diffllama_lambda(module)
         elif self.kind.subtracts:
             lam = self.arguments["lam"]
@@ -133,18 +133,18 @@ class AttentionCall:
         return join_halves(self.value) if self.kind.subtracts and self.kind.key_maps == 2 else self.value
 
     def refuse_unread(self, *also_read: str) -> None:
-        """Refuse arguments that change what is computed and are not taken into account.
+        """Refuse arguments that change the result but are not taken into account.
 
         Args:
-            also_read: names besides λ, scale and window that the caller takes into account.
+            also_read: names of further arguments, besides λ, scale and window, that the caller takes into account.
 
         Raises:
-            ValueError: such an argument; it is named.
+            ValueError: there is such an argument; the message names it.
         """
         read = ("lam", "scaling", "sliding_window", *also_read)
         refuse_unknown({name: given for name, given in self.arguments.items() if name not in read})
 
-    # ------------------------------------------------------------------------------------------ which keys are visible
+    # ------------------------------------------------------------------------------------------ visibility
 
     @cached_property
     def _visible(self) -> tuple[Tensor | None, bool]:
@@ -155,35 +155,35 @@ class AttentionCall:
         """Boolean, broadcastable to (B, maps, N, M), True = may attend.
 
         Raises:
-            ValueError: an additive mask that holds a bias.
+            ValueError: the mask is additive and holds a bias.
         """
         return self._visible[0]
 
     @property
     def is_causal(self) -> bool:
-        """Whether causality is to be applied besides the mask, the last query standing at the last key."""
+        """Whether causality must be applied in addition to the mask, with the last query aligned with the last key."""
         return self._visible[1]
 
     @property
     def sliding_window(self) -> int | None:
-        """The window to be applied besides the mask."""
+        """The window that must be applied in addition to the mask."""
         return None if carries_positions(self.mask, self.query.shape[2]) else self.declared_window
 
     @property
     def declared_window(self) -> int | None:
-        """The window that the layer named, whether or not its mask carries it already."""
+        """The window that the layer declared, even if its mask already includes it."""
         window: int | None = self.arguments.get("sliding_window")
         return window
 
     @property
     def is_step(self) -> bool:
-        """Whether this is a decoding step: one query, behind keys of earlier calls."""
+        """Whether this is a decoding step: one query after keys of earlier calls."""
         return self.query.shape[2] == 1 and self.forward is not None and self.forward.past > 0
 
     # ------------------------------------------------------------------------------------------ maps by heads
 
     def by_group(self) -> tuple[Tensor, Tensor]:
-        """Queries (B, G, R, S, N, d) and keys (B, G, 1|S, M, d), the maps of a head beside each other."""
+        """Queries (B, G, R, S, N, d) and keys (B, G, 1|S, M, d), with the maps of a head next to each other."""
         if self.kind.pairing is Pairing.NONE:
             return self.query.unflatten(1, (self.key.shape[1], -1, 1)), self.key.unsqueeze(2)
         groups = self.key.shape[1] // self.kind.key_maps
@@ -195,9 +195,7 @@ class AttentionCall:
     # ------------------------------------------------------------------------------------------ outputs
 
     def heads_of(self, outputs: Tensor) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) from those of all maps (B, N, maps, dv): subtracted here, where the
-        attention function subtracts.
-        """
+        """The heads' outputs (B, N, heads, dv) from those of all maps, subtracted if the attention function would."""
         if not self.kind.subtracts:
             return outputs
         assert self.lam is not None
@@ -205,10 +203,10 @@ class AttentionCall:
         return (first - self.lam.transpose(1, 2).unsqueeze(-1) * second).to(self.query.dtype)
 
     def replaced(self, outputs: Tensor, maps: Sequence[int]) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) with those of some maps put in.
+        """The heads' outputs (B, N, heads, dv) with those of some maps replaced.
 
         Args:
-            outputs: (B, N, maps, dv) of ``maps``; of all maps where the attention function subtracts.
+            outputs: (B, N, maps, dv) of ``maps``, or of all maps if the attention function subtracts.
         """
         if self.kind.subtracts or len(maps) == self.maps:
             return self.heads_of(outputs)
@@ -217,10 +215,10 @@ class AttentionCall:
         return heads
 
     def finish(self, heads: Tensor) -> Tensor:
-        """What the attention function returns for heads' outputs (B, N, heads, dv)."""
+        """The attention function's return value for heads' outputs (B, N, heads, dv)."""
         if not self.kind.finishes:
             return heads
-        finished: Tensor = inside(self.module).finish(heads)
+        finished: Tensor = differential_part(self.module).finish(heads)
         return split_halves(finished.to(self.query.dtype))
 
 

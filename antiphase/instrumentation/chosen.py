@@ -1,6 +1,6 @@
-"""Some maps of an attention call, by the keys that they read: what forms, changes and multiplies maps works on these.
+"""Selected maps of an attention call, grouped by key, for code that computes, changes and multiplies maps.
 
-Legend: B sequences, G groups of maps with one key, R maps of a group, N queries, M keys, d, dv widths.
+Legend: B sequences, G groups of maps with one key, R maps per group, N queries, M keys, d, dv widths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ONE_MASK = "changing attention needs one attention mask for all heads"
 
 @dataclass(frozen=True)
 class ChosenMaps:
-    """Maps of one call: tensors, what is visible, and which tokens are real."""
+    """Selected maps of one call: tensors, visibility and real tokens."""
 
     query: Tensor
     """(B, G, R, N, d)."""
@@ -34,26 +34,26 @@ class ChosenMaps:
     mask: Tensor | None
     """Boolean (1|B, 1, 1|N, M), True = may attend."""
     is_causal: bool
-    """Besides the mask; the last query stands at the last key."""
+    """Whether causality applies in addition to the mask; the last query is aligned with the last key."""
     sliding_window: int | None
     scale: float
     real: Tensor
-    """(B, M) bool: keys that are tokens, not padding."""
+    """(B, M) bool: keys that are tokens and not padding."""
     places: Tensor
-    """(N,) which key each query is."""
+    """(N,) index of each query among the keys."""
     before: Tensor
-    """(B,) tokens that a sliding cache has dropped."""
+    """(B,) number of tokens that a sliding cache has dropped."""
     chosen: Tensor
-    """(G, R, 1) bool: maps that are to be changed. The others are there because outputs are differences of maps."""
+    """(G, R, 1) bool: maps to be changed. The others are included because outputs are differences of maps."""
 
     @property
     def first(self) -> Tensor:
-        """(B,) key of the first token; -1 where it was dropped."""
+        """(B,) key of the first token; -1 if it was dropped."""
         return torch.where(self.before > 0, -1, self.real.long().argmax(1))
 
     @property
     def few(self) -> bool:
-        """So few queries that their maps are small beside keys and values: a decoding step."""
+        """Whether there are so few queries that their maps are small compared with keys and values (decoding)."""
         return self.query.shape[2] * self.query.shape[3] <= FEW_ROWS
 
     @property
@@ -63,11 +63,11 @@ class ChosenMaps:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether a query sees no key behind its own."""
+        """Whether a query never sees a key after its own."""
         return self.is_causal or bool(self.sliding_window)
 
     def hide(self, weights: Tensor, sequence: int, rows: Tensor, keys: Tensor) -> None:
-        """Zero the weights (n, m) that some queries (n,) of one sequence have on keys (m,) which they do not see.
+        """Zero the weights (n, m) of queries (n,) of one sequence on keys (m,) that they do not see.
 
         Both are in ascending order.
         """
@@ -82,7 +82,7 @@ class ChosenMaps:
             weights[:, start:].masked_fill_(keys[start:] > self.places[rows, None], 0.0)
 
     def visible(self, sequence: int, rows: Tensor, keys: Tensor) -> Tensor:
-        """(n, m) bool: which of some keys (m,) some queries (n,) of one sequence see."""
+        """(n, m) bool: which of the keys (m,) the queries (n,) of one sequence see."""
         distance = self.places[rows, None] - keys
         found = torch.ones_like(distance, dtype=torch.bool)
         if self.is_ordered:
@@ -95,7 +95,7 @@ class ChosenMaps:
         return found
 
     def scores(self) -> Tensor:
-        """Scaled scores (B, G, R, N, M), -inf where a query does not see a key."""
+        """Scaled scores (B, G, R, N, M); -inf if a query does not see a key."""
         keys = torch.arange(self.key.shape[2], device=self.key.device)
         rows = torch.arange(len(self.places), device=keys.device)
         batch, groups, repeats, length, width = self.query.shape
@@ -105,7 +105,7 @@ class ChosenMaps:
         return scores.masked_fill(~visible, float("-inf"))
 
     def weights(self) -> Tensor:
-        """The maps (B, G, R, N, M), whole; a row that sees no key is zero."""
+        """The complete maps (B, G, R, N, M); a row that sees no key is zero."""
         return softmax_of(self.scores())
 
     def multiply(self, weights: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class ChosenMaps:
 
 
 def softmax_of(scores: Tensor) -> Tensor:
-    """Softmax of scores (..., N, M), -inf where hidden; a row that sees no key is zero."""
+    """Softmax of scores (..., N, M), which are -inf where hidden; a row that sees no key is zero."""
     empty = (scores == float("-inf")).all(-1, keepdim=True)
     return torch.softmax(scores.masked_fill(empty, 0.0), dim=-1).masked_fill(empty, 0.0)
 
@@ -126,7 +126,7 @@ def outputs_by_map(outputs: Tensor) -> Tensor:
 
 
 class _WithoutGradient(torch.autograd.Function):
-    """Outputs of changed maps, which say so where somebody wants their gradient."""
+    """Outputs of changed maps, which raise an error when their gradient is requested."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, *inputs: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ class _WithoutGradient(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class GroupedMaps:
-    """The tensors alone: what a decoding step needs."""
+    """Only the tensors, which suffice for a decoding step."""
 
     query: Tensor
     """(B, G, R, N, d)."""
@@ -152,30 +152,30 @@ class GroupedMaps:
 
 
 class MapChoice:
-    """Which maps of which layers are to be changed."""
+    """The selection of maps to change, by layer."""
 
     def __init__(self, maps: Mapping[int, Sequence[int]] | None) -> None:
         """
         Args:
-            maps: 0-based layer to 0-based maps; None: all.
+            maps: 0-based maps by 0-based layer; None means all.
         """
         self._maps = maps
         self._indices: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def maps(self, call: AttentionCall) -> Sequence[int]:
-        """Those of a call's layer."""
+        """The selected maps of a call's layer."""
         return range(call.maps) if self._maps is None else self._maps.get(call.layer, ())
 
     def changed(self, call: AttentionCall, form: Callable[[ChosenMaps], Tensor]) -> Tensor:
-        """The heads' outputs (B, N, heads, dv) of a call with those of its chosen maps formed anew, without gradient.
+        """The heads' outputs (B, N, heads, dv) of a call, with those of its selected maps recomputed, without gradient.
 
         Args:
-            form: maps to their outputs (B, G, R, N, dv).
+            form: computes the outputs (B, G, R, N, dv) of maps.
         """
         return self.replaced(call, lambda: form(self.chosen(call)))
 
     def replaced(self, call: AttentionCall, form: Callable[[], Tensor]) -> Tensor:
-        """The same for outputs (B, G, R, N, dv) of the chosen maps that are formed in another way."""
+        """Like ``changed``, for outputs (B, G, R, N, dv) of the selected maps that are computed in another way."""
         maps = self.maps(call)
         if not maps:
             return call.own()[0]
@@ -186,7 +186,7 @@ class MapChoice:
         return call.replaced(outputs, maps)
 
     def grouped(self, call: AttentionCall) -> GroupedMaps:
-        """The chosen maps of a layer; all of them where the attention function subtracts."""
+        """The selected maps of a layer, or all of them if the attention function subtracts."""
         maps, is_chosen = self._of(call)
         query, key, count = call.query, call.key, call.maps
         if call.kind.subtracts and call.kind.key_maps == 2:
@@ -203,10 +203,10 @@ class MapChoice:
         )
 
     def chosen(self, call: AttentionCall) -> ChosenMaps:
-        """The same with what is visible and real.
+        """The selected maps, with visibility and real tokens.
 
         Raises:
-            ValueError: a mask for each head, arguments that are not understood, or a layer called without its model.
+            ValueError: there is a mask per head or an unsupported argument, or the layer was called without its model.
         """
         call.refuse_unread()
         forward = call.forward
@@ -215,7 +215,7 @@ class MapChoice:
         return _with_visible(call, forward, self.grouped(call))
 
     def _of(self, call: AttentionCall) -> tuple[Tensor, Tensor]:
-        """The chosen maps (chosen,) int64, and whether each is chosen, (maps,) bool."""
+        """The selected maps (chosen,) int64, and whether each map is selected, (maps,) bool."""
         name = call.layer, call.query.device
         if name not in self._indices:
             maps = torch.tensor(list(self.maps(call)), device=call.query.device)
@@ -259,9 +259,9 @@ def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMap
 
 
 def _by_key(forward: ForwardPass, given: Tensor, mask: Tensor, module: nn.Module, window: int | None) -> Tensor | None:
-    """A mask by query (1|B, 1, N, M) as one by key (1|B, 1, 1, M), where causality and window say the rest; else None.
+    """A per-query mask (1|B, 1, N, M) as a per-key one (1|B, 1, 1, M), if causality and window cover the rest.
 
-    Then blocks above the diagonal need not be formed.
+    This avoids computing blocks above the diagonal.
     """
     for known, by_key in forward.masks_by_key:
         if known is given:

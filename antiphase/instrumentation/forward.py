@@ -1,4 +1,4 @@
-"""The forward pass that an attention call is part of, and what a block of code keeps beside a cache between passes."""
+"""The forward pass of an attention call, and the state that a ``with`` block keeps with a cache between passes."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from transformers import Cache
 
 STATES = "_antiphase_states"
-"""Attribute of a followed cache: what each block keeps beside its keys and values, by the block's number."""
+"""Attribute of a followed cache: the state of each block, by the block's number."""
 
 
 @dataclass
 class SequenceState:
-    """Tensors that belong to the sequences of a cache, sequences first, by name and layer."""
+    """Tensors that belong to the sequences of a cache (sequences first), by name and layer."""
 
     kept: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """``real`` (B, M) bool: tokens, where only masks by query tell them from padding; and what subclasses keep."""
+    """``real`` (B, M) bool, if only masks per query tell tokens from padding; subclasses keep further tensors."""
     is_whole: bool = True
-    """Whether the block saw all of the sequences: no keys were there before its first pass."""
+    """Whether the block saw the sequences from the start: no keys were cached before its first pass."""
 
     def seen(self, layer: int, keys: Tensor, total: int) -> Tensor:
-        """Which of all tokens (B, total) any query of this or an earlier call sees, for keys (B, M) of this call."""
+        """Which of all tokens (B, total) any query of this or an earlier call sees, given keys (B, M) of this call."""
         now = torch.nn.functional.pad(keys, (max(0, total - keys.shape[1]), 0))[:, :total]
         earlier = self.kept.get(("real", layer))
         if earlier is not None:
@@ -34,50 +34,50 @@ class SequenceState:
         return now
 
     def select(self, rows: Tensor) -> None:
-        """Keep these sequences, in this order."""
+        """Keep only these sequences, in this order."""
         for name, tensor in self.kept.items():
             self.kept[name] = tensor[rows.to(tensor.device)]
 
     def repeat(self, repeats: int) -> None:
-        """Each sequence so many times, one after the other."""
+        """Repeat each sequence this many times, consecutively."""
         for name, tensor in self.kept.items():
             self.kept[name] = tensor.repeat_interleave(repeats, dim=0)
 
     def check_crop(self) -> None:
         """
         Raises:
-            ValueError: the last tokens cannot be taken out.
+            ValueError: the last tokens cannot be removed.
         """
 
     def crop(self, length: int) -> None:
-        """Only the first ``length`` tokens are left."""
+        """Keep only the first ``length`` tokens."""
 
 
 @dataclass
 class ForwardPass:
-    """What an attention function cannot see of the forward pass that it is part of."""
+    """Information about a forward pass that an attention function does not get."""
 
     input_ids: Tensor | None = None
-    """(B, N) where the model was given some."""
+    """(B, N), if the model was given token ids."""
     real: Tensor | None = None
-    """(B, all keys) bool: tokens that are not padding; None: all are, or only masks by query tell."""
+    """(B, all keys) bool: tokens that are not padding; None if all are, or if only masks per query show it."""
     past: int = 0
-    """Keys of earlier passes."""
+    """Number of keys from earlier passes."""
     state: SequenceState = field(default_factory=SequenceState)
-    """Of the sequences; it goes along with their cache."""
+    """State of the sequences, which is kept with their cache."""
     layers: list[int] = field(default_factory=list)
-    """Layers that attended so far, in the order of their calls."""
+    """Layers called so far, in the order of their calls."""
     query: Tensor | None = None
-    """Of the last call."""
+    """Query of the last call."""
     masks_by_key: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Masks by query, and by key alone where that says the same: layers share their masks."""
+    """Masks per query with equivalent masks per key, cached because layers share their masks."""
 
 
 def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]) -> ForwardPass:
     """A forward pass of block ``number`` with these arguments of the model.
 
     Raises:
-        ValueError: attention to another sequence.
+        ValueError: the model attends to another sequence.
     """
     if given.get("encoder_hidden_states") is not None:
         raise ValueError("attention to another sequence (encoder_hidden_states) cannot be measured or changed")
@@ -93,43 +93,43 @@ def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]
 
 
 def follow(cache: Cache, number: int, state: SequenceState) -> None:
-    """From now on the state takes part in what is done to the sequences of the cache."""
+    """Apply every later change of the cache's sequences to the state as well."""
     if not hasattr(cache, STATES):
         setattr(cache, STATES, {})
-        cache.__class__ = _followed(type(cache))  # type: ignore[arg-type]  # a class can be hashed
+        cache.__class__ = _followed(type(cache))  # type: ignore[arg-type]  # a class is hashable
     getattr(cache, STATES)[number] = state
 
 
 class _Followed:
-    """What a followed cache does besides, where it changes which sequences or tokens it holds."""
+    """Overrides of a followed cache for methods that change which sequences or tokens it holds."""
 
     def _states(self) -> list[SequenceState]:
         return list(getattr(self, STATES).values())
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)  # type: ignore[misc]  # of the cache's own class
+        super().reorder_cache(beam_idx)  # type: ignore[misc]  # a method of the cache's own class
         for state in self._states():
             state.select(beam_idx)
 
     def batch_select_indices(self, indices: Any) -> None:
-        super().batch_select_indices(indices)  # type: ignore[misc]  # of the cache's own class
+        super().batch_select_indices(indices)  # type: ignore[misc]  # a method of the cache's own class
         for state in self._states():
             state.select(torch.as_tensor(indices))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)  # type: ignore[misc]  # of the cache's own class
+        super().batch_repeat_interleave(repeats)  # type: ignore[misc]  # a method of the cache's own class
         for state in self._states():
             state.repeat(repeats)
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
         for state in self._states():
             state.check_crop()
-        super().crop(*args, **kwargs)  # type: ignore[misc]  # of the cache's own class
+        super().crop(*args, **kwargs)  # type: ignore[misc]  # a method of the cache's own class
         for state in self._states():
-            state.crop(self.get_seq_length())  # type: ignore[attr-defined]  # of the cache's own class
+            state.crop(self.get_seq_length())  # type: ignore[attr-defined]  # a method of the cache's own class
 
 
 @functools.cache
 def _followed(kind: type[Cache]) -> type[Cache]:
-    """A class of caches that others follow; named like its own."""
+    """The subclass of a cache class for followed caches, with the same name."""
     return type(kind.__name__, (_Followed, kind), {"__module__": kind.__module__})

@@ -1,9 +1,10 @@
-"""Looking at every attention call of a model, or computing it in another way, for the time of a ``with`` block.
+"""Observing or replacing every attention call of a model within a ``with`` block.
 
-Two protocols. An *observer* gets each call and what the model computed; the model's results stay as they are. A
-*transform* gets each call and returns the heads' outputs. Both work on whatever goes through transformers' attention
-interface. Blocks nest: an inner transform gets what an outer one computes by ``call.own()``. Where it does not ask for
-that, an outer observer sees the inner one's outputs, and an outer transform that was to change the layer is refused.
+There are two protocols. An *observer* gets each call and what the model computed; the model's results do not change. A
+*transform* gets each call and returns the heads' outputs. Both work with any layer that uses transformers' attention
+interface. Blocks nest: an inner transform gets the results of an outer one from ``call.own()``. If the inner one does
+not call it, an outer observer sees the inner one's outputs, and an outer transform that should change the layer raises
+an error.
 """
 
 from __future__ import annotations
@@ -24,44 +25,44 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall, AttentionKind, kind_of
 from antiphase.instrumentation.forward import ForwardPass, SequenceState, begin_pass, follow
-from antiphase.interface import INSIDE, SWAPPED, differential_function, heads_inside
+from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
 from antiphase.layers.functions import AttentionFunction, is_differential
 
 _NUMBERS = count()
-"""Of blocks."""
+"""Numbers of the blocks."""
 
 
 class Observer(Protocol):
-    """What looks at the calls of a model."""
+    """Observes the calls of a model."""
 
     def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         """
         Args:
-            heads: (B, N, heads, dv) that the model computed.
-            weights: (B, heads, N, M), signed in differential heads, where the model's function forms them.
+            heads: (B, N, heads, dv), computed by the model.
+            weights: (B, heads, N, M), signed in differential heads, if the model's function returns them.
         """
 
 
 class Transform(Protocol):
-    """What computes the calls of a model in another way."""
+    """Replaces the computation of a model's calls."""
 
     def __call__(self, call: AttentionCall) -> Tensor:
-        """The heads' outputs (B, N, heads, dv); ``call.own()`` has the model's."""
+        """The heads' outputs (B, N, heads, dv); ``call.own()`` returns the model's."""
 
 
 @contextmanager
 def observed(
     model: PreTrainedModel, observer: Observer, *, once: bool = False, encoder_decoder: bool = False
 ) -> Iterator[None]:
-    """Show every attention call within the block to ``observer``.
+    """Pass every attention call within the block to ``observer``.
 
     Args:
-        once: refuse layers that attend more than once in a forward pass.
-        encoder_decoder: take such models too, whose encoder and decoder number their layers alike.
+        once: refuse layers that are called more than once in a forward pass.
+        encoder_decoder: also accept encoder–decoders, whose two parts use the same layer numbers.
 
     Raises:
-        InputError: an encoder–decoder.
-        ValueError: attention that does not go through transformers' interface, or to another sequence.
+        InputError: the model is an encoder–decoder.
+        ValueError: attention does not use transformers' interface, or attends to another sequence.
     """
 
     def handle(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -85,16 +86,17 @@ def transformed(
     state: type[SequenceState] = SequenceState,
     check: Callable[[ForwardPass], None] = lambda forward: None,
 ) -> Iterator[None]:
-    """Let ``transform`` compute every attention call within the block.
+    """Compute every attention call within the block with ``transform``.
 
     Args:
-        layers: those that must attend, once each, in every forward pass; None: as it comes.
-        state: what is kept beside the sequences of a cache.
-        check: called before each forward pass; what it raises stops the pass before anything is computed or cached.
+        layers: layers that must be called exactly once in every forward pass; None means no requirement.
+        state: class of the state kept with the sequences of a cache.
+        check: called before each forward pass; an error that it raises stops the pass before anything is computed or
+            cached.
 
     Raises:
-        InputError: an encoder–decoder, or a layer that does not attend.
-        ValueError: attention that does not go through transformers' interface, or to another sequence.
+        InputError: the model is an encoder–decoder, or one of ``layers`` has no attention.
+        ValueError: attention does not use transformers' interface, or attends to another sequence.
     """
     refuse_encoder_decoder(model)
     passes = _Passes(model, state, once=layers is not None, expected=layers or (), check=check)
@@ -105,7 +107,7 @@ def transformed(
 def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     """
     Raises:
-        InputError: a model whose encoder and decoder number their layers alike.
+        InputError: the model is an encoder–decoder, whose two parts use the same layer numbers.
     """
     if model.config.is_encoder_decoder:
         raise InputError(
@@ -116,22 +118,22 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
 
 @contextmanager
 def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction], AttentionFunction]) -> Iterator[None]:
-    """Put ``wrap(function)`` in the place of the model's attention function; restored afterwards, also after errors.
+    """Replace the model's attention function by ``wrap(function)`` within the block, and restore it even after errors.
 
-    The kind of mask stays that of the implementation replaced.
+    The kind of mask stays that of the original implementation.
 
     Raises:
-        ValueError: the model cannot change its attention function.
+        ValueError: the model's attention function cannot be changed.
     """
     original = model.config._attn_implementation
     if not model._can_set_attn_implementation():
         raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
     wrapped = wrap(_function_of(model, original))
-    name = f"{SWAPPED}{next(_NUMBERS)}"
+    name = f"{REPLACEMENT_PREFIX}{next(_NUMBERS)}"
     masks = AttentionMaskInterface._global_mapping
     mask = masks.get(original)
     AttentionInterface.register(name, wrapped)
-    if mask is not None:  # without one, transformers hands over no mask, to the function replaced as to this one
+    if mask is not None:  # without one, transformers passes no mask, as it did to the original
         AttentionMaskInterface.register(name, mask)
     try:
         model.set_attn_implementation(name)
@@ -145,7 +147,7 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
 
 
 def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
-    """The function that the model calls under ``implementation``; ``eager`` lives in the model's own module."""
+    """The function that the model calls under ``implementation``; ``eager`` is defined in the model's own module."""
     if any(is_differential(layer) for layer in model.modules()):
         return differential_function(implementation)
     if implementation != "eager":
@@ -159,11 +161,11 @@ def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFuncti
     )
 
 
-# ------------------------------------------------------------------------------------------ the function put in
+# ------------------------------------------------------------------------------------------ the inserted function
 
 
 Handler = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
-"""A call to the heads' outputs, before what the function does to them besides, and weights where there are some."""
+"""Computes for a call the heads' outputs, before any further processing by the function, and the weights or None."""
 
 
 @contextmanager
@@ -184,7 +186,7 @@ def _installed(
 
 
 class _Passes:
-    """Follows the forward passes of a model."""
+    """Tracks the forward passes of a model."""
 
     def __init__(
         self,
@@ -213,7 +215,7 @@ class _Passes:
             follow(cache, self.number, self.now.state)
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """A cache that the forward pass has made keeps what belongs to its sequences."""
+        """Attach the state of the sequences to a cache that the forward pass created."""
         assert self.now is not None
         if not self.now.layers:
             raise ValueError(f"{self.name} never called the attention function of the interface")
@@ -229,10 +231,10 @@ class _Passes:
         self.now = None
 
     def enter(self, module: nn.Module, query: Tensor) -> tuple[int, bool]:
-        """A call: the layer's number, and whether it is the second with the same queries.
+        """Register a call; return the layer's number and whether this is the second call with the same queries.
 
         Raises:
-            ValueError: a layer attends again that must not.
+            ValueError: a layer is called again although it must be called only once.
         """
         self.calls += 1
         number = getattr(module, "layer_idx", None)
@@ -251,7 +253,7 @@ class _Passes:
 
 
 class _Reader:
-    """The attention function that reads each call and hands it on."""
+    """The attention function that interprets each call and passes it on."""
 
     def __init__(
         self, function: AttentionFunction, handle: Handler, passes: _Passes, observer: Observer | None
@@ -268,7 +270,7 @@ class _Reader:
     def heads(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """The same, before what the attention function of the model does to the heads' outputs besides."""
+        """The heads' outputs before further processing by the model's function, and the weights or None."""
         _, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
         return heads, weights
 
@@ -293,14 +295,14 @@ class _Reader:
         before = outer.passes.calls if outer is not None else 0
         heads, weights = self.handle(call)
         if outer is not None and outer.passes.calls == before:
-            outer.passed_over(call, heads)
+            outer.bypassed(call, heads)
         return call, heads, weights
 
-    def passed_over(self, inner: AttentionCall, heads: Tensor) -> None:
-        """A block within this one computed a call by itself.
+    def bypassed(self, inner: AttentionCall, heads: Tensor) -> None:
+        """A nested block computed a call without ``call.own()``.
 
         Raises:
-            ValueError: this block was to change that layer.
+            ValueError: this block should have changed that layer.
         """
         layer, again = self.passes.enter(inner.module, inner.query)
         if self.observer is not None:
@@ -311,11 +313,11 @@ class _Reader:
                 "computes; change it in one of them"
             )
         if isinstance(self.function, _Reader):
-            self.function.passed_over(inner, heads)
+            self.function.bypassed(inner, heads)
 
     def _own(self, kind: AttentionKind) -> AttentionFunction:
-        """What the model would have called, for heads' outputs."""
-        if isinstance(self.function, _Reader):  # a block within a block
+        """The function that the model would have called, for the heads' outputs."""
+        if isinstance(self.function, _Reader):  # nested blocks
             return self.function.heads
         if not kind.finishes:
             return self.function

@@ -1,3 +1,1 @@
-"""Attention layers for any PyTorch model: plain modules that need torch alone and get their attention function as an
-argument.
-"""
+"""Attention layers for any PyTorch model: plain modules that depend only on torch and take an attention function."""

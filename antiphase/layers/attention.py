@@ -1,4 +1,4 @@
-"""What all attention layers share: projections, positions, a cache, the call of the attention function, norm and gate.
+"""The base of all attention layers: projections, positions, cache, the call of the attention function, norm and gate.
 
 Legend: B batch, N new tokens, M keys, d width of a map, H heads.
 """
@@ -25,7 +25,7 @@ SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 def check_counts(given: Mapping[str, Any], names: Iterable[str], *, optional: Iterable[str] = ()) -> None:
     """
     Raises:
-        InputError: one of these is no whole number of at least 1 (nor None, where it is optional); it is named.
+        InputError: an argument is not a whole number of at least 1 (or None, if it is optional); the message names it.
     """
     for name in (*names, *(name for name in optional if given.get(name) is not None)):
         value = given[name]
@@ -34,14 +34,14 @@ def check_counts(given: Mapping[str, Any], names: Iterable[str], *, optional: It
 
 
 class KeyValueCache(Protocol):
-    """Keys and values of earlier calls, as the caches of transformers keep them."""
+    """Keys and values of earlier calls, with the interface of transformers' caches."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int) -> tuple[Tensor, Tensor]:
-        """Adds keys and values (B, key maps, N, d) of a layer; returns all of them, (B, key maps, M, d)."""
+        """Add keys and values (B, key maps, N, d) of a layer; return all of them, (B, key maps, M, d)."""
 
 
 class CommonArguments(TypedDict, total=False):
-    """Arguments of every layer besides its widths; see ``AttentionLayer``."""
+    """Keyword arguments of every layer; see ``AttentionLayer``."""
 
     num_key_value_heads: int | None
     head_dim: int | None
@@ -56,37 +56,37 @@ class CommonArguments(TypedDict, total=False):
 
 
 class AttentionLayer(nn.Module):
-    """Projections, attention and output projection of grouped maps; its subclasses are the kinds of attention.
+    """Projections, attention and output projection of grouped maps; the base class of all kinds of attention.
 
     Args:
         hidden_size: width of the input and the output.
         num_attention_heads: softmax maps of the layer.
-        queries: vectors of width d that a token asks with.
-        outputs: vectors of width d that the heads give together.
-        num_key_value_heads: key maps; None: what the kind of attention has by default.
-        head_dim: d; None: ``hidden_size / num_attention_heads``.
-        context_size: width of another sequence to attend to; None: ``hidden_size``.
-        layer_idx: 0-based depth of the layer, and its place in a cache.
-        is_causal: a query sees its own position and those before it, the last one aligned with the last key.
-        bias: of the four projections.
-        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None: all before it.
-        attention: what computes attention (``functions.py``): the fast operator, ``eager_attention``, which forms the
-            weights, or any function that can be called as those of transformers' attention interface.
-        head_norm_eps: ε of a norm over each head's output.
-        head_norm_init: first weight of that norm.
+        queries: number of query vectors of width d per token.
+        outputs: number of output vectors of width d per token, over all heads.
+        num_key_value_heads: number of key maps; None means the default of the kind of attention.
+        head_dim: d; None means ``hidden_size / num_attention_heads``.
+        context_size: width of another sequence to attend to; None means ``hidden_size``.
+        layer_idx: 0-based depth of the layer and its index in a cache.
+        is_causal: a query sees its own position and those before it; the last query is aligned with the last key.
+        bias: whether the four projections have biases.
+        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None means all tokens before it.
+        attention: the attention function (``functions.py``): the fast operator, ``eager_attention``, which also returns
+            the weights, or any function with the signature of transformers' attention interface.
+        head_norm_eps: ε of the norm of each head's output.
+        head_norm_init: initial weight of that norm.
 
     Raises:
-        InputError: arguments that do not fit; it names one.
+        InputError: an argument has a wrong value; the message names it.
     """
 
     attention_form: ClassVar[str] = "softmax"
-    """What attention functions take the layer for; see ``form_of``."""
+    """The form of attention that attention functions compute for this layer; see ``form_of``."""
     zero_at_start: ClassVar[tuple[str, ...]] = ()
-    """Parameters that begin at 0, so that the layer begins as its published form does."""
+    """Parameters initialized to 0, so that the layer starts in its published form."""
     kept_in_fp32: ClassVar[tuple[str, ...]] = ()
-    """Parameters that stay in fp32 in a model of half precision."""
+    """Parameters that stay in fp32 in a half-precision model."""
     heads_by_layer: ClassVar[tuple[str, ...]] = ()
-    """Arguments that list heads; a configuration has such a list for each layer."""
+    """Arguments that list heads; a configuration has one such list per layer."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class AttentionLayer(nn.Module):
         mark_residual_output(self.o_proj)
 
     def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
-        """A norm of each head's output, ``width`` wide, with a constant factor; a gate from the layer's input."""
+        """Add a norm of each head's output, ``width`` wide, with a constant factor, and an output gate."""
         self.has_head_norm, self.has_output_gate = head_norm, output_gate
         if head_norm:
             self.head_norm = RMSNorm(width, self.head_norm_eps, factor)
@@ -147,28 +147,28 @@ class AttentionLayer(nn.Module):
 
     @classmethod
     def default_key_value_heads(cls, given: Mapping[str, Any]) -> int:
-        """Key maps where nothing is said of them."""
+        """The number of key maps if none is given."""
         check_counts(given, ["num_attention_heads"])
         maps: int = given["num_attention_heads"]
         return maps
 
     @classmethod
     def checked(cls, **given: Any) -> CommonArguments:
-        """Those arguments that all layers have, with the number of key maps filled in, once all are checked."""
+        """The arguments common to all layers, after all checks, with the number of key maps filled in."""
         common = {name: value for name, value in given.items() if name in CommonArguments.__annotations__}
         if given.get("num_key_value_heads") is None:
             common["num_key_value_heads"] = given["num_key_value_heads"] = cls.default_key_value_heads(given)
         cls.check(given)
-        return CommonArguments(**common)  # type: ignore[typeddict-item]  # chosen by these names
+        return CommonArguments(**common)  # type: ignore[typeddict-item]  # selected by these names
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> None:
         """
         Args:
-            given: arguments of the layer, or the fields of a configuration for one of its layers, by name.
+            given: arguments of the layer, or fields of a configuration for one of its layers, by name.
 
         Raises:
-            InputError: a value that does not fit; it names the argument.
+            InputError: a value is invalid; the message names the argument.
         """
         check_counts(given, SIZES, optional=("head_dim", "sliding_window", "context_size"))
         if given.get("layer_idx", 0) < 0:
@@ -188,15 +188,15 @@ class AttentionLayer(nn.Module):
 
     @torch.no_grad()
     def reset_added(self) -> None:
-        """What a layer has besides its projections, norm and gate, as it begins."""
+        """Initialize what a layer has besides its projections, norm and gate."""
         for name in self.zero_at_start:
             if isinstance(getattr(self, name, None), nn.Parameter):
                 nn.init.zeros_(getattr(self, name))
 
     def at_step(self, step: int) -> None:
-        """A training run is at this step; for layers that anneal something."""
+        """Set the training step, for layers that anneal something."""
 
-    # ------------------------------------------------------------------------------------------ what is computed
+    # ------------------------------------------------------------------------------------------ computation
 
     def forward(
         self,
@@ -207,19 +207,19 @@ class AttentionLayer(nn.Module):
         context: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, hidden) to (B, N, hidden), and the weights where the attention function forms them.
+        """(B, N, hidden) to (B, N, hidden), and the weights if the attention function returns them, else None.
 
         Args:
-            position_embeddings: cosines and sines (1|B, N, d) of rotary positions; None: none.
-            attention_mask: boolean, True = may attend: (B, 1, 1, M) for padding, or (1|B, 1, N, M), which then carries
-                causality and window too; or what else the attention function takes.
+            position_embeddings: cosines and sines (1|B, N, d) of rotary positions; None means no positions.
+            attention_mask: boolean, True = may attend: (B, 1, 1, M) for padding, or (1|B, 1, N, M), which must then
+                include causality and window; or any other mask that the attention function takes.
             past_key_values: keys and values of earlier calls; these are added to it.
-            context: (B, M, context width) of another sequence to attend to, the same at every step; None: the hidden
-                states themselves.
-            kwargs: handed to the attention function.
+            context: (B, M, context width) of another sequence to attend to, the same at every step; None means
+                self-attention.
+            kwargs: passed to the attention function.
 
         Raises:
-            ValueError: a cache together with a context, or an attention function that is not of this layer's form.
+            ValueError: both a cache and a context are given, or the attention function does not fit this layer's form.
         """
         tokens = hidden_states.shape[:-1]
         query = self._queries(hidden_states)  # (B, maps, N, d)
@@ -238,7 +238,7 @@ class AttentionLayer(nn.Module):
         return self.o_proj(out), weights
 
     def attention_function(self) -> AttentionFunction:
-        """What computes attention at this call."""
+        """The attention function to use in this call."""
         return self.attention
 
     def _attend(
@@ -272,7 +272,7 @@ class AttentionLayer(nn.Module):
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, key maps, M, d), those of earlier calls before these."""
+        """Keys and values (B, key maps, M, d), with those of earlier calls first."""
         return cache.update(key, value, self.layer_idx)
 
     def _keys_of_context(self, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:
@@ -282,9 +282,9 @@ class AttentionLayer(nn.Module):
         return self._maps(self.k_proj(context)), self._maps(self.v_proj(context))
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
-        """Arguments of the attention function beside those of softmax attention."""
+        """Arguments of the attention function besides those of softmax attention."""
         return {}
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
-        """What happens to the heads' outputs (B, N, heads, width) before gate and output projection."""
+        """Process the heads' outputs (B, N, heads, width) before gate and output projection."""
         return self.head_norm(out) if self.has_head_norm else out

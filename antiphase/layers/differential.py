@@ -22,11 +22,11 @@ from antiphase.ops.layer import exponential_lambda, v1_step
 
 VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 FORMS = ("exponential", "scalar", "head", "fixed")
-"""How λ is made; the first is the paper's."""
+"""How λ is parametrized; the first is the paper's form."""
 
 
 class _LambdaAndNorm(nn.Module):
-    """What V1 adds to a softmax layer: λ by four vectors, and a norm of each head's output."""
+    """What V1 adds to a softmax layer: λ from four vectors, and a norm of each head's output."""
 
     lambda_init: float
     lambda_q1: nn.Parameter
@@ -41,7 +41,7 @@ class _LambdaAndNorm(nn.Module):
 
     @torch.no_grad()
     def reset_lambda(self) -> None:
-        """λ vectors from N(0, 0.1²) (2410.05258, section 2.1), drawn from the global generator."""
+        """Draw the λ vectors from N(0, 0.1²) (2410.05258, section 2.1), with the global generator."""
         for vector in self._vectors():
             nn.init.normal_(vector, std=LAMBDA_STD)
 
@@ -60,9 +60,10 @@ class _LambdaAndNorm(nn.Module):
         sliding_window: int | None,
         scale: float,
     ) -> Tensor | None:
-        """The heads' outputs (B, N, H, 2d), normed, of a decoding step in one call; None where it does not apply.
+        """The normalized head outputs (B, N, H, 2d) of a decoding step in one call; None if this path does not apply.
 
-        Arguments as in ``v1_step``. A norm that has hooks, or that was replaced by another module, is called as usual.
+        Arguments as in ``v1_step``. A norm with hooks, or one that was replaced by another module, is called as usual
+        instead.
         """
         norm = self.head_norm
         if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
@@ -78,12 +79,12 @@ class _LambdaAndNorm(nn.Module):
 
 
 class DifferentialHeads(_LambdaAndNorm):
-    """The same as a module of its own, for the attention layers of other architectures.
+    """λ and head norm as a separate module, for the attention layers of other architectures.
 
     Args:
         width: d.
         layer_idx: 0-based depth of the layer.
-        eps: of the norm.
+        eps: ε of the norm.
     """
 
     def __init__(self, width: int, layer_idx: int, eps: float) -> None:
@@ -99,23 +100,23 @@ class DifferentialHeads(_LambdaAndNorm):
 
 
 class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
-    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, λ by layer, a norm by head.
+    """Differential attention of Ye et al., 2410.05258, section 2.1: pairs of maps, one λ per layer, one norm per head.
 
-    With ``num_noise_heads`` below the number of heads: grouped differential attention (2510.06949, section 2.2), in
-    which as many heads as there are for each noise head subtract the same second map.
+    With fewer ``num_noise_heads`` than heads, this is grouped differential attention (2510.06949, section 2.2), in
+    which the heads of a group subtract the same second map.
 
     Args:
-        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; the heads are half as many as the maps.
-        lambda_form: how λ is made: "exponential", "scalar" or "head" (λinit and one learned number a layer or a head),
-            "fixed" (λinit).
-        lambda_init: λinit, from 0 and below 1; None: the schedule by depth.
-        head_norm: an RMSNorm over each head's output.
-        head_scale: the factor 1 - λinit after it.
-        output_gate: a sigmoid gate on every channel of the heads' outputs (2505.06708).
-        num_noise_heads: second maps of the layer; it divides the number of heads, and the value heads divide it. None:
-            one for each head.
-        initialize: draw the λ vectors from the global generator. False leaves them zero, and nothing is learned until
-            ``reset_lambda``: for who initializes a whole model.
+        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; there are half as many heads as maps.
+        lambda_form: parametrization of λ: "exponential", "scalar" or "head" (λinit plus one learned number per layer or
+            head), "fixed" (λinit).
+        lambda_init: λinit, at least 0 and below 1; None means the schedule by depth.
+        head_norm: whether to apply an RMSNorm to each head's output.
+        head_scale: whether to apply the factor 1 - λinit after it.
+        output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (2505.06708).
+        num_noise_heads: number of second maps of the layer; it must divide the number of heads and be a multiple of the
+            number of value heads. None means one per head.
+        initialize: whether to draw the λ vectors from the global generator. False leaves them at zero, where they get
+            no gradient, until ``reset_lambda``; use it when a whole model is initialized afterwards.
     """
 
     attention_form = "differential"
@@ -155,7 +156,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
             head_norm=head_norm, output_gate=output_gate, width=2 * self.head_dim, factor=self.head_factor
         )
         own = (type(self).lam, type(self)._finish) == (DifferentialAttentionV1.lam, DifferentialAttentionV1._finish)
-        self._is_published = own and head_norm and lambda_form == "exponential"  # ``step`` knows no other form
+        self._is_published = own and head_norm and lambda_form == "exponential"  # ``step`` supports no other form
         if initialize:
             self.reset_added()
 
@@ -193,9 +194,9 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
             self.reset_lambda()
 
     def lam(self) -> Tensor:
-        """λ of the published form; in ablations λinit ("fixed"), or λinit and a learned number ("scalar").
+        """λ of the published form; in ablations λinit ("fixed") or λinit plus a learned number ("scalar").
 
-        0-d in fp32; with a learned number for each head ("head") it is (H, 1).
+        0-d in fp32, or (H, 1) with one learned number per head ("head").
         """
         if self.lambda_form == "exponential":
             return super().lam()
@@ -205,7 +206,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         return self.lambda_init + learned.float()
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
-        """Maps 2i and 2i + 1 of head i; a noise head's query follows those of its heads in ``q_proj``."""
+        """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads."""
         maps = super()._queries(hidden_states)
         if self.num_noise_heads is None:
             return maps
@@ -237,5 +238,5 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         return super()._attend(query, key, value, attention_mask, hidden_states, **kwargs)
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
-        """(1 - λinit) · RMSNorm of each head (equation 3), without what an ablation leaves out."""
+        """(1 - λinit) · RMSNorm of each head (equation 3), without the parts that an ablation removes."""
         return self.head_norm(out) if self.has_head_norm else out * self.head_factor

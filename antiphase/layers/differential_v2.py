@@ -17,19 +17,19 @@ from antiphase.layers.lambdas import check_even_maps, check_lambda_form
 from antiphase.ops.shapes import statistics_dtype
 
 FORMS = ("sigmoid", "linear", "fixed")
-"""How λ is made; the first is the published one."""
+"""How λ is parametrized; the first is the published form."""
 
 
 class DifferentialAttentionV2(AttentionLayer):
-    """Both maps of a head share key and value; λ by token and head, no head norm, no factor 1 - λinit, no schedule.
+    """Differential attention V2 (Microsoft, January 2026): λ per token and head; both maps share key and value.
 
-    It has half the output projection of V1.
+    It has no head norm, no factor 1 - λinit and no λ schedule, and half the output projection of V1.
 
     Args:
-        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; the heads are half as many as the maps.
-        lambda_form: how λ is made: "sigmoid"; as ablations "linear" (without it), and "fixed", which is λ = 1.
-        head_norm: an RMSNorm over each head's output.
-        output_gate: a sigmoid gate on every channel of the heads' outputs (2505.06708).
+        hidden_size, num_attention_heads, common: as in ``AttentionLayer``; there are half as many heads as maps.
+        lambda_form: parametrization of λ: "sigmoid", or as ablations "linear" (no sigmoid) and "fixed" (λ = 1).
+        head_norm: whether to apply an RMSNorm to each head's output.
+        output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (2505.06708).
     """
 
     attention_form = "differential_v2"
@@ -78,7 +78,7 @@ class DifferentialAttentionV2(AttentionLayer):
             )
 
     def lam(self, hidden_states: Tensor) -> Tensor:
-        """λ = sigmoid(x Wλ), (B, H, N) in fp32 (fp64), of the tokens (B, N, hidden) that ask."""
+        """λ = sigmoid(x Wλ), (B, H, N) in fp32 (fp64), for the query tokens (B, N, hidden)."""
         dtype = statistics_dtype(hidden_states.dtype)
         if self.lambda_form == "fixed":
             return hidden_states.new_ones(1, 1, 1, dtype=dtype)
@@ -90,9 +90,9 @@ class DifferentialAttentionV2(AttentionLayer):
 
 
 class DifferentialAttentionAcross(DifferentialAttentionV2):
-    """V2 with map i subtracting map i + H, which reads another key and value: the pairing that V2 warns of.
+    """V2 in which map i subtracts map i + H, which has another key and value; the V2 post warns against this.
 
-    To attention functions it is softmax attention, because its maps have no common value.
+    Its attention function computes softmax attention, because the two maps share no value.
     """
 
     attention_form = "softmax"
@@ -101,7 +101,7 @@ class DifferentialAttentionAcross(DifferentialAttentionV2):
     def check_pairs(cls, maps: int, key_maps: int) -> None:
         """
         Raises:
-            InputError: an odd number of maps, or a single key.
+            InputError: the number of maps is odd, or there is a single key.
         """
         check_even_maps(maps)
         if key_maps < 2:

@@ -1,4 +1,4 @@
-"""``DifferentialAttention``: a layer for any PyTorch model, in the place of multi-head attention."""
+"""``DifferentialAttention``: a layer for any PyTorch model, as a replacement for multi-head attention."""
 
 from __future__ import annotations
 
@@ -12,33 +12,39 @@ from antiphase.layers.attention import KeyValueCache
 from antiphase.layers.differential import DifferentialAttentionV1
 
 INITIAL_STD = 0.02
-"""Standard deviation of the first projections."""
+"""Standard deviation of the initial projection weights."""
 
 
 class SizedCache(KeyValueCache, Protocol):
-    """A cache that knows how many tokens it holds."""
+    """A cache that also reports how many tokens it holds."""
 
     def get_seq_length(self, layer_idx: int) -> int:
-        """Tokens of earlier calls of a layer."""
+        """Number of tokens from earlier calls of a layer."""
 
 
 class DifferentialAttention(nn.Module):
-    """Differential attention V1 (Ye et al., 2410.05258) over a batch of sequences, batch first.
+    """Differential attention V1 (Ye et al., 2410.05258) for any PyTorch model, batch first.
 
-    Self-attention, cross-attention with ``context``, causal or not, with a key-value cache; projections without biases.
+    Supports self-attention, cross-attention (``context``), causal masks and a key-value cache; projections have no
+    biases.
+
+    Example:
+        >>> attention = antiphase.DifferentialAttention(256, num_attention_heads=8, is_causal=True, layer_idx=0)
+        >>> attention(torch.randn(2, 16, 256)).shape
+        torch.Size([2, 16, 256])
 
     Args:
         hidden_size: width of the input and the output.
-        num_attention_heads: softmax maps; the heads are half as many.
-        num_key_value_heads: key maps; None: as many as ``num_attention_heads``.
-        head_dim: width of a map; None: ``hidden_size / num_attention_heads``.
-        context_size: width of ``context``; None: ``hidden_size``.
-        is_causal: a query sees its own position and those before it, the last one aligned with the last key.
-        layer_idx: 0-based depth of the layer, on which λinit depends, and its place in a cache.
-        head_norm_eps: ε of the norm over each head's output.
+        num_attention_heads: number of softmax maps, twice the number of heads.
+        num_key_value_heads: number of key maps; None means ``num_attention_heads``.
+        head_dim: width of a map; None means ``hidden_size / num_attention_heads``.
+        context_size: width of ``context``; None means ``hidden_size``.
+        is_causal: a query sees its own position and those before it; the last query is aligned with the last key.
+        layer_idx: 0-based depth of the layer, which sets λinit and the index in a cache.
+        head_norm_eps: ε of the norm of each head's output.
 
     Raises:
-        InputError: sizes that do not fit; it names the field.
+        InputError: a size is invalid; the message names the argument.
     """
 
     def __init__(
@@ -63,7 +69,7 @@ class DifferentialAttention(nn.Module):
         if context_size is not None:
             if context_size < 1:
                 raise InputError(f"context_size must be at least 1, got {context_size}")
-            for name in ("k_proj", "v_proj"):  # after the others, so that equal seeds give what they gave before
+            for name in ("k_proj", "v_proj"):  # after the others, so that equal seeds still give the same values
                 setattr(self.inner, name, nn.Linear(context_size, self.inner.k_proj.out_features, bias=False))
         for module in self.inner.modules():
             if isinstance(module, nn.Linear):
@@ -81,18 +87,18 @@ class DifferentialAttention(nn.Module):
         """
         Args:
             hidden_states: (B, N, hidden).
-            context: (B, M, context width) to attend to; None: the hidden states themselves.
-            attention_mask: boolean, True = may attend: (B, M) for padding, or (1|B, 1, N, M), which then carries
-                causality too.
-            past_key_values: keys and values of earlier calls, a ``Cache`` of transformers; these are added to it. A
-                cache of fixed length needs a mask (1|B, 1, N, M) that hides what is not filled.
+            context: (B, M, context width) to attend to; None means self-attention.
+            attention_mask: boolean, True = may attend: (B, M) for padding, or (1|B, 1, N, M), which must then include
+                causality.
+            past_key_values: a ``Cache`` of transformers with the keys and values of earlier calls, to which new ones
+                are added. A cache of fixed length needs a mask (1|B, 1, N, M) that hides its unfilled part.
 
         Returns:
             (B, N, hidden).
 
         Raises:
-            ValueError: a mask that is not boolean or of another shape, a context of another batch size, a cache
-                together with ``context``, or a cache of fixed length without a mask by query.
+            ValueError: the mask is not boolean or has another shape, the context has another batch size, both a cache
+                and ``context`` are given, or a cache of fixed length comes without a mask per query.
         """
         if context is not None and len(context) != len(hidden_states):
             raise ValueError(f"context must have the batch size {len(hidden_states)}, got {len(context)}")
@@ -104,7 +110,7 @@ class DifferentialAttention(nn.Module):
 
 
 class _CheckedAttention(DifferentialAttentionV1):
-    """Masks as people write them, checked once the number of keys is known."""
+    """Checks the user's masks once the number of keys is known."""
 
     def _attend(
         self,
@@ -117,7 +123,7 @@ class _CheckedAttention(DifferentialAttentionV1):
         filled: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """``filled``: how many of a cache's keys are tokens."""
+        """``filled``: number of tokens in a cache of fixed length."""
         keys = key.shape[2]
         if filled not in (None, keys) and (attention_mask is None or attention_mask.dim() != 4):
             raise ValueError(f"the cache holds {keys} places for {filled} tokens; give attention_mask as (B, 1, N, M)")
@@ -126,10 +132,10 @@ class _CheckedAttention(DifferentialAttentionV1):
 
 
 def _checked_mask(mask: Tensor | None, *, batch: int, queries: int, keys: int) -> Tensor | None:
-    """(B, M) as (B, 1, 1, M); (1|B, 1, N, M) as it stands.
+    """(B, M) as (B, 1, 1, M); (1|B, 1, N, M) unchanged.
 
     Raises:
-        ValueError: another dtype or shape.
+        ValueError: the mask has another dtype or shape.
     """
     if mask is None:
         return None

@@ -1,8 +1,8 @@
-"""Attention functions: what a layer hands its queries, keys and values to, for the heads' outputs.
+"""Attention functions: they compute the heads' outputs from a layer's queries, keys and values.
 
-They are called as transformers' attention interface calls them. Keys and values are as a cache holds them: a V1 layer
-keeps each value head as two halves, heads 2i and 2i+1, because static caches need keys and values of one shape; a V2
-layer's are those of ordinary grouped attention. The form is what the layer says of itself, never guessed from shapes.
+Their signature is that of transformers' attention interface. Keys and values have the layout of a cache: a V1 layer
+stores each value head as two halves, heads 2i and 2i+1, because static caches need keys and values of one shape; V2
+layers use the layout of ordinary grouped attention. The layer declares its form; it is never guessed from shapes.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ IGNORED = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
      "output_router_logits", "cache_position", "num_items_in_batch", "return_dict"}
 )  # fmt: skip
-"""Keyword arguments that models hand to every attention function and that change nothing here."""
+"""Keyword arguments that models pass to every attention function and that have no effect here."""
 
 
 def form_of(module: nn.Module) -> str | None:
-    """What a layer says of itself (``attention_form``), or else its configuration (``attention_type``).
+    """The form that a layer (``attention_form``) or else its configuration (``attention_type``) declares.
 
-    "differential" is V1, each map with a key of its own and values in halves; "differential_v2" is V2. Attention
-    functions subtract in these two; all else is softmax attention to them.
+    "differential" is V1, with one key per map and values stored as halves; "differential_v2" is V2. Attention functions
+    subtract maps in these two forms and treat all others as softmax attention.
     """
     form: str | None = getattr(module, "attention_form", None)
     return getattr(getattr(module, "config", None), "attention_type", None) if form is None else form
 
 
 def is_differential(module: nn.Module) -> bool:
-    """Whether a layer's attention function subtracts two maps a head."""
+    """Whether a layer's attention function subtracts two maps per head."""
     return form_of(module) in DIFFERENTIAL
 
 
 def has_two_keys(module: nn.Module) -> bool:
-    """Whether each map of a head has a key of its own, and values come in halves: V1, not V2."""
+    """Whether each map of a head has its own key and values are stored as halves (V1, not V2)."""
     return form_of(module) == "differential"
 
 
@@ -66,21 +66,21 @@ def antiphase_attention(
     """The project's own attention function: the fast operator for differential layers, SDPA for softmax.
 
     Args:
-        module: the attention layer; ``form_of`` reads its form, ``is_causal`` says the direction.
+        module: the attention layer; ``form_of`` gives its form, ``is_causal`` its direction.
         query: (B, maps, N, d).
-        key, value: (B, key maps, M, d), as the cache holds them.
-        attention_mask: None (causality and window alone), boolean (B, 1, 1, M) for padding beside them, or
-            (B, 1, N, M) boolean or additive, which then carries causality and window too.
-        scaling: factor of the scores; None: 1/√d.
+        key, value: (B, key maps, M, d), in the layout of the cache.
+        attention_mask: None (causality and window only), boolean (B, 1, 1, M) for additional padding, or (B, 1, N, M)
+            boolean or additive, which must then include causality and window.
+        scaling: factor of the scores; None means 1/√d.
         lam: λ of a differential layer, broadcastable to (B, H, N).
-        s_aux: (maps,) logits that the denominators of softmax maps hold besides, as in gpt-oss; transformers' name.
-        impl: of ``differential_attention``.
+        s_aux: (maps,) sink logits in the softmax denominators, as in gpt-oss; the name is transformers'.
+        impl: as for ``differential_attention``.
 
     Returns:
-        (B, N, heads, dv) and None (the map is never formed).
+        (B, N, heads, dv) and None, because the weights are never computed.
 
     Raises:
-        ValueError: keyword arguments that would change the result and are not supported.
+        ValueError: a keyword argument would change the result but is not supported.
     """
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
@@ -110,7 +110,7 @@ def eager_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The implementation ``eager``: the reference, and its weights (B, heads, N, M), signed in differential layers."""
+    """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
     mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
     if carries_positions(mask, query.shape[2]):
@@ -142,7 +142,7 @@ def differential_output(
     scaling: float | None,
     impl: str = "auto",
 ) -> Tensor:
-    """Heads' outputs (B, N, H, halves · d), keys and values as a cache holds them; ``halves`` is 2 in V1, 1 in V2."""
+    """Heads' outputs (B, N, H, halves · d) from keys and values in a cache's layout; ``halves`` is 2 in V1, 1 in V2."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_cached(
         query, key, value, lam, mask, groups=key.shape[1] // halves,
@@ -157,7 +157,7 @@ def differential_output(
 
 
 def subtracting(ordinary: AttentionFunction) -> AttentionFunction:
-    """The attention function of V2 layers that calls an ordinary one, once with all maps: O₂ᵢ - λᵢ O₂ᵢ₊₁."""
+    """The attention function of V2 layers on top of an ordinary one, called once with all maps: O₂ᵢ - λᵢ O₂ᵢ₊₁."""
 
     def subtract(*args: Any, lam: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
         outputs, _ = ordinary(*args, **kwargs)  # (B, N, 2H, d)
@@ -178,8 +178,7 @@ def softmax_attention(
     scale: float | None,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """Ordinary attention, the last query aligned with the last key: on the native kernels where they serve the call,
-    else through ``scaled_dot_product_attention``.
+    """Softmax attention, the last query aligned with the last key, on the native kernels or by PyTorch's SDPA.
 
     Returns (B, N, heads, dv). A row that sees no key gives zeros.
     """
@@ -215,9 +214,10 @@ def _attention_with_sink(
     sliding_window: int | None,
     scale: float | None,
 ) -> Tensor:
-    """The same with a logit (maps,) more in each denominator: a key before the others, whose value is zero.
+    """Softmax attention with sink logits (maps,), implemented as one extra key with a zero value, before the others.
 
-    One channel more carries it: queries hold logit / scale there, the new key one and all other keys zero.
+    The logit is stored in an extra channel: queries hold logit / scale there, the extra key one and all other keys
+    zero.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     queries, keys, width = query.shape[2], key.shape[2], value.shape[-1]
@@ -225,9 +225,9 @@ def _attention_with_sink(
     query = torch.cat([query, logits], dim=-1)
     first = nn.functional.one_hot(torch.tensor(key.shape[-1], device=key.device)).to(key.dtype)  # (d + 1,)
     key = torch.cat([first.expand(*key.shape[:2], 1, -1), nn.functional.pad(key, (0, 1))], dim=2)
-    value = nn.functional.pad(value, (0, 1, 1, 0))  # (B, key maps, M + 1, d + 1): equal widths take the fast path
+    value = nn.functional.pad(value, (0, 1, 1, 0))  # (B, key maps, M + 1, d + 1): equal widths use the fast path
     if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
-        if is_causal and queries > 1:  # a query before the others aligns first with first; its row is dropped
+        if is_causal and queries > 1:  # an extra first query keeps query and key positions aligned; its row is dropped
             out = softmax_attention(
                 nn.functional.pad(query, (0, 0, 1, 0)), key, value, None,
                 is_causal=True, sliding_window=None, scale=scale,
@@ -252,9 +252,9 @@ def softmax_weights(
     scale: float | None,
     s_aux: Tensor | None = None,
 ) -> Tensor:
-    """The softmax map (B, maps, N, M) of a layer without pairs, in fp32 (fp64 for fp64).
+    """The softmax maps (B, maps, N, M) of a layer, in fp32 (fp64 for fp64).
 
-    ``s_aux`` (maps,): a logit more in the denominator, so that rows sum to less than one.
+    ``s_aux`` (maps,): sink logits in the denominators, with which rows sum to less than one.
     """
     keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -274,12 +274,12 @@ def softmax_weights(
 
 
 def heads_of_value(module: nn.Module, value: Tensor) -> Tensor:
-    """Value heads from what the cache holds: halves in V1, whole heads in V2."""
+    """Value heads from the layout of the cache: halves in V1, whole heads in V2."""
     return join_halves(value) if has_two_keys(module) else value
 
 
 def join_halves(value: Tensor) -> Tensor:
-    """Value heads (B, Hkv, M, 2d) from the halves (B, 2Hkv, M, d) of a cache; a view where M is outside the heads."""
+    """Value heads (B, Hkv, M, 2d) from the halves (B, 2Hkv, M, d) of a cache; a view if the memory order allows it."""
     batch, halves, keys, width = value.shape
     return value.view(batch, halves // 2, 2, keys, width).transpose(2, 3).reshape(batch, halves // 2, keys, 2 * width)
 
@@ -290,7 +290,7 @@ def split_halves(out: Tensor) -> Tensor:
 
 
 def refuse_unknown(kwargs: dict[str, Any]) -> None:
-    """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of dropping them."""
+    """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of ignoring them."""
     unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
     if unknown:
         raise ValueError(f"antiphase attention does not support the arguments {', '.join(unknown)}")

@@ -1,4 +1,4 @@
-"""λ of differential attention: the schedule by depth, how it may be made, and its first values."""
+"""λ of differential attention: the schedule by depth, parametrizations, and initial values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from antiphase.errors import InputError, nearest
 
 LAMBDA_STD = 0.1
-"""Standard deviation of the first λ vectors (2410.05258, section 2.1)."""
+"""Standard deviation of the initial λ vectors (2410.05258, section 2.1)."""
 
 
 def lambda_init(layer_idx: int) -> float:
-    """λinit = 0.8 - 0.6·exp(-0.3·(l - 1)) of the 1-based layer l; ``layer_idx`` is 0-based (2410.05258, 2.1)."""
+    """λinit = 0.8 - 0.6·exp(-0.3·(l - 1)) for the 1-based layer l; ``layer_idx`` is 0-based (2410.05258, 2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
 
 
 def check_lambda_form(form: Any, forms: Sequence[str]) -> None:
     """
     Raises:
-        InputError: a way to make λ that is none of ``forms``.
+        InputError: the parametrization of λ is not one of ``forms``.
     """
     if form is not None and form not in forms:
         raise InputError(f"lambda_form must be one of {', '.join(forms)}, got {form!r}{nearest(str(form), forms)}")
@@ -29,7 +29,7 @@ def check_lambda_form(form: Any, forms: Sequence[str]) -> None:
 def check_even_maps(maps: int, name: str = "num_attention_heads") -> None:
     """
     Raises:
-        InputError: an odd number of maps.
+        InputError: the number of maps is odd.
     """
     if maps % 2:
         raise InputError(f"{name} must be even for differential attention (two maps a head), got {maps}")

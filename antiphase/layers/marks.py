@@ -1,4 +1,4 @@
-"""Marks on modules, for who initializes a whole model: what writes into the residual stream, where a norm begins."""
+"""Marks for initializing a whole model: layers that write into the residual stream, and initial norm weights."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from torch import nn
 
 
 def mark_residual_output(layer: nn.Linear) -> None:
-    """Have ``residual_init_scale`` scale this layer's first weights."""
+    """Mark a layer whose initial weights are scaled by ``residual_init_scale``."""
     vars(layer)["writes_residual"] = True
 
 
 def writes_residual(layer: nn.Linear) -> bool:
-    """Whether a layer is marked so."""
+    """Whether a layer is marked by ``mark_residual_output``."""
     return "writes_residual" in vars(layer)
 
 
 def mark_first_weight(norm: nn.RMSNorm, weight: float) -> None:
-    """Have a norm begin at this weight."""
+    """Set the initial weight of a norm."""
     vars(norm)["first_weight"] = weight
 
 
 def first_weight(norm: nn.RMSNorm) -> float:
-    """The weight that a norm begins at: what it is marked with, else 1."""
+    """The initial weight of a norm: its mark, else 1."""
     return float(vars(norm).get("first_weight", 1.0))

@@ -1,4 +1,4 @@
-"""Which keys a query sees: masks, causality and windows, as attention functions get them."""
+"""Which keys a query sees: masks, causality and windows, in the form that attention functions get."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from torch import Tensor, nn
 from antiphase.ops.shapes import positions_mask
 
 HIDDEN = -1e4
-"""Added to a score, this or less leaves no weight: exp(-1e4) is 0 even in fp64."""
+"""A score plus this or less leaves no weight: exp(-1e4) is 0 even in fp64."""
 
 
 def visible_keys(module: nn.Module, attention_mask: Tensor | None, queries: int) -> tuple[Tensor | None, bool]:
-    """A boolean mask and whether causality is still to be applied: only a mask with a row for each query carries it."""
+    """A boolean mask, and whether causality must still be applied: only a mask with a row per query includes it."""
     mask = None if attention_mask is None else boolean_mask(attention_mask)
     causal = layer_is_causal(module, attention_mask)
     return mask, causal and queries > 1 and not carries_positions(mask, queries)
 
 
 def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
-    """Whether a layer's queries see no later key, for the mask that it hands over.
+    """Whether a layer's queries are hidden from later keys, given the mask that it passes.
 
-    Layers that do not say (LayoutLM's) are causal without a mask, as transformers' SDPA has it. With an additive mask
-    by key they are not: no function of transformers would hide more than it says.
+    Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
+    mask per key they are not, because no function of transformers would hide more than the mask does.
     """
     declared = getattr(module, "is_causal", None)
     if declared is None:
@@ -31,19 +31,19 @@ def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
 
 
 def carries_positions(mask: Tensor | None, queries: int) -> bool:
-    """Whether a mask has a row for each query, and so says itself what causality and a window would hide.
+    """Whether a mask has a row per query and so already includes causality and window.
 
-    The one query of a decoding step may meet a static cache, whose last key is not the query's own: no window can be
-    counted from the end of the keys there.
+    The single query of a decoding step may face a static cache, whose last key is not the query's own, so that no
+    window can be counted from the end of the keys.
     """
     return mask is not None and mask.shape[-2] == queries
 
 
 def boolean_mask(mask: Tensor) -> Tensor:
-    """True = may attend, from a boolean mask or from transformers' additive one: 0, or so low that nothing is left.
+    """A boolean mask, True = may attend, from a boolean or an additive one with 0 and values as low as ``HIDDEN``.
 
     Raises:
-        ValueError: a mask that holds anything else, such as a bias by distance.
+        ValueError: the mask holds other values, such as a position bias.
     """
     if mask.dtype == torch.bool:
         return mask
@@ -66,7 +66,7 @@ def combine_mask(
     sliding_window: int | None,
     device: torch.device,
 ) -> Tensor | None:
-    """One boolean mask that broadcasts to (B, heads, N, M), or None where everything is visible."""
+    """One boolean mask that broadcasts to (B, heads, N, M), or None if everything is visible."""
     positions = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=device)
     if mask is None or positions is None:
         return mask if positions is None else positions

@@ -1,4 +1,4 @@
-"""The norm of residual streams and of heads."""
+"""RMSNorm, for residual streams and heads."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from antiphase.ops.layer import rms_norm
 
 
 class RMSNorm(nn.RMSNorm):
-    """PyTorch's norm over the last dimension with a constant factor behind it, on the native kernels where they are.
+    """PyTorch's RMSNorm times a constant factor, on the native kernels if they are available.
 
     Args:
-        width: of the last dimension.
+        width: size of the last dimension.
         eps: added to the mean of squares.
         factor: 1 - λinit in the norm of a V1 layer's heads (2410.05258, equation 3).
     """

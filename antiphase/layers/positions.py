@@ -1,4 +1,4 @@
-"""Where a token stands: numbers that padding does not move, rotary positions, and the sinusoids of 2017."""
+"""Positions: numbering that ignores padding, rotary embeddings, and the sinusoids of Vaswani et al."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 def sinusoidal_positions(position_ids: Tensor, width: int) -> Tensor:
-    """p[2k] = sin(t / 10000^(2k / width)), p[2k + 1] = cos of the same (Vaswani et al., 1706.03762, section 3.5).
+    """p[2k] = sin(t / 10000^(2k / width)), p[2k + 1] = cos of the same angle (Vaswani et al., 1706.03762, section 3.5).
 
-    Frequency falls with the dimension, every position has a code of its own, and p(t + s) is a rotation of p(t).
+    Frequencies fall with the dimension, every position has a unique code, and p(t + s) is a rotation of p(t).
 
     Args:
         position_ids: (...,) whole numbers, 0-based.
-        width: of the code; an odd one ends with a sine.
+        width: width of the code; an odd one ends with a sine.
 
     Returns:
         (..., width) in fp64.
@@ -24,16 +24,16 @@ def sinusoidal_positions(position_ids: Tensor, width: int) -> Tensor:
 
 
 def count_positions(real: Tensor) -> Tensor:
-    """(B, N) of real tokens as their 0-based numbers in their text; padding before it has 0."""
+    """0-based positions (B, N) of real tokens within their text, from a mask (B, N); padding before a text gets 0."""
     return (real.long().cumsum(1) - 1).clamp(min=0)
 
 
 def rotary_positions(position_ids: Tensor, width: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of rotary positions (Su et al., 2104.09864), for channels j and j + width / 2 turned together.
+    """Cosines and sines of rotary positions (Su et al., 2104.09864), for channels j and j + width / 2.
 
     Args:
         position_ids: (1|B, N) whole numbers, 0-based.
-        width: of a map, even.
+        width: width of a map, even.
         theta: base of the frequencies theta^(-2j / width).
 
     Returns:
@@ -46,6 +46,6 @@ def rotary_positions(position_ids: Tensor, width: int, theta: float = 10000.0) -
 
 
 def rotate(maps: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Queries or keys (B, maps, N, d), turned by their positions: cosines and sines (1|B, N, d)."""
+    """Rotate queries or keys (B, maps, N, d) by their positions: cosines and sines (1|B, N, d)."""
     first, second = maps.chunk(2, dim=-1)
     return maps * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""The kinds of attention by name: what configurations, fresh models and checkpoints know of them is read from here."""
+"""Registry of the kinds of attention, which configurations, new models and checkpoints read."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from antiphase.layers.differential_v2 import DifferentialAttentionAcross, Differ
 from antiphase.layers.softmax import SoftmaxAttention
 
 ACROSS = "differential_v2_across"
-"""V2 with pairs whose maps read different keys: map i with map i + H (an ablation of V2, Microsoft, January 2026)."""
+"""V2 whose pairs read different keys: map i with map i + H (an ablation of V2, Microsoft, January 2026)."""
 LAYERS: dict[str, type[AttentionLayer]] = {
     "softmax": SoftmaxAttention,
     "differential": DifferentialAttentionV1,
     "differential_v2": DifferentialAttentionV2,
     ACROSS: DifferentialAttentionAcross,
 }
-"""Values of ``attention_type``."""
+"""Layer class by ``attention_type``."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""What every layer has; all else belongs to its kind."""
+"""Projections of every layer; all other parameters depend on the kind."""
 
 
 def variant_fields() -> tuple[str, ...]:
-    """Options in which a layer may depart from its published form, of all kinds."""
+    """Options, over all kinds, in which a layer may depart from its published form."""
     general = {*AttentionLayer.options(), "initialize"}
     return tuple(dict.fromkeys(name for layer in LAYERS.values() for name in layer.options() if name not in general))
 
@@ -36,6 +36,6 @@ def attention_layers(model: nn.Module) -> Iterable[AttentionLayer]:
 
 
 def set_training_step(model: nn.Module, step: int) -> None:
-    """Tell the layers that anneal something which step of a training run they are at."""
+    """Set the training step in the layers that anneal something."""
     for layer in attention_layers(model):
         layer.at_step(step)

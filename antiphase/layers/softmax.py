@@ -1,4 +1,4 @@
-"""Softmax attention, and what rivals of differential attention add to it: sink logits and DEX."""
+"""Softmax attention with two optional extensions that compete with differential attention: sink logits and DEX."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class SoftmaxAttention(AttentionLayer):
 
     Args:
         hidden_size, num_attention_heads, common: as in ``AttentionLayer``.
-        head_norm: an RMSNorm over each head's output.
-        output_gate: a sigmoid gate on every channel of the heads' outputs, from the layer's input (Qiu et al.,
-            2505.06708, G1 elementwise).
-        sink_logits: a learned logit of each map in the denominator of its softmax, as in gpt-oss.
-        dex_heads: heads that DEX extends (2505.16333); None: none.
+        head_norm: whether to apply an RMSNorm to each head's output.
+        output_gate: whether to apply a sigmoid gate, computed from the layer's input, to every channel of the heads'
+            outputs (Qiu et al., 2505.06708, G1 elementwise).
+        sink_logits: whether each map has a learned logit in the denominator of its softmax, as in gpt-oss.
+        dex_heads: heads that DEX extends (2505.16333); None means none.
         dex_steps: training steps over which DEX anneals its λ.
     """
 
@@ -72,13 +72,13 @@ class SoftmaxAttention(AttentionLayer):
             raise InputError(f"dex_heads must name different heads from 0 to {heads - 1}, got {chosen}")
 
     def at_step(self, step: int) -> None:
-        """α = min(1, t / ``dex_steps``)."""
+        """Set α = min(1, t / ``dex_steps``) for training step t."""
         self.dex_progress = min(1.0, step / self.dex_steps) if self.dex_steps else 1.0
 
     def extension_lambda(self) -> Tensor:
         """λ(t) = (1 - α)·α·λinit + α·λlearned of DEX (2505.16333, equation 4), (1,) in fp32.
 
-        α = min(1, t / ``dex_steps``) at training step t; 1 in a model that is not being trained.
+        α = min(1, t / ``dex_steps``) at training step t, and 1 in a model that is not being trained.
         """
         alpha = self.dex_progress
         return (1.0 - alpha) * alpha * lambda_init(self.layer_idx) + alpha * self.dex_lambda

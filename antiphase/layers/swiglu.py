@@ -1,4 +1,4 @@
-"""The gated MLP of the decoder's blocks."""
+"""SwiGLU, the gated MLP of the decoder's blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SwiGLU(nn.Module):
 
     Args:
         hidden_size: width of the input and the output.
-        intermediate_size: width between.
+        intermediate_size: width of the hidden layer.
     """
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:

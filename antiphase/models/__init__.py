@@ -1,1 +1,1 @@
-"""Models for Hugging Face: one decoder, whose attention is softmax or differential, and the models that led here."""
+"""Models for Hugging Face: a softmax or differential decoder, and differential forms of other architectures."""

@@ -1,8 +1,8 @@
-"""Differential attention inside architectures of transformers: everything but the attention stays as it is.
+"""Differential attention inside architectures of transformers: everything except attention stays the same.
 
-As in the paper, which replaces the attention of an existing Transformer and keeps its hyperparameters. The projections
-are the architecture's own; each attention layer gets λ vectors and a head norm, and its heads become pairs of maps.
-Values are read in halves, heads 2i and 2i+1 the two halves of value head i, so caches hold what they always held.
+This follows the paper, which replaces the attention of an existing Transformer and keeps its hyperparameters. The
+projections are the architecture's own; each attention layer gets λ vectors and a head norm, and its heads become pairs
+of maps. Value heads 2i and 2i+1 are the two halves of a new value head i, so the layout of caches does not change.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import INSIDE, SWAPPED, antiphase_mask, heads_inside
+from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, antiphase_mask, heads_inside
 from antiphase.layers.differential import DifferentialHeads
 from antiphase.layers.functions import refuse_unknown, split_halves
 from antiphase.layers.masks import carries_positions, visible_keys
@@ -49,10 +49,10 @@ def attention_inside(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function of these models: (B, N, maps, d), whose neighbours are the two halves of a head's output.
+    """The attention function of these models: (B, N, maps, d), with head i's output in maps 2i and 2i+1.
 
     Raises:
-        ValueError: arguments that would change the result and are not supported.
+        ValueError: an argument would change the result but is not supported.
     """
     refuse_unknown(kwargs)
     heads = module.differential
@@ -73,7 +73,7 @@ def attention_inside(
 
 
 class WithDifferentialHeads(PreTrainedModel):
-    """What is added to a model class of transformers."""
+    """Mixin that adds differential heads to a model class of transformers."""
 
     _keep_in_fp32_modules_strict: ClassVar = ["lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"]
 
@@ -95,7 +95,7 @@ class WithDifferentialHeads(PreTrainedModel):
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
         Raises:
-            ValueError: an implementation of transformers, which would attend with every map apart.
+            ValueError: the implementation is one of transformers', which would treat every map as a separate head.
         """
         requested = INSIDE if requested_attention is None else requested_attention
         _refuse_other_functions(requested)
@@ -103,14 +103,14 @@ class WithDifferentialHeads(PreTrainedModel):
 
 
 def _require_own_function(module: nn.Module, args: Any) -> None:
-    """Before every call of a layer: parts of a model, such as ``model.model``, can be given another function too."""
+    """Check before every call of a layer, because parts of a model can get another function too."""
     config = module.config
     assert isinstance(config, PreTrainedConfig)
     _refuse_other_functions(config._attn_implementation)
 
 
 def _refuse_other_functions(name: str) -> None:
-    if name != INSIDE and not name.startswith(SWAPPED):
+    if name != INSIDE and not name.startswith(REPLACEMENT_PREFIX):
         raise ValueError(
             f"differential attention in other architectures has only one implementation, {INSIDE}; remove "
             f"attn_implementation={name!r}"
@@ -118,12 +118,12 @@ def _refuse_other_functions(name: str) -> None:
 
 
 def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) -> None:
-    """The Auto classes that know the models of configuration ``base`` know their differential form by ``kind``."""
+    """Register the differential form ``kind`` with every Auto class that has models for configuration ``base``."""
     for auto in AUTO_CLASSES:
         mapping = auto._model_mapping
         if base in mapping and kind not in mapping:
             model = mapping[base]
-            # In the architecture's module: transformers looks there whether attention goes through the interface.
+            # Set to the architecture's module, because transformers looks there for use of the attention interface.
             space = {"config_class": kind, "__module__": model.__module__}
             auto.register(kind, type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space))
 

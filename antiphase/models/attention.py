@@ -1,4 +1,4 @@
-"""The plain layers inside models of transformers: made from a configuration, with caches and functions of its own."""
+"""The plain attention layers inside models of transformers: built from a configuration, with transformers' caches."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from antiphase.models.variants import layer_arguments
 
 
 class _Configured(AttentionLayer):
-    """A layer whose arguments are fields of a configuration, and whose attention function is the one that it names.
+    """A layer whose arguments and attention function come from a configuration.
 
-    Functions of transformers find the configuration on the layer.
+    Attention functions of transformers expect the configuration as an attribute of the layer.
     """
 
     def __init__(self, config: PreTrainedConfig, layer_idx: int, *, is_causal: bool = True, bias: bool = False) -> None:
@@ -35,7 +35,7 @@ class _Configured(AttentionLayer):
         return own.update(key, value, self.layer_idx)
 
     def _keys_of_context(self, context: Tensor, earlier: Cache | None) -> tuple[Tensor, Tensor]:
-        """Projected once where there is a cache."""
+        """Keys and values of the context, projected only once if there is a cache."""
         assert earlier is None or isinstance(earlier, EncoderDecoderCache)
         if earlier is not None and earlier.is_updated.get(self.layer_idx):
             kept = earlier.cross_attention_cache.layers[self.layer_idx]
@@ -51,7 +51,7 @@ _CLASSES: dict[type[AttentionLayer], type[_Configured]] = {}
 
 
 def attention_layer(config: PreTrainedConfig, layer_idx: int, **options: bool) -> AttentionLayer:
-    """The attention layer that ``config.attention_type`` names; ``options`` are ``is_causal`` and ``bias``."""
+    """The attention layer of type ``config.attention_type``; ``options`` are ``is_causal`` and ``bias``."""
     plain = LAYERS[config.attention_type]
     if plain not in _CLASSES:
         _CLASSES[plain] = type(plain.__name__, (_Configured, plain), {"__doc__": plain.__doc__, "__module__": __name__})

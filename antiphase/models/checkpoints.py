@@ -1,4 +1,4 @@
-"""Checkpoint folders in safetensors, read tensor by tensor and written shard by shard, beside and then renamed."""
+"""Safetensors checkpoints, read tensor by tensor and written shard by shard to a temporary folder, then renamed."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from antiphase.reading.models import (
     weight_files,
 )
 
-TRAVELLING = (
+COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
     "generation_config.json", "*.model",
 )  # fmt: skip
-"""Files of tokenizer and generation that are copied as they are."""
+"""Tokenizer and generation files that are copied unchanged."""
 FLAG = "SOURCE"
 DTYPES = ("F64", "F32", "BF16", "F16")
-"""Types of weights as safetensors calls them; any other is a quantized model's."""
+"""Names of supported weight dtypes in safetensors; any other dtype means a quantized model."""
 
 
 class Checkpoint:
-    """A model's folder, whose tensors are mapped into memory and read one at a time."""
+    """A model's folder, whose tensors are memory-mapped and read one at a time."""
 
     def __init__(self, name: str) -> None:
         """
@@ -59,9 +59,9 @@ class Checkpoint:
             name: local folder or Hub name.
 
         Raises:
-            InputError: no such folder, a configuration that cannot be used, or weights that cannot be read.
+            InputError: the folder does not exist, or its configuration or weights cannot be used.
         """
-        self.name, self.folder = name, local_folder(name, FLAG) or _fetched(name)
+        self.name, self.folder = name, local_folder(name, FLAG) or _hub_folder(name)
         self.config = read_config(name, flag=FLAG)
         self.weights = weight_files(self.folder, name, FLAG)
         for tensor, kind in self.weights.dtypes.items():
@@ -72,7 +72,7 @@ class Checkpoint:
         self.largest_shard = max(path.stat().st_size for path in self.weights.files)
 
     def digest(self) -> str:
-        """SHA-256 over the files that hold the weights."""
+        """SHA-256 of the weight files."""
         found = hashlib.sha256()
         for path in sorted(set(self.weights.places.values())):
             with open(path, "rb") as file:
@@ -80,26 +80,26 @@ class Checkpoint:
         return found.hexdigest()
 
     def read(self, name: str) -> Tensor:
-        """One tensor, mapped from its file."""
+        """One tensor, memory-mapped from its file."""
         return self.weights.read(name)
 
     @property
     def model_tensors(self) -> list[str]:
-        """Names of the model's own tensors; a tied head, stored a second time, is none."""
+        """Names of the model's own tensors, without a redundant copy of a tied head."""
         return [name for name in self.weights.shapes if not (name == HEAD and self.config.tie_word_embeddings)]
 
     def check(self) -> None:
-        """Compare the tensors with the configuration, and look through them once, at several GB/s.
+        """Compare the tensors with the configuration and read them all once, at several GB/s.
 
         Raises:
-            InputError: a tensor that the configuration's model has not, lacks, or has in another shape; weights that
-                are NaN or infinite.
+            InputError: a tensor is missing, unexpected or of another shape than in the configuration's model, or
+                weights are NaN or infinite.
         """
         place = f"{FLAG} {self.name}"
         with usable_config(self.name, FLAG):
             expected = tensor_shapes(self.config)
         found = {name: self.weights.shapes[name] for name in self.model_tensors}
-        if len(found) < len(self.weights.shapes):  # some tools store the tied head a second time
+        if len(found) < len(self.weights.shapes):  # some tools store a redundant copy of the tied head
             check_tied(self.read, place)
         check_shapes(found, expected, place)
         check_tensors(place, broken=(name for name in found if not is_finite(self.read(name))))
@@ -114,24 +114,24 @@ def convert(
     control: bool = False,
     say: Callable[[str], None] = lambda message: None,
 ) -> PreTrainedConfig:
-    """Convert a checkpoint folder into a new one; tokenizer and generation settings travel along.
+    """Convert a checkpoint folder into a new one, with its tokenizer and generation settings.
 
-    Peak memory is about two shards of the source, whatever its size.
+    Peak memory is about two shards of the source, independent of the model's size.
 
     Args:
         source: local folder or Hub name of a Llama, Mistral, DiffLlama or antiphase model.
-        target: folder to make.
+        target: folder to create.
         to, attention_type, control: as for ``plan_conversion``.
-        say: called with a sentence for each shard written.
+        say: called with a message for each shard written.
 
     Returns:
-        The configuration of what was written.
+        The configuration of the new checkpoint.
 
     Raises:
-        InputError: a source that cannot be converted, a tokenizer that does not fit it, or a target that exists;
-            nothing is left behind.
+        InputError: the source cannot be converted, its tokenizer does not fit it, or the target exists; no partial
+            target remains.
     """
-    given, target = target, Path(target).resolve()  # a link stays, what it points to is filled
+    given, target = target, Path(target).resolve()  # a link stays and the folder it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     checkpoint = Checkpoint(source)
@@ -142,11 +142,11 @@ def convert(
         model = AutoModelForCausalLM.from_config(config)
     if (checkpoint.folder / "tokenizer.json").is_file():
         check_tokenizer(load_tokenizer(str(checkpoint.folder), flag=FLAG), model, f"{FLAG} {source}")
-    with _beside(target) as folder:
+    with _written_folder(target) as folder:
         _write_shards(conversion, checkpoint, folder, say)
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
-        for pattern in TRAVELLING:
+        for pattern in COPIED_FILES:
             for path in filter(Path.is_file, checkpoint.folder.glob(pattern)):
                 shutil.copy2(path, folder / path.name)
         if to == "antiphase":
@@ -155,7 +155,7 @@ def convert(
 
 
 def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, say: Callable[[str], None]) -> None:
-    """The tensors in files of at most the source's largest, and an index where there are several."""
+    """Write the tensors to files no larger than the source's largest, with an index if there are several."""
     expected = tensor_shapes(conversion.config)
     shards: list[list[str]] = []
     waiting: dict[str, Tensor] = {}
@@ -190,8 +190,8 @@ def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, 
 
 
 @contextmanager
-def _beside(target: Path) -> Iterator[Path]:
-    """A new folder next to ``target`` that takes its place at the end; after an error it is gone."""
+def _written_folder(target: Path) -> Iterator[Path]:
+    """A new folder next to ``target`` that is renamed to it at the end, or deleted after an error."""
     temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
@@ -206,7 +206,7 @@ def _beside(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _fetched(name: str) -> Path:
-    """The folder of a model of the Hub."""
+def _hub_folder(name: str) -> Path:
+    """The local folder of a model from the Hub."""
     with asking_hub(name, FLAG):
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", *TRAVELLING]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", *COPIED_FILES]))

@@ -11,57 +11,71 @@ from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
 from antiphase.layers.registry import LAYERS, variant_fields
 from antiphase.models.first_use import register_models
-from antiphase.models.start import check_start, default_multiplier
+from antiphase.models.start import check_initialization, default_multiplier
 from antiphase.models.variants import check_layers, option
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
-"""The published kinds."""
+"""The published kinds of attention."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class AntiphaseConfig(PreTrainedConfig):
-    """A decoder: pre-RMSNorm, SwiGLU, RoPE, grouped-query attention, softmax or differential.
+    """Configuration of a decoder with pre-RMSNorm, SwiGLU, RoPE and grouped-query attention, softmax or differential.
 
-    The same configuration with ``attention_type`` "softmax" and "differential" is the fair pair: equal projections
-    and equal multiply-adds; the differential model has λ vectors and head norms besides. "differential_v2" has half
-    the output projection, and half the keys and values unless ``num_key_value_heads`` says otherwise.
+    Two configurations that differ only in ``attention_type``, "softmax" or "differential", give a fair comparison:
+    equal projections and equal multiply-adds, plus λ vectors and head norms in the differential model.
+    "differential_v2" has half the output projection, and half the keys and values unless ``num_key_value_heads`` is
+    given.
+
+    Example:
+        >>> config = antiphase.AntiphaseConfig(
+        ...     attention_type="differential", vocab_size=1000, hidden_size=64, intermediate_size=172,
+        ...     num_hidden_layers=2, num_attention_heads=4,
+        ... )
+        >>> model = antiphase.AntiphaseForCausalLM(config)
 
     Args:
-        attention_type: "softmax", "differential" (Ye et al., 2410.05258) or "differential_v2" (Microsoft, 2026); as an
-            ablation "differential_v2_across", whose pairs read different keys.
+        attention_type: "softmax", "differential" (Ye et al., 2410.05258) or "differential_v2" (Microsoft, 2026);
+            "differential_v2_across" is an ablation whose pairs read different keys.
         vocab_size, hidden_size, intermediate_size, num_hidden_layers: sizes; all others have defaults.
-        num_attention_heads: softmax maps of a layer; a differential layer has half as many heads, so it is even.
-        num_key_value_heads: key maps; None: as many as ``num_attention_heads``. A differential layer has half as
-            many value heads, so it is even. In V2 both maps of a head share key and value: None is half of
-            ``num_attention_heads``, and the maps of a key are an even number.
-        head_dim: width of a map; None: ``hidden_size / num_attention_heads``.
-        head_norm_eps: ε of the RMSNorm over each head's output ("differential" only).
-        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None: all before it.
-        layer_types: "full_attention" or "sliding_attention" for each layer; None: sliding where there is a window.
-        lambda_form: how λ is made. "differential": "exponential" (the paper's, None), "scalar" or "head" (λinit and
-            one learned number a layer or a head), "fixed" (λinit). V2: "sigmoid" (None), "linear" (without it) or
-            "fixed" (1: no λ).
-        lambda_init: λinit of every layer, from 0 and below 1; None: the schedule by depth ("differential" only).
-        head_norm: an RMSNorm over each head's output; None: in "differential" only.
-        head_scale: the factor 1 - λinit after it; None: yes ("differential" only).
-        output_gate: a sigmoid gate on every channel of the heads' outputs (Qiu et al., 2505.06708).
-        sink_logits: a learned logit of each map in its softmax's denominator, as in gpt-oss ("softmax" only).
-        num_noise_heads: second maps that the heads of a layer share (2510.06949, "differential" only); it divides the
-            number of heads, and the value heads divide it. None: one for each head.
-        dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None: none.
+        num_attention_heads: softmax maps per layer; must be even for a differential layer, which has half as many
+            heads.
+        num_key_value_heads: key maps per layer; None means ``num_attention_heads``. Must be even for a differential
+            layer, which has half as many value heads. In V2, where both maps of a head share key and value, None means
+            half of ``num_attention_heads``, and each key must serve an even number of maps.
+        head_dim: width of a map; None means ``hidden_size / num_attention_heads``.
+        head_norm_eps: ε of the RMSNorm of each head's output ("differential" only).
+        sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None means all tokens before it.
+        layer_types: "full_attention" or "sliding_attention" for each layer; None means sliding if there is a window.
+        lambda_form: parametrization of λ. For "differential": "exponential" (the paper's form, the default), "scalar"
+            or "head" (λinit plus one learned number per layer or head), or "fixed" (λinit). For V2: "sigmoid" (the
+            default), "linear" (no sigmoid) or "fixed" (λ = 1).
+        lambda_init: λinit of every layer, at least 0 and below 1; None means the schedule by depth ("differential"
+            only).
+        head_norm: whether to apply an RMSNorm to each head's output; None means only in "differential".
+        head_scale: whether to apply the factor 1 - λinit after it; None means yes ("differential" only).
+        output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (Qiu et al., 2505.06708).
+        sink_logits: whether each map has a learned logit in its softmax's denominator, as in gpt-oss ("softmax" only).
+        num_noise_heads: number of second maps that the heads of a layer share (2510.06949, "differential" only); it
+            must divide the number of heads and be a multiple of the number of value heads. None means one per head.
+        dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None means none.
         dex_steps: training steps over which DEX anneals its λ.
-        initializer: how matrices begin: "normal", N(0, initializer_range²), or "fan_in", as in the authors' stack
-            (microsoft/unilm, YOCO): linear layers U(±1/√fan_in), embeddings N(0, 1/hidden_size) times √hidden_size.
-        embedding_range: standard deviation of the first embeddings; None: as ``initializer`` says.
-        embedding_multiplier: factor of the embeddings in the forward pass; None: √hidden_size with "fan_in", else 1.
-        residual_init_scale: factor on the first values of what writes into the residual stream (output projections of
-            attention and MLP); "depth" is 1/√(2·num_hidden_layers), 0 starts every block as the identity.
-        head_norm_init: first weight of the norm over each head's output.
+        initializer: initialization of matrices: "normal", N(0, initializer_range²), or "fan_in", as in the authors'
+            stack (microsoft/unilm, YOCO): linear layers U(±1/√fan_in), embeddings N(0, 1/hidden_size) times
+            √hidden_size.
+        embedding_range: standard deviation of the initial embeddings; None means that of ``initializer``.
+        embedding_multiplier: factor of the embeddings in the forward pass; None means √hidden_size with "fan_in", else
+            1.
+        residual_init_scale: factor on the initial weights of the layers that write into the residual stream (output
+            projections of attention and MLP); "depth" means 1/√(2·num_hidden_layers), and 0 makes every block start as
+            the identity.
+        head_norm_init: initial weight of the norm of each head's output.
         max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
-            the special tokens are transformers' own.
+            the special tokens: as in transformers.
 
     Raises:
-        InputError: an unknown field (with the nearest known one), or sizes that do not fit; it names the field.
+        InputError: a field is unknown (the message gives the nearest known one), or a value is invalid; the message
+            names the field.
     """
 
     model_type = "antiphase"
@@ -118,7 +132,7 @@ class AntiphaseConfig(PreTrainedConfig):
         self.output_gate, self.sink_logits = output_gate, sink_logits
         self.num_noise_heads = num_noise_heads
         self.dex_heads, self.dex_steps = dex_heads, dex_steps
-        for name, value in variant.items():  # of kinds of attention that were registered from outside
+        for name, value in variant.items():  # for kinds of attention registered by other packages
             setattr(self, name, value)
         if num_key_value_heads is None and attention_type in [*LAYERS]:
             num_key_value_heads = LAYERS[attention_type].default_key_value_heads(vars(self))
@@ -128,7 +142,8 @@ class AntiphaseConfig(PreTrainedConfig):
         self._check_sizes(head_dim)
         self.layer_types = self._layer_types(layer_types)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        # A copy: transformers completes the dict in place. A bare `rope_theta` is the older spelling of the same.
+        # A copy, because transformers completes the dict in place. A bare `rope_theta` is the older spelling of the
+        # same.
         self.rope_parameters = dict(
             rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
         )
@@ -142,7 +157,7 @@ class AntiphaseConfig(PreTrainedConfig):
             embedding_multiplier = default_multiplier(initializer, hidden_size)
         self.embedding_multiplier = embedding_multiplier
         self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
-        check_start(self, has_head_norm=option(self, "head_norm"))
+        check_initialization(self, has_head_norm=option(self, "head_norm"))
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,
             pad_token_id=pad_token_id,
@@ -179,10 +194,11 @@ class AntiphaseConfig(PreTrainedConfig):
 
 
 def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:
-    """Transformers keeps unknown keys in silence; a typo should be an error.
+    """Refuse unknown keys, which transformers would silently store: a typo should be an error.
 
     Raises:
-        InputError: a key that neither the configuration ``kind`` nor transformers has; it names the nearest.
+        InputError: neither the configuration ``kind`` nor transformers has such a key; the message gives the nearest
+            one.
     """
     own = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
     general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)

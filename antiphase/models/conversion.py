@@ -1,11 +1,11 @@
 """Llama, DiffLlama and microsoft/unilm ⇄ antiphase, and exact upcycling of softmax models to differential V2.
 
-Three conventions of V1 meet in public code. unilm interleaves the maps of a head (2i, 2i+1), as here, and rotates
+Public code has three conventions for V1. unilm interleaves the maps of a head (2i, 2i+1), as here, and rotates
 neighbouring channels; DiffLlama keeps all first maps before all second ones and has a head norm without weight; here
 maps are interleaved and channels are rotated by halves, as in Llama.
 
-A conversion is a configuration and one recipe for each tensor of the result, which reads the tensors of the source it
-needs: so a checkpoint is converted tensor by tensor, and never lies in memory as a whole.
+A conversion consists of a configuration and one recipe per tensor of the result, which reads the source tensors that it
+needs. So a checkpoint is converted tensor by tensor and is never in memory as a whole.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, Pre
 
 from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
-from antiphase.models.start import START
+from antiphase.models.start import INITIALIZATION
 from antiphase.models.variants import own_fields
 from antiphase.reading.models import check_shapes, check_tensors
 
 Format = Literal["antiphase", "llama", "diffllama"]
 Read = Callable[[str], Tensor]
-"""A tensor of the source, by name."""
+"""Returns a tensor of the source by name."""
 Recipe = Callable[[Read], Tensor]
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -37,14 +37,14 @@ SIZES = (
     "head_dim", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range",
     "tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "dtype",
 )  # fmt: skip
-"""Fields that mean the same in all three configurations."""
-WITHOUT_COUNTERPART = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
-"""Fields of Llama and DiffLlama that no configuration here can express, with the only value that needs none."""
+"""Fields with the same meaning in all three configurations."""
+UNSUPPORTED_FIELDS = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "attention_dropout": 0.0}
+"""Fields of Llama and DiffLlama that no configuration here can express, with the only value that can be converted."""
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What comes out: its configuration, and how each of its tensors is made."""
+    """The result's configuration, and a recipe for each of its tensors."""
 
     config: PreTrainedConfig
     recipes: Mapping[str, Recipe]
@@ -60,15 +60,16 @@ def plan_conversion(
     """The conversion of a checkpoint with this configuration.
 
     Args:
-        config: of a ``LlamaForCausalLM``, ``MistralForCausalLM``, ``DiffLlamaForCausalLM`` or
+        config: configuration of a ``LlamaForCausalLM``, ``MistralForCausalLM``, ``DiffLlamaForCausalLM`` or
             ``AntiphaseForCausalLM``.
         to: format of the result; Llama and DiffLlama load in transformers without this package.
-        attention_type: "differential_v2" upcycles a softmax model: the function stays, every head becomes a pair.
-            "dex" gives every head of a softmax model the differential extension (2505.16333), which does nothing yet.
-        control: upcycle to softmax attention of the same capacity instead, query heads doubled.
+        attention_type: "differential_v2" upcycles a softmax model: every head becomes a pair, and the outputs do not
+            change. "dex" adds the differential extension (2505.16333) to every head of a softmax model, initially
+            without effect.
+        control: upcycle to softmax attention of the same capacity instead, with twice the query heads.
 
     Raises:
-        InputError: something that the result cannot express; it names the field.
+        InputError: the target format cannot express something; the message names the field.
     """
     read_as = {
         "antiphase": _identity, "llama": _from_llama, "mistral": _from_llama, "diffllama": _from_diffllama
@@ -99,7 +100,7 @@ def plan_conversion(
 def convert_model(
     model: PreTrainedModel, *, to: Format = "antiphase", attention_type: str | None = None, control: bool = False
 ) -> PreTrainedModel:
-    """The same model in another format, in memory; arguments and errors are those of ``plan_conversion``."""
+    """Convert a model to another format in memory; arguments and errors as for ``plan_conversion``."""
     conversion = plan_conversion(model.config, to=to, attention_type=attention_type, control=control)
     state = model.state_dict()
     if model.config.tie_word_embeddings:
@@ -117,7 +118,7 @@ def convert_model(
 
 
 def tensor_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
-    """Name and shape of every tensor in a checkpoint of the configuration's model; a tied head is none."""
+    """Name and shape of every tensor in a checkpoint of the configuration's model, without a tied head."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
@@ -129,15 +130,15 @@ def tensor_shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
 def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A layer of microsoft/unilm's ``MultiheadDiffAttn`` as the state dict of an attention layer here.
 
-    The layer must have been trained with the flash files of that code, which the paper means; under grouped keys its
-    plain file lets both maps of a head meet the same key, which no model here does.
+    The layer must have been trained with the flash variants of that code, which follow the paper. With grouped keys,
+    the plain variant gives both maps of a head the same key, which no model here does.
 
     Args:
         state: ``q_proj.weight``, ``k_proj.weight``, ``v_proj.weight``, ``out_proj.weight``, ``subln.weight`` and the
             four λ vectors, of any dtype.
 
     Raises:
-        InputError: missing or surplus tensors, or shapes that do not fit together; it names the tensor.
+        InputError: a tensor is missing or unexpected, or the shapes do not fit together; the message names the tensor.
     """
     vectors = [f"lambda_{which}" for which in ("q1", "k1", "q2", "k2")]
     names = [*(f"{name}.weight" for name in ("q_proj", "k_proj", "v_proj", "out_proj", "subln")), *vectors]
@@ -165,7 +166,7 @@ def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_tied(read: Read, where: str) -> None:
     """
     Raises:
-        InputError: the head of a model whose configuration ties it to the embedding has values of its own.
+        InputError: the configuration ties the head to the embedding, but the head has other values.
     """
     if not torch.equal(read(HEAD), read(EMBEDDING)):
         raise InputError(
@@ -182,7 +183,7 @@ def _identity(config: AntiphaseConfig) -> Conversion:
 
 
 def _from_llama(config: PreTrainedConfig) -> Conversion:
-    """Llama, or Mistral with its window: a softmax model here has the same tensors under the same names."""
+    """Llama, or Mistral with its window: the softmax model here has the same tensors under the same names."""
     _refuse_fields(config)
     window = config.sliding_window if config.model_type == "mistral" else None
     ours = AntiphaseConfig(attention_type="softmax", sliding_window=window, **_shared(config))
@@ -204,10 +205,10 @@ def _from_diffllama(config: DiffLlamaConfig) -> Conversion:
 
 
 def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
-    """Every softmax head becomes a pair of equal maps, and the output projection makes up for it.
+    """Every softmax head becomes a pair of equal maps, and the output projection compensates.
 
-    V2: λ = sigmoid(0) = 1/2 and 2·Wo, so the pair gives 2·(o - o/2) Wo. Control: 2·Wo and -Wo. Both leave the function
-    as it is and give the pair +2 and -1 times the old head's gradient; only V2 can then subtract by token.
+    V2: λ = sigmoid(0) = 1/2 and 2·Wo, so the pair gives 2·(o - o/2) Wo. Control: 2·Wo and -Wo. Both leave the model's
+    function unchanged and give the pair +2 and -1 times the old head's gradient; only V2 can then subtract per token.
     """
     if config.attention_type != "softmax":
         raise InputError(
@@ -222,7 +223,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     width = config.head_dim
     for name in recipes:
         if name.endswith("q_proj.weight"):
-            recipes[name] = partial(_permuted, name, partial(_twice, width=width))
+            recipes[name] = partial(_permuted, name, partial(_repeated, width=width))
         elif name.endswith("o_proj.weight"):
             recipes[name] = partial(_permuted, name, partial(_two_and_minus_one, width=width) if control else _doubled)
         elif name.endswith("lambda_proj.weight"):
@@ -231,7 +232,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
 
 
 def _extended(config: AntiphaseConfig) -> Conversion:
-    """DEX on every head: its matrix and its λ begin at zero, so the function stays."""
+    """DEX on every head; its matrix and λ start at zero, so the model's function does not change."""
     if config.attention_type != "softmax":
         raise InputError(f"--attention-type dex extends softmax models; SOURCE has {config.attention_type} attention")
     heads = list(range(config.num_attention_heads))
@@ -265,7 +266,7 @@ def _to_llama(config: AntiphaseConfig) -> Conversion:
 
 
 def _to_diffllama(config: AntiphaseConfig) -> Conversion:
-    """The head norm's weight goes into the output projection: DiffLlama's norm has none."""
+    """The head norm's weight is folded into the output projection, because DiffLlama's norm has none."""
     if config.attention_type != "differential":
         raise InputError(f"--to diffllama takes differential V1 models; SOURCE has {config.attention_type} attention")
     _refuse_window(config, "diffllama")
@@ -291,14 +292,14 @@ def _shared(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _start(config: AntiphaseConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in START}
+    return {name: getattr(config, name) for name in INITIALIZATION}
 
 
 def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
-    """The multiplier of the embeddings as part of them, which a tied head could not do without.
+    """The embeddings with their multiplier folded in, which is impossible if the head is tied to them.
 
     Raises:
-        InputError: embeddings with a multiplier that are tied to the head.
+        InputError: the embeddings have a multiplier and are tied to the head.
     """
     if config.embedding_multiplier == 1.0:
         return {}
@@ -311,7 +312,7 @@ def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
 
 
 def _refuse_fields(config: PreTrainedConfig) -> None:
-    for name, value in WITHOUT_COUNTERPART.items():
+    for name, value in UNSUPPORTED_FIELDS.items():
         if getattr(config, name, value) != value:
             raise InputError(
                 f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
@@ -335,7 +336,7 @@ def _refuse_window(config: AntiphaseConfig, to: str) -> None:
 
 
 def _composed(later: Mapping[str, Recipe], earlier: Mapping[str, Recipe]) -> dict[str, Recipe]:
-    """Recipes that read what ``earlier`` ones make."""
+    """Recipes that read the tensors made by ``earlier`` recipes."""
 
     def through(recipe: Recipe, read: Read) -> Tensor:
         return recipe(lambda name: earlier[name](read))
@@ -355,7 +356,7 @@ def _permuted(name: str, change: Callable[[Tensor], Tensor], read: Read) -> Tens
 
 
 def _interleaved(rows: Tensor, *, width: int) -> Tensor:
-    """Maps from (all first, all second) to pairs: (maps · d, hidden)."""
+    """Reorder maps from (all first, all second) to pairs: (maps · d, hidden)."""
     return rows.unflatten(0, (2, -1, width)).transpose(0, 1).flatten(0, 2)
 
 
@@ -365,19 +366,19 @@ def _by_map(rows: Tensor, *, width: int) -> Tensor:
 
 
 def _by_halves(rows: Tensor, width: int) -> Tensor:
-    """Rotary channels of each map from neighbours (even, odd) to halves."""
+    """Reorder the rotary channels of each map from neighbours (even, odd) to halves."""
     return rows.unflatten(0, (-1, width // 2, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def _twice(rows: Tensor, *, width: int) -> Tensor:
-    """Every head's rows two times in a row."""
+def _repeated(rows: Tensor, *, width: int) -> Tensor:
+    """Every head's rows twice in a row."""
     return rows.unflatten(0, (-1, width)).repeat_interleave(2, dim=0).flatten(0, 1)
 
 
 def _doubled(columns: Tensor) -> Tensor:
     """
     Raises:
-        InputError: a number that the dtype cannot hold twice.
+        InputError: doubling a weight overflows the dtype.
     """
     doubled = 2 * columns
     if bool((doubled.isinf() & columns.isfinite()).any()):
@@ -394,7 +395,7 @@ def _two_and_minus_one(columns: Tensor, *, width: int) -> Tensor:
 
 
 def _lambda_in_full(name: str, tensor: Tensor) -> Tensor:
-    """λ vectors are kept in fp32 whatever the dtype of the rest."""
+    """λ vectors are kept in fp32, whatever the dtype of the other tensors."""
     is_vector = name.rpartition(".")[2].startswith("lambda_")
     return tensor.float() if is_vector and tensor.dtype != torch.float64 else tensor
 

@@ -1,4 +1,4 @@
-"""``differential_config``: the configuration of another architecture of transformers, with differential attention."""
+"""``differential_config``: differential attention for other architectures of transformers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,27 @@ from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from antiphase.errors import InputError
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-"""What architectures call the dropout of attention weights."""
+"""Names of the dropout of attention weights in different architectures."""
 
 
 def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5) -> PreTrainedConfig:
-    """The same architecture with differential attention (Ye et al., 2410.05258), for the Auto classes to build.
+    """The same architecture with differential attention (Ye et al., 2410.05258), for use with the Auto classes.
 
-    ``AutoModelForCausalLM.from_config(differential_config(config))`` has fresh weights; saved models load with the
-    Auto classes of models wherever antiphase was imported. Dropout of attention weights, which differential attention
-    does not have, is set to 0 with a warning.
+    Models built from it have random initial weights; saved models load with the Auto classes once antiphase is
+    imported. Dropout of attention weights, which differential attention does not have, is set to 0 with a warning.
+
+    Example:
+        >>> config = AutoConfig.from_pretrained("Qwen/Qwen3-0.6B")
+        >>> model = AutoModelForCausalLM.from_config(antiphase.differential_config(config))
 
     Args:
-        config: of Llama, Mistral, Qwen2, Qwen3, GPT-2 or BERT. Its heads become the maps: pairs of neighbours.
-        head_norm_eps: ε of the norm over each head's output.
+        config: configuration of Llama, Mistral, Qwen2, Qwen3, GPT-2 or BERT. Heads 2i and 2i+1 become the maps of head
+            i.
+        head_norm_eps: ε of the norm of each head's output.
 
     Raises:
-        InputError: another architecture, an odd number of heads or of key-value heads, or an ε that is not above 0.
+        InputError: the architecture is not supported, the number of heads or key-value heads is odd, or ε is not
+            positive.
     """
     if not head_norm_eps > 0:
         raise InputError(f"head_norm_eps must be above 0, got {head_norm_eps}")
@@ -57,7 +62,7 @@ def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5
 def _with_differential_attention(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     def finish(self: PreTrainedConfig, **kwargs: Any) -> None:
         super(kind, self).__post_init__(**kwargs)
-        # Now, and not when this module is imported: transformers may still be half imported then.
+        # Not at import of this module, because transformers may be only half imported then.
         from antiphase.models.architectures import register_models
 
         register_models(base, kind)
@@ -81,7 +86,7 @@ CONFIGURATIONS = {
     base: _with_differential_attention(base)
     for base in (LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config, GPT2Config, BertConfig)
 }
-"""The configuration of each architecture, and that of its differential form."""
+"""Configuration class and differential configuration class of each architecture."""
 
 for _kind in CONFIGURATIONS.values():
     AutoConfig.register(_kind.model_type, _kind, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What must be done before the Auto classes meet a configuration of ours; who knows the models hands it in."""
+"""Actions to run before the Auto classes see a configuration of ours, registered by the module with the models."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _ACTIONS: list[Callable[[], None]] = []
 
 
 def before_first_use(action: Callable[[], None]) -> None:
-    """Have ``action``, which may be repeated, done whenever a configuration is made."""
+    """Run ``action`` whenever a configuration is created; it may run several times."""
     _ACTIONS.append(action)
 
 
 def register_models() -> None:
-    """Before the Auto classes can meet a configuration, and not earlier: see ``antiphase/__init__.py``."""
+    """Run the actions; called when a configuration is created and not earlier, see ``antiphase/__init__.py``."""
     for action in _ACTIONS:
         action()

@@ -37,7 +37,7 @@ How it was trained stands in `run.yaml` and `record.json` beside this file, wher
 
 
 def write_model_card(model: PreTrainedModel, folder: Path) -> None:
-    """Write ``README.md`` in ``folder`` unless there is one: a person's own words are never replaced."""
+    """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced."""
     path = folder / "README.md"
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""What all models with the project's attention layers share: backends, and which values stay in fp32."""
+"""The base class of all models with the project's attention layers: attention implementations and fp32 parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphase.models.variants import option
 
 
 class AttendingPreTrainedModel(PreTrainedModel):
-    """Attention through transformers' interface, by this project's function unless another is asked for."""
+    """A model whose attention goes through transformers' interface, by default to this project's function."""
 
     _supports_flash_attn = True
     _supports_sdpa = True
@@ -25,11 +25,11 @@ class AttendingPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict: ClassVar = sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32})
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The project's own function unless another is asked for.
+        """The project's own attention function unless another is requested.
 
         Raises:
-            ValueError: flash or flex attention for V1, whose masks say nothing to the function that would serve it; or
-                a function that would drop the sink logits in silence.
+            ValueError: flash or flex attention was requested for V1, which cannot use their masks, or a function that
+                would silently ignore sink logits.
         """
         requested = interface.NAME if requested_attention is None else requested_attention
         form = LAYERS[self.config.attention_type].attention_form
@@ -46,7 +46,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """λ vectors N(0, 0.1²) (2410.05258, section 2.1), and norms one."""
+        """Draw λ vectors from N(0, 0.1²) (2410.05258, section 2.1) and set norms to one."""
         if isinstance(module, nn.RMSNorm):
             nn.init.constant_(module.weight, first_weight(module))
         elif isinstance(module, AttentionLayer):

@@ -1,4 +1,4 @@
-"""The Auto classes of transformers learn this project's language models."""
+"""Registers this project's language models with the Auto classes of transformers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from antiphase.models.configuration import AntiphaseConfig
 
 
 def register_configuration() -> None:
-    """``AutoConfig`` knows the model type."""
+    """Register the model type with ``AutoConfig``."""
     from transformers.models.auto.configuration_auto import AutoConfig
 
     AutoConfig.register(AntiphaseConfig.model_type, AntiphaseConfig, exist_ok=True)
 
 
 def register_models() -> None:
-    """The Auto classes of models know the models of the configuration."""
+    """Register the models with the Auto classes of models."""
     from transformers.models.auto.modeling_auto import (
         AutoModel,
         AutoModelForCausalLM,

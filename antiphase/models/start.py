@@ -1,8 +1,8 @@
-"""How a parameter starts: the fields of a configuration that say it, their checks, and the rule.
+"""Initialization: the fields of a configuration that control it, their checks, and the resulting distributions.
 
-Two starts are published for decoders of this kind. GPT-2's: every matrix from N(0, 0.02²). The one of microsoft/unilm
-(YOCO, by the authors of 2410.05258): embeddings from N(0, 1/hidden_size), multiplied by √hidden_size in the forward
-pass, so that the residual stream begins at RMS 1, and linear layers from U(±1/√fan_in).
+Two initializations are published for decoders of this kind. GPT-2's draws every matrix from N(0, 0.02²). That of
+microsoft/unilm (YOCO, by the authors of 2410.05258) draws embeddings from N(0, 1/hidden_size), multiplied by
+√hidden_size in the forward pass, so that the residual stream starts at RMS 1, and linear layers from U(±1/√fan_in).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from antiphase.layers.marks import writes_residual
 
 INITIALIZERS = ("normal", "fan_in")
 DEPTH = "depth"
-"""``residual_init_scale`` of 1/√(2·layers), as in GPT-2."""
-START = ("initializer", "embedding_range", "embedding_multiplier", "residual_init_scale", "head_norm_init")
-"""Fields of a start. The multiplier is part of what a model computes; the others say only how its parameters begin."""
+"""Stands for a ``residual_init_scale`` of 1/√(2·layers), as in GPT-2."""
+INITIALIZATION = ("initializer", "embedding_range", "embedding_multiplier", "residual_init_scale", "head_norm_init")
+"""Fields of the initialization. The multiplier is also part of the forward pass; the others only set initial values."""
 
 
-def check_start(config: Any, *, has_head_norm: bool) -> None:
+def check_initialization(config: Any, *, has_head_norm: bool) -> None:
     """
     Raises:
-        InputError: a value out of range, or a field that this model has no use for; it names the field.
+        InputError: a value is out of range, or this model does not use the field; the message names it.
     """
     if config.initializer not in INITIALIZERS:
         known = " or ".join(INITIALIZERS)
@@ -47,19 +47,19 @@ def check_start(config: Any, *, has_head_norm: bool) -> None:
 
 
 def default_multiplier(initializer: str, hidden_size: int) -> float:
-    """Of the embeddings, so that the residual stream begins at RMS 1 where they are N(0, 1/hidden_size)."""
+    """Default multiplier of the embeddings; with N(0, 1/hidden_size), the residual stream starts at RMS 1."""
     return hidden_size**0.5 if initializer == "fan_in" else 1.0
 
 
 def embedding_std(config: Any) -> float:
-    """Standard deviation of the first embeddings."""
+    """Standard deviation of the initial embeddings."""
     if config.embedding_range is not None:
         return float(config.embedding_range)
     return float(config.hidden_size**-0.5 if config.initializer == "fan_in" else config.initializer_range)
 
 
-def linear_spread(config: Any, layer: nn.Linear) -> tuple[str, float]:
-    """Shape and size of a linear layer's first weights: ("normal", standard deviation) or ("uniform", bound).
+def linear_distribution(config: Any, layer: nn.Linear) -> tuple[str, float]:
+    """Distribution and scale of a linear layer's initial weights: ("normal", standard deviation) or ("uniform", bound).
 
     Marked layers are scaled by ``residual_init_scale``.
     """

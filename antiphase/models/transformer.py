@@ -24,7 +24,7 @@ from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.model_card import write_model_card
 from antiphase.models.pretrained import AttendingPreTrainedModel
-from antiphase.models.start import embedding_std, linear_spread
+from antiphase.models.start import embedding_std, linear_distribution
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -46,7 +46,7 @@ class Block(GradientCheckpointingLayer):
 
 
 class AntiphasePreTrainedModel(AttendingPreTrainedModel):
-    """Weights, loading and saving common to the models with a head."""
+    """Weights, loading and saving, common to all models of the decoder."""
 
     config: AntiphaseConfig
     config_class = AntiphaseConfig
@@ -58,11 +58,11 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Matrices as ``initializer`` says (``start.py``), λ vectors N(0, 0.1²) (2410.05258, section 2.1)."""
+        """Initialize matrices by ``initializer`` (``start.py``), λ vectors from N(0, 0.1²) (2410.05258, 2.1)."""
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=embedding_std(self.config))
         elif isinstance(module, nn.Linear):
-            shape, size = linear_spread(self.config, module)
+            shape, size = linear_distribution(self.config, module)
             if shape == "uniform":
                 nn.init.uniform_(module.weight, -size, size)
             else:
@@ -71,7 +71,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
             super()._init_weights(module)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Hugging Face's ``save_pretrained``, and a model card where the folder has none."""
+        """Hugging Face's ``save_pretrained``, plus a model card if the folder has none."""
         super().save_pretrained(save_directory, **kwargs)
         write_model_card(self, Path(save_directory))
 
@@ -102,14 +102,15 @@ class AntiphaseModel(AntiphasePreTrainedModel):
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, N, hidden) of token ids (B, N) or embeddings (B, N, hidden).
 
-        Both are multiplied by ``config.embedding_multiplier``, so that ``inputs_embeds=embed_tokens(input_ids)`` gives
-        what ``input_ids`` gives.
+        Both are multiplied by ``config.embedding_multiplier``, so ``inputs_embeds=embed_tokens(input_ids)`` is
+        equivalent to ``input_ids``.
 
-        ``attention_mask`` is (B, M) with 1 at real tokens, a mask of four dimensions as it stands, or one of those for
-        each of ``config.layer_types``.
+        ``attention_mask`` is (B, M) with 1 at real tokens, a 4-D mask that is used unchanged, or a dict with one 4-D
+        mask for each of ``config.layer_types``.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``; more tokens than the model's positions.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, or there are more tokens than
+                positions.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
@@ -120,7 +121,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         masks = attention_mask
-        if not isinstance(masks, dict):  # generate makes them itself for caches of fixed length
+        if not isinstance(masks, dict):  # generate passes a dict of masks for caches of fixed length
             masks = {
                 kind: MASKS[kind](
                     config=self.config,
@@ -132,7 +133,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 for kind in dict.fromkeys(self.config.layer_types)
             }
         if use_cache and past_key_values is None:
-            # After the masks: create_causal_mask looks for packed sequences only where there is no cache.
+            # After the masks, because create_causal_mask looks for packed sequences only if there is no cache.
             past_key_values = DynamicCache(config=self.config)
         hidden_states = inputs_embeds
         if self.config.embedding_multiplier != 1.0:
@@ -158,7 +159,12 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
 
 class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
-    """The decoder with a language-model head."""
+    """The decoder with a language-model head.
+
+    Example:
+        >>> output = model(input_ids, labels=input_ids)  # logits (B, N, vocabulary), mean loss in nats
+        >>> model.generate(input_ids, max_new_tokens=8)
+    """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -182,9 +188,9 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are the token ids themselves (the shift happens here); -100 is not predicted.
+        ``labels`` are unshifted token ids; positions with -100 are ignored.
         """
         outputs = self.model(
             input_ids=input_ids,

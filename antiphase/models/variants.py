@@ -1,4 +1,4 @@
-"""Which attention layer the fields of a configuration ask for, and what departs in it from the published form."""
+"""The attention layer that the fields of a configuration select, and its departures from the published form."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.registry import LAYERS, variant_fields
 
-BY_CALLER = ("is_causal", "bias", "context_size", "attention")
-"""Options of a layer that its model gives, whatever the configuration has under these names."""
+SET_BY_MODEL = ("is_causal", "bias", "context_size", "attention")
+"""Options of a layer that its model sets, independent of configuration fields with these names."""
 
 
 def own_fields(config: Any) -> list[str]:
@@ -20,7 +20,7 @@ def own_fields(config: Any) -> list[str]:
 
 
 def option(config: Any, name: str) -> Any:
-    """What a configuration asks for in a field, the published form where it says nothing or has no such field."""
+    """The value of a field in a configuration, or that of the published form if the field is None or missing."""
     given = getattr(config, name, None)
     return _published(config).get(name) if given is None else given
 
@@ -30,9 +30,9 @@ def _published(config: Any) -> dict[str, Any]:
 
 
 def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
-    """Arguments of one layer. Its λ vectors stay zero until ``_init_weights`` or ``initialize`` draw all weights."""
+    """Arguments of one layer. Its λ vectors stay zero until ``_init_weights`` or ``initialize`` draws all weights."""
     kind = LAYERS[config.attention_type]
-    options = [name for name in kind.options() if name not in BY_CALLER]
+    options = [name for name in kind.options() if name not in SET_BY_MODEL]
     is_sliding = config.layer_types[layer_idx] == "sliding_attention"
     found = {"layer_idx": layer_idx, "sliding_window": config.sliding_window if is_sliding else None}
     if "initialize" in options:
@@ -46,11 +46,11 @@ def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
 def check_layers(config: Any, **given: Any) -> None:
     """
     Args:
-        given: in the place of fields of the configuration.
+        given: values that replace fields of the configuration.
 
     Raises:
-        InputError: an unknown ``attention_type``, a field that it has no use for, or a value that does not fit; the
-            field is named.
+        InputError: ``attention_type`` is unknown, it does not use a given field, or a value is invalid; the message
+            names the field.
     """
     kind = config.attention_type
     if not isinstance(kind, str) or kind not in LAYERS:

@@ -1,1 +1,1 @@
-"""Differential attention operators: the contract in ``api``, the specification in ``reference``, speed elsewhere."""
+"""Differential attention: the public function in ``api``, the specification in ``reference``, fast implementations."""

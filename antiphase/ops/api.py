@@ -1,4 +1,4 @@
-"""``differential_attention``: the contract. Validation, autocast and the explicit choice of an implementation."""
+"""``differential_attention``, the public operator: validation, autocast and the choice of an implementation."""
 
 from __future__ import annotations
 
@@ -80,38 +80,44 @@ def differential_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The difference of two softmax attentions: ``(softmax(Q1 K1ᵀ s) - λ softmax(Q2 K2ᵀ s)) V``.
 
-    Ye et al., Differential Transformer, arXiv 2410.05258, section 2.1, equation 1; with a shared key, the second
-    version of January 2026. Statistics are fp32 (fp64 for fp64 input); on processors
-    that multiply bf16, maps of bf16 input are bf16 between the products. A query that sees no key gives zeros.
+    Ye et al., Differential Transformer, arXiv 2410.05258, section 2.1, equation 1; keys shared by both maps are those
+    of Differential Transformer V2 (Microsoft, January 2026). Softmax statistics are fp32 (fp64 for fp64 input); on
+    processors with bf16 instructions, the maps of bf16 input are kept in bf16. A query that sees no key gives zeros.
+
+    Example:
+        >>> query, key = torch.randn(1, 8, 16, 32), torch.randn(1, 8, 16, 32)  # 4 heads, 2 maps each
+        >>> value = torch.randn(1, 4, 16, 64)
+        >>> antiphase.differential_attention(query, key, value, 0.2, is_causal=True).shape
+        torch.Size([1, 4, 16, 64])
 
     Args:
         query: (B, 2H, N, d), floating point; maps 2i and 2i+1 belong to head i.
-        key: (B, 2Hkv, M, d), two keys a value head (V1), or (B, Hkv, M, d), shared by both maps (V2). Head i reads
+        key: (B, 2Hkv, M, d), two keys per value head (V1), or (B, Hkv, M, d), shared by both maps (V2). Head i reads
             value head g = i // (H / Hkv) and keys 2g, 2g+1 (V1) or g (V2).
         value: (B, Hkv, M, dv), any dv.
-        lam: λ, a number, a 0-d tensor, or a tensor of 2 or 3 dimensions that broadcasts to (B, H, N): per head is
-            (H, 1). A 1-D tensor is refused.
-        attn_mask: boolean, True = may attend, broadcastable to (B, H, N, M); for padding (B, 1, 1, M).
+        lam: λ: a number, a 0-d tensor, or a 2-D or 3-D tensor that broadcasts to (B, H, N). Use (H, 1) for one λ per
+            head; a 1-D tensor is refused.
+        attn_mask: boolean, True = may attend, broadcastable to (B, H, N, M); a padding mask is (B, 1, 1, M).
         is_causal: aligns the last query with the last key (unlike ``scaled_dot_product_attention``, which aligns the
             first) and combines with ``attn_mask``.
-        sliding_window: w ≥ 1: key j is seen by query i if 0 <= i - j < w, the last query standing at the last key.
-        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), starting at 0: sequences lie end to end along N and M and
-            do not see each other; B = 1. Both or neither; not with ``attn_mask``. Read on the host: it waits for a GPU
-            and breaks a compiled graph.
-        scale: factor of the scores; None: 1/√d.
-        impl: "reference" (eager, the specification), "native" (compiled for processors: fp32, bf16, fp64),
-            "blockwise" (PyTorch's own products on any device; linear memory, hand-written backward), "triton"
-            (fused kernels for CUDA devices, d to 128 and dv to 256, half precision or fp32; equal to the reference
-            under Triton's interpreter, not yet run on a GPU, so never chosen by itself) or "auto": native where it is
-            built and serves the call, else blockwise, but for a few queries plain products, which read keys and values
-            once. The choice follows from the build, dtype, device and sizes alone.
+        sliding_window: w ≥ 1: query i sees key j if 0 <= i - j < w, with the last query aligned with the last key.
+        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), cumulative lengths starting at 0, for sequences packed along
+            N and M that do not see each other; requires B = 1. Give both or neither, and no ``attn_mask``. They are
+            read on the host, which synchronizes with a GPU and breaks a compiled graph.
+        scale: factor of the scores; None means 1/√d.
+        impl: "reference" (eager, the specification), "native" (compiled CPU kernels: fp32, bf16, fp64), "blockwise"
+            (PyTorch's own products on any device; linear memory, hand-written backward), "triton" (fused kernels for
+            CUDA devices, d up to 128 and dv up to 256, half precision or fp32; tested against the reference under
+            Triton's interpreter, not yet run on a GPU, so "auto" never chooses it) or "auto" (native if it is built and
+            supports the call; else plain matrix products for a few queries, and blockwise for more). "auto" depends
+            only on the build, dtype, device and sizes.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:
-        (B, H, N, dv) in the input's dtype, or that and the weights in fp32 (fp64).
+        (B, H, N, dv) in the input's dtype, and with ``return_weights`` the weights in fp32 (fp64) as well.
 
     Raises:
-        ValueError: shapes, dtypes, devices or options that do not fit, with what was expected and what came.
+        ValueError: a shape, dtype, device or option is wrong; the message gives what was expected and what was given.
     """
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl must be one of {', '.join(IMPLEMENTATIONS)}, got {impl!r}")
@@ -119,9 +125,9 @@ def differential_attention(
         raise ValueError(
             f'return_weights needs impl="reference": the {impl} implementation never forms the complete map'
         )
-    query, key, value = _as_autocast_says(query, key, value)
+    query, key, value = _autocast(query, key, value)
     shapes = check_tensors(query, key, value)
-    # not every caller checks types
+    # callers without type checking may pass a float or a bool
     if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
         raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
     if sliding_window is not None:
@@ -129,7 +135,7 @@ def differential_attention(
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    chosen = "reference" if return_weights else _native_or(impl, query, scale)
+    chosen = "reference" if return_weights else _resolve_impl(impl, query, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
@@ -164,8 +170,8 @@ def differential_attention(
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 
-def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """In autocast's dtype where it is on; fp64 stays, as it does everywhere in autocast."""
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast to autocast's dtype if it is enabled; fp64 stays, as everywhere in autocast."""
     kind = tensors[0].device.type
     if kind == "meta" or not torch.is_autocast_enabled(kind):
         return tensors
@@ -173,11 +179,11 @@ def _as_autocast_says(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
 
 
-def _native_or(impl: str, query: Tensor, scale: float) -> str:
-    """ "native" for ``auto`` where it serves such a call; any other choice as it is.
+def _resolve_impl(impl: str, query: Tensor, scale: float) -> str:
+    """Resolve "auto" to "native" if the kernels support the call; return any other choice unchanged.
 
     Raises:
-        ValueError: an explicit choice of the native kernels that do not serve it, with what would.
+        ValueError: "native" was chosen explicitly but does not support the call; the message names an alternative.
     """
     if impl not in ("auto", "native"):
         return impl
@@ -200,13 +206,13 @@ def _native_attention(
     scale: float,
     edges: Sequence[Tensor | None] = (None, None),
 ) -> Tensor:
-    """Shapes as in ``native.operators.attend``: lam None is softmax attention."""
+    """Shapes as in ``native.operators.attend``; lam None means softmax attention."""
     tensors = [query, key, value] if lam is None else [query, key, value, lam]
-    if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # addresses mean nothing here
+    if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # the kernels need CPU addresses
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
         raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
     _refuse_transforms("native", *tensors)
-    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the opposite
+    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the negated values
         query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
         lam = others[0] if others else None
     if sliding_window is not None:
@@ -231,16 +237,16 @@ def native_softmax_attention(
     sliding_window: int | None,
     scale: float | None,
 ) -> Tensor | None:
-    """Softmax attention on the native kernels, (B, H, N, dv); None where they do not serve the call.
+    """Softmax attention on the native kernels, (B, H, N, dv); None if they do not support the call.
 
     Args:
         query: (B, H, N, d).
         key, value: (B, Hkv, M, d) and (B, Hkv, M, dv).
         mask: boolean, broadcastable to (B, H, N, M), True = may attend.
-        is_causal: the last query stands at the last key.
+        is_causal: the last query is aligned with the last key.
         sliding_window, scale: as in ``differential_attention``.
     """
-    query, key, value = _as_autocast_says(query, key, value)
+    query, key, value = _autocast(query, key, value)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
@@ -283,10 +289,10 @@ def _triton_attention(
 
 
 def _kernels(query: Tensor, value_width: int) -> ModuleType:
-    """The module that launches the kernels.
+    """The module that launches the Triton kernels.
 
     Raises:
-        ValueError: Triton is missing, or the kernels do not cover such tensors; with what would work.
+        ValueError: Triton is missing, or the kernels do not support such tensors; the message names an alternative.
     """
     if not HAS_TRITON:
         raise ValueError(NO_TRITON)
@@ -299,16 +305,16 @@ def _kernels(query: Tensor, value_width: int) -> ModuleType:
 
 
 def why_no_kernels(device: torch.device) -> str | None:
-    """Why ``impl="triton"`` does not run on a device, and what would work; None: it does."""
+    """Why ``impl="triton"`` does not run on a device, and what would work; None if it does."""
     if not HAS_TRITON:
         return NO_TRITON
     from antiphase.ops.triton import launch
 
-    return launch.why_not_here(device)
+    return launch.why_not_on(device)
 
 
 def _differentiates(*tensors: Tensor) -> bool:
-    """Whether autograd would go through a call with these tensors."""
+    """Whether autograd would record a call with these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
@@ -325,13 +331,13 @@ def attend_cached(
     scale: float,
     impl: str,
 ) -> Tensor | None:
-    """Attention with keys and values as a cache holds them: by the native kernels, else for few queries.
+    """Attention over keys and values in the layout of a cache: by the native kernels, else by ``attend_few``.
 
-    Arguments and result as in ``decoding.attend_few``; None where ``differential_attention`` is the way, and for the
-    kernels of GPUs, which have no derivatives here, where there are to be some.
+    Arguments and result as in ``decoding.attend_few``. None if the caller should use ``differential_attention``, and
+    for the Triton kernels if gradients are needed, which these do not have.
     """
-    query, key, value = _as_autocast_says(query, key, value)
-    chosen = _native_or(impl, query, scale)
+    query, key, value = _autocast(query, key, value)
+    chosen = _resolve_impl(impl, query, scale)
     if chosen == "native":
         if lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
@@ -357,10 +363,10 @@ def attend_cached(
 
 
 def _refuse_transforms(name: str, *tensors: Tensor) -> None:
-    """A custom operator would drop tangents in silence, and torch.func's derivatives end in words about PyTorch.
+    """Custom operators silently drop tangents, and under torch.func they fail with errors about PyTorch's internals.
 
     Raises:
-        ValueError: ``_transforms`` finds some.
+        ValueError: one of these transforms is active.
     """
     found = _transforms(*tensors)
     if found is not None:
@@ -368,7 +374,7 @@ def _refuse_transforms(name: str, *tensors: Tensor) -> None:
 
 
 def _transforms(*tensors: Tensor) -> str | None:
-    """Which derivatives beside plain autograd are asked for."""
+    """Which transforms other than plain autograd are active; None if there are none."""
     if torch.compiler.is_compiling():
         return None
     if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
@@ -391,7 +397,7 @@ def _packed_attention(
     scale: float,
     impl: str,
 ) -> Tensor:
-    """Sequences end to end in one row (B = 1): one call for each, so that none sees another."""
+    """Sequences packed into one row (B = 1): one call per sequence, so that none sees another."""
     query_edges = _check_edges("cu_seqlens_q", cu_seqlens_q, query)
     key_edges = _check_edges("cu_seqlens_k", cu_seqlens_k, key)
     if len(query_edges) != len(key_edges):
@@ -405,7 +411,7 @@ def _packed_attention(
         return _native_attention(
             query, key, value, lam, None, groups=value.shape[1],
             is_causal=is_causal, sliding_window=sliding_window, scale=scale,
-            edges=[torch.tensor(edges, dtype=torch.int32) for edges in (query_edges, key_edges)],  # nobody else's
+            edges=[torch.tensor(edges, dtype=torch.int32) for edges in (query_edges, key_edges)],  # owned by this call
         )  # fmt: skip
     if impl == "triton":
         longest_query, longest_key = (

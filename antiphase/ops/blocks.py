@@ -1,14 +1,14 @@
 """Softmax maps block by block: some queries against all the keys they see, in buffers that the next block overwrites.
 
-What needs complete rows (the difference of two maps, sums over columns) is computed while a block is in its buffers, so
-that memory stays linear in the number of keys.
+Whatever needs complete rows (the difference of two maps, sums over columns) is computed while a block is in its
+buffers, so memory stays linear in the number of keys.
 
 Each call takes several heads together, one map at a time. PyTorch then gives every thread the same heads in the batched
 product, the softmax and the later steps, so that scores stay in the cache of the core that computed them.
 
-Legend: B batch, G key groups (heads of the values), R query heads of a group, S maps of a head (2 in differential
-attention, else 1), K keys of a group (S, or 1 where all maps share one), N queries, M keys, d, dv widths; U pairs
-of batch row and group in a work item, n queries of a block, m keys that a block sees.
+Legend: B batch, G key groups (value heads), R query heads per group, S maps per head (2 in differential attention, else
+1), K keys per group (S, or 1 if all maps share one), N queries, M keys, d, dv widths; U pairs of batch row and group in
+a work item, n queries in a block, m keys that a block sees.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from torch import Tensor
 from antiphase.ops.shapes import product_dtype, statistics_dtype
 
 QUERY_ROWS = 128
-"""Rows of scores (queries times heads that share a key) in one block; twice as many beyond ``FEW_KEYS`` keys."""
+"""Rows of scores (queries times heads that share a key) in one block; doubled beyond ``FEW_KEYS`` keys."""
 FEW_KEYS = 2048
-"""Beyond this number of keys a larger block saves more in sums over blocks than it wastes above the diagonal."""
+"""Beyond this number of keys, a larger block saves more in sums over blocks than it wastes above the diagonal."""
 SCORES_IN_CACHE = 1 << 21
-"""Largest number of scores of one map in a work item of several pairs: 8 MiB in fp32, so that both maps stay in the
-last-level cache. An item of one pair may have more."""
+"""Largest number of scores per map in a work item of several pairs: 8 MiB in fp32, so that both maps stay in the
+last-level cache. An item of a single pair may have more.
+"""
 
 
-def shaped(buffer: Tensor, *shape: int) -> Tensor:
-    """The first numbers of a flat buffer, in this shape."""
+def view_as(buffer: Tensor, *shape: int) -> Tensor:
+    """The beginning of a flat buffer, in this shape."""
     return buffer[: math.prod(shape)].view(shape)
 
 
@@ -53,8 +54,8 @@ class BlockLayout:
     ) -> None:
         """Query (B, G, R, S, N, d), key (B, G, K, M, d), value (B, G, M, dv), mask (1|B, 1|G R, 1|N, M).
 
-        ``value`` None where only the maps are wanted. ``sliding_window`` 0 means none; with one, attention is causal.
-        ``products``: dtype of products and maps, None: the fastest for the query's.
+        ``value`` is None if only the maps are needed. ``sliding_window`` 0 means no window; a window implies causality.
+        ``products`` is the dtype of products and maps; None means the fastest for the query's dtype.
         """
         self.batch, self.all_groups, self.repeats, self.streams, queries, _ = query.shape
         self.key_maps, self.keys_length = key.shape[2:4]
@@ -70,7 +71,7 @@ class BlockLayout:
         rows = QUERY_ROWS if self.keys_length <= FEW_KEYS else 2 * QUERY_ROWS
         length = max(1, min(queries, rows // self.repeats))
         self.most_rows = length * self.repeats
-        offset = self.keys_length - queries  # the last query is at the position of the last key
+        offset = self.keys_length - queries  # the last query is aligned with the last key
         is_causal = is_causal or sliding_window > 0
         self.edges: dict[tuple[int, int, int, bool], Edge] = {}
         self.blocks = [
@@ -90,7 +91,7 @@ class BlockLayout:
         return tensor.unflatten(1, (self.all_groups, self.repeats))
 
     def row_buffer(self, name: str, width: int, dtype: torch.dtype | None = None) -> Tensor:
-        """A buffer of ``width`` numbers for each row of the largest block; dtype None: that of products."""
+        """A buffer of ``width`` numbers for each row of the largest block; dtype None means that of products."""
         return self._buffer(name, self.most_pairs * self.most_rows * width, dtype or self.products)
 
     def key_buffer(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
@@ -103,15 +104,15 @@ class BlockLayout:
         return self.buffers[name]
 
     def contiguous_rows(self, name: str, tensor: Tensor) -> Tensor:
-        """(b, g, M, w) as (U, M, w), copied only where products need another dtype or order."""
+        """(b, g, M, w) as (U, M, w), copied only if products need another dtype or memory order."""
         pairs = tensor.flatten(0, 1)
         if pairs.dtype == self.products and pairs.stride(1) == pairs.shape[2] and tensor.stride(3) == 1:
             return pairs
         buffer = self.key_buffer(name, tensor.shape[3], self.products)
-        return shaped(buffer, *pairs.shape).copy_(pairs)
+        return view_as(buffer, *pairs.shape).copy_(pairs)
 
     def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> Block:
-        position = start + offset  # of the first query among the keys
+        position = start + offset  # of the first query, counted in keys
         last = min(self.keys_length, stop + offset) if is_causal else self.keys_length
         first = max(0, position - window + 1) if window else 0
         if last <= first:
@@ -126,7 +127,7 @@ class BlockLayout:
         return Block(slice(start, stop), slice(first, last), after, before)
 
     def _edge(self, rows: int, columns: int, first: int, *, hides_after: bool) -> Edge:
-        """What is hidden of (rows, columns): column ≥ ``first`` + row, or column < ``first`` + row."""
+        """The hidden entries of (rows, columns): column ≥ ``first`` + row, or column < ``first`` + row."""
         name = (rows, columns, first, hides_after)
         if name not in self.edges:
             ones = torch.ones(rows, columns, dtype=torch.bool, device=self.device)
@@ -137,7 +138,7 @@ class BlockLayout:
         return self.edges[name]
 
     def work_items(self) -> Iterator[WorkItem]:
-        """As many pairs of batch row and key group at a time as keep the scores of a block in cache."""
+        """As many pairs of batch row and key group at a time as fit their scores of a block in the cache."""
         pairs, groups = self.most_pairs, self.all_groups
         if pairs >= groups:
             step = pairs // groups
@@ -163,8 +164,8 @@ class Edge:
     def hide(self, scores: Tensor) -> None:
         """Write -inf into the hidden part of scores (..., rows, columns), whatever their values.
 
-        Two passes over few columns: the first replaces NaN and infinities, which a minimum would keep, by zeros. Both
-        are vectorised, and ``masked_fill_`` with a broadcast mask is not.
+        This takes two passes over few columns; the first replaces NaN and infinities, which a minimum would keep, by
+        zeros. Both are vectorised, unlike ``masked_fill_`` with a broadcast mask.
         """
         for matrix in scores.view(-1, *scores.shape[-2:]):  # a batch of matrices would be copied, not changed in place
             if self.hides_after:
@@ -176,7 +177,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Block:
-    """Which queries, the keys that any of them can see, and what the edges hide from some of them."""
+    """Some queries, the keys that any of them can see, and the edges that hide keys from some of them."""
 
     queries: slice
     keys: slice
@@ -184,7 +185,7 @@ class Block:
     before: Edge | None  # the first keys, outside the window of the last queries
 
     @property
-    def is_blind(self) -> bool:
+    def sees_no_key(self) -> bool:
         return self.keys.stop == self.keys.start
 
 
@@ -206,8 +207,8 @@ class WorkItem:
             mask = mask[batches] if mask.shape[0] > 1 else mask
             mask = mask[:, groups] if mask.shape[1] > 1 else mask
         self.mask = mask  # (1|b, 1|g, 1|R, 1|N, M)
-        self.hidden = slice(0, layout.keys_length)  # the range of keys that the mask hides from any query
-        if mask is not None and mask.shape[3] == 1:  # padding is at an end: most blocks have none
+        self.hidden = slice(0, layout.keys_length)  # the range of keys that the mask hides from some query
+        if mask is not None and mask.shape[3] == 1:  # padding is at an end, so most blocks have none
             columns = (~mask).flatten(0, 3).any(0).nonzero()[:, 0]
             self.hidden = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
@@ -223,10 +224,10 @@ class WorkItem:
         return part.reshape(batches * groups * repeats, 1, -1)
 
     def scores(self, index: int, block: Block) -> Tensor:
-        """Scaled scores (U, R n, m) of one map, -inf where a query may not attend, in the layout's buffer."""
+        """Scaled scores (U, R n, m) of one map in the layout's buffer; -inf where a query may not attend."""
         rows = self.rows(index, block)
         keys = self.keys[index % self.layout.key_maps][:, block.keys]
-        scores = shaped(self.layout.scores[index], *rows.shape[:2], keys.shape[1])
+        scores = view_as(self.layout.scores[index], *rows.shape[:2], keys.shape[1])
         scores.baddbmm_(rows, keys.transpose(1, 2), beta=0, alpha=self.layout.scale)
         self._hide(scores, block)
         return scores

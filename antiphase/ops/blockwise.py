@@ -1,11 +1,11 @@
-"""Subtract first: differential attention over blocks of queries, memory linear in the number of keys.
+"""Differential attention over blocks of queries, with memory linear in the number of keys.
 
-A block of queries is multiplied by all its keys at once, so both softmaxes are complete before the values are read; the
-two maps are subtracted in place and multiplied by V once. That costs 4d multiply-adds for each pair of query and key,
-as much as softmax attention of equal size; two ordinary attention calls cost 6d. The backward pass recomputes the
-maps block by block and is written by hand for q, k, v and λ.
+A block of queries is multiplied by all its keys at once, so both softmaxes are complete before the values are read. The
+maps are subtracted in place, and the difference is multiplied by V once. That costs 4d multiply-adds per query-key
+pair, the same as softmax attention of equal size; two ordinary attention calls cost 6d. The hand-written backward pass
+for q, k, v and λ recomputes the maps block by block.
 
-Legend as in ``blocks``, with S = 2 maps a head.
+Legend as in ``blocks``, with S = 2 maps per head.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
 from antiphase.ops.shapes import check_tensors
 
 
@@ -29,8 +29,8 @@ def attend(
 ) -> Tensor:
     """Output (B, H, N, dv), stored as (B, N, H, dv) so that the layer's reshape costs nothing.
 
-    ``lam`` (1|B, 1|H, 1|N) in the statistics dtype and ``mask`` (1|B, 1|H, 1|N, M) come checked from ``shapes``;
-    ``sliding_window`` 0 means none. Statistics and accumulation are fp32 (fp64 for fp64).
+    ``lam`` (1|B, 1|H, 1|N) in the statistics dtype and ``mask`` (1|B, 1|H, 1|N, M) have been checked by ``shapes``;
+    ``sliding_window`` 0 means no window. Statistics and accumulation are fp32 (fp64 for fp64).
     """
     layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
     lambdas = _Lambdas(layout, lam)
@@ -41,12 +41,12 @@ def attend(
         item_out = grouped_out[item.batches, item.groups]
         for block in layout.blocks:
             rows = item_out[:, :, :, block.queries]  # (b, g, R, n, dv)
-            if block.is_blind:
+            if block.sees_no_key:
                 rows.zero_()
                 continue
             first, second = item.maps(block)
             difference = _subtract(first, second, lambdas.column(item, block), out=first)
-            product = shaped(result, *first.shape[:2], layout.value_width)
+            product = view_as(result, *first.shape[:2], layout.value_width)
             rows.copy_(torch.bmm(difference, item.values[:, block.keys], out=product).view(rows.shape))
     return out
 
@@ -86,9 +86,9 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and lam, in their shapes and dtypes, for the cotangent ``grad`` (B, H, N, dv).
 
-    With P1, P2 the maps and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP));
-    dS2 = -λ P2∘(dP - rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). The factor -λ of the second map is applied to rows of
-    width d, never to rows of scores. dK and dV are accumulated transposed, (d, M), because that product is faster.
+    With the maps P1, P2 and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP)); dS2 = -λ P2∘(dP -
+    rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). The factor -λ of the second map is applied to rows of width d, never to rows of
+    scores. dK and dV are accumulated transposed, (d, M), because that product is faster.
     """
     layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
     lambdas = _Lambdas(layout, lam)
@@ -107,10 +107,10 @@ def attend_backward(
     def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
         """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
         shape = len(rows), rows.shape[-1], scores.shape[-1]
-        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=shaped(step_buffer, *shape))
+        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=view_as(step_buffer, *shape))
         if is_rounded:
             buffer = layout.key_buffer("step in full", max(width, value_width), layout.dtype)
-            product = shaped(buffer, *shape).copy_(product)
+            product = view_as(buffer, *shape).copy_(product)
         total[:, :, keys].add_(product)
 
     for item in layout.work_items():
@@ -118,17 +118,19 @@ def attend_backward(
         here = item.batches, item.groups
         item_grad = grouped_grad[here].to(layout.products)
         key_sums = [
-            shaped(layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length).zero_()
+            view_as(
+                layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length
+            ).zero_()
             for index in range(layout.key_maps)
         ]
         buffer = layout.key_buffer("value sum", value_width, layout.dtype)
-        value_sum = shaped(buffer, count, value_width, layout.keys_length).zero_()
+        value_sum = view_as(buffer, count, value_width, layout.keys_length).zero_()
         for block in layout.blocks:
-            if block.is_blind:
+            if block.sees_no_key:
                 grouped_queries[here][..., block.queries, :] = 0
                 continue
             maps, unrounded = _maps_and_unrounded(layout, item, block) if is_rounded else (item.maps(block), None)
-            third = shaped(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
+            third = view_as(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
             lam_column = lambdas.column(item, block)
             cotangent = item_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
             _subtract(maps[0], maps[1], lam_column, out=third)
@@ -138,8 +140,8 @@ def attend_backward(
                 if index == 1:
                     if unrounded is not None:
                         buffer = layout.row_buffer("third in full", layout.widest, layout.dtype)
-                        dots = shaped(buffer, *third.shape).copy_(third).mul_(unrounded)
-                    else:  # the first map is no longer needed: its buffer takes P2∘dP
+                        dots = view_as(buffer, *third.shape).copy_(third).mul_(unrounded)
+                    else:  # the first map is no longer needed: its buffer holds P2∘dP
                         dots = torch.mul(scores, third, out=maps[0])
                     second_mean = dots.sum(-1)  # (U, R n)
                     lambdas.subtract(grad_lam, item, block, second_mean)
@@ -216,8 +218,8 @@ def _layout(
 def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Tensor:
     """P1 - λ P2 in the dtype of the maps, for λ in the statistics dtype.
 
-    In half precision λ is split into two parts: where both maps agree, as in the first row of a causal sequence, the
-    result is 1 - λ, and the rounding error of λ would be a large part of it.
+    In half precision λ is split into two parts. Where both maps agree, as in the first row of a causal sequence, the
+    result is (1 - λ) P1, and the rounding error of λ would be a large part of it.
     """
     rounded = lam.to(first.dtype)
     torch.addcmul(first, second, rounded, value=-1, out=out)
@@ -229,12 +231,12 @@ def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Ten
 def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: Block) -> tuple[list[Tensor], Tensor]:
     """Both maps in the dtype of products, and the second one in the statistics dtype too.
 
-    Where each token has its own λ, dλ has no other sum in which rounding errors average out.
+    If each token has its own λ, dλ is not summed over queries, so rounding errors would not average out.
     """
     first = item.softmax(item.scores(0, block))
     scores = item.scores(1, block)
     buffer = layout.row_buffer("unrounded", layout.widest, layout.dtype)
-    unrounded = item.softmax(shaped(buffer, *scores.shape).copy_(scores))
+    unrounded = item.softmax(view_as(buffer, *scores.shape).copy_(scores))
     return [first, scores.copy_(unrounded)], unrounded
 
 
@@ -243,7 +245,7 @@ class _Lambdas:
 
     def __init__(self, layout: BlockLayout, lam: Tensor) -> None:
         self.lam = layout.group(lam.expand(layout.batch, layout.all_groups * layout.repeats, -1))  # (B, G, R, 1|N)
-        self.is_shared = lam.shape[-1] == 1  # by the queries of a head
+        self.is_shared = lam.shape[-1] == 1  # by all queries of a head
 
     def column(self, item: WorkItem, block: Block) -> Tensor:
         """λ of each row, (U, R n, 1)."""
@@ -255,7 +257,7 @@ class _Lambdas:
         return rows.reshape(item.count, -1, 1)
 
     def subtract(self, total: Tensor, item: WorkItem, block: Block, rows: Tensor) -> None:
-        """Subtract row values (U, R n) from total (B, G, R, 1|N), summed over the queries where they share a λ."""
+        """Subtract row values (U, R n) from total (B, G, R, 1|N); summed over the queries if they share a λ."""
         here = total[item.batches, item.groups]
         grouped = rows.view(*here.shape[:3], -1)
         if self.is_shared:

@@ -1,7 +1,7 @@
-"""A few queries against many keys: a decoding step, whose time is that of reading the cache.
+"""Attention of a few queries over many keys, as in a decoding step, whose time is that of reading the cache.
 
-Keys and values are read once each, and as the cache holds them. In V1 values come in halves there, heads 2i and 2i+1
-the two halves of value head i; joining them first would cost as much again as the step itself.
+Keys and values are read once each, in the layout of the cache. There, V1 values are stored as halves: heads 2i and 2i+1
+are the two halves of value head i. Joining them first would double the time of the step.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from torch import Tensor
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
 FEW_ROWS, FEW_ROWS_OF_KERNELS = 16, 32
-"""Queries times heads that share a value: with so few rows the scores are small beside keys and values. The GPU kernels
-take more of them, for values to width 128."""
+"""Number of queries times the heads that share a value head, at most: with so few rows, the scores are small compared
+with keys and values. The GPU kernels take more rows, for values of width up to 128.
+"""
 
 
 def is_few(
     query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS, *, maps: int = 2
 ) -> bool:
-    """Whether ``attend_few`` is the right way for query (B, maps · H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M).
+    """Whether to use ``attend_few`` for query (B, maps · H, N, d), key (B, ·, M, d), mask (1|B, 1|H, 1|N, M).
 
-    ``maps`` of a head are 2, and 1 in softmax attention.
+    ``maps`` per head: 2, or 1 in softmax attention.
     """
     rows = query.shape[2] * (query.shape[1] // maps // groups)
     has_all = query.shape[0] > 0 and rows > 0 and key.shape[2] > 0
@@ -33,7 +34,7 @@ def is_few(
 def within_window(
     queries: int, key: Tensor, value: Tensor, mask: Tensor | None, sliding_window: int | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Keys (B, ·, M, d), values and mask without the first keys, which the last ``queries`` queries see no more."""
+    """Keys (B, ·, M, d), values and mask without the first keys, which the window hides from the last queries."""
     if sliding_window is None or sliding_window + queries - 1 >= key.shape[2]:
         return key, value, mask
     kept = slice(1 - sliding_window - queries, None)
@@ -54,34 +55,34 @@ def attend_few(
     sliding_window: int | None,
     scale: float,
 ) -> Tensor:
-    """Differential attention of few queries, through plain autograd; the scores are held as a whole.
+    """Differential attention of a few queries, differentiable by plain autograd; all scores are in memory at once.
 
-    Products are taken in the input's dtype, the softmax and the subtraction in fp32 (fp64 for fp64). A row that sees
+    Products are computed in the input's dtype, the softmax and the subtraction in fp32 (fp64 for fp64). A row that sees
     no key gives zeros.
 
     Args:
         query: (B, 2H, N, d).
-        key: (B, 2 · groups, M, d), a key for each map (V1), or (B, groups, M, d), shared by both (V2).
-        value: (B, groups, M, dv), or in halves as in a cache, (B, 2 · groups, M, dv / 2).
+        key: (B, 2 · groups, M, d), one key per map (V1), or (B, groups, M, d), shared by both (V2).
+        value: (B, groups, M, dv), or as halves, as in a cache, (B, 2 · groups, M, dv / 2).
         lam: broadcastable to (B, H, N).
         mask: boolean, broadcastable to (B, 1, N, M), True = may attend.
-        groups: value heads.
+        groups: number of value heads.
 
     Returns:
         (B, H, N, dv) in the query's dtype.
     """
     batch, maps, queries, width = query.shape
     key, value, mask = within_window(queries, key, value, mask, sliding_window)
-    if queries == 1:  # the last key's query: it sees all that the window has left
+    if queries == 1:  # the query of the last key sees every key left in the window
         is_causal, sliding_window = False, None
     keys = key.shape[2]
     key_maps, parts = key.shape[1] // groups, value.shape[1] // groups
     repeats = maps // 2 // groups
     rows = query
-    if repeats > 1:  # (B, G, 2, R, N, d): V1 multiplies each map with a key of its own, V2 both with one
+    if repeats > 1:  # (B, G, 2, R, N, d): in V1 each map has its own key, in V2 both share one
         rows = query.view(batch, groups, repeats, 2, queries, width).transpose(2, 3)
     rows = rows.reshape(batch * groups * key_maps, -1, width)
-    if query.dtype == torch.float16:  # its products overflow above 65,504: a power of two is taken out before, exactly
+    if query.dtype == torch.float16:  # its products overflow above 65,504; dividing by a power of two first is exact
         scale, exponent = math.frexp(scale)
         rows = rows * 2.0**exponent
     scores = torch.bmm(rows, key.reshape(-1, keys, width).transpose(1, 2))

@@ -1,4 +1,4 @@
-"""What a layer does around attention, on the native kernels where they serve it: norms, λ, and a V1 layer's step."""
+"""Operations of a layer around attention, on the native kernels if possible: norms, λ, and a V1 decoding step."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
     """RMSNorm over the last dimension, factor · x / √(mean of x² + eps) · weight (Zhang & Sennrich, 1910.07467, eq. 4).
 
     Args:
-        tensor: (…, width), any floating dtype; it is cast to the weight's first, so autocast does not lower the norm.
+        tensor: (…, width), any floating dtype; it is cast to the weight's dtype first, so autocast does not lower the
+            norm's precision.
         weight: (width,).
         eps: added to the mean of squares.
-        factor: a constant, 1 - λinit for the heads of a V1 layer.
+        factor: a constant; 1 - λinit for the heads of a V1 layer.
 
     Returns:
         (…, width) in the weight's dtype.
@@ -66,13 +67,13 @@ def v1_step(
     eps: float,
     factor: float,
 ) -> Tensor | None:
-    """λ, attention and the norm of heads of a decoding step in one call; None where this call does not apply.
+    """λ, attention and the head norm of a decoding step in one call; None if this path does not apply.
 
-    In a small model, separate calls would take as long as their work.
+    In a small model, the overhead of separate calls would be as large as the computation.
 
     Args:
-        query: (B, 2H, N, d), a few.
-        key, value: (B, 2 · groups, M, d), as the cache holds them.
+        query: (B, 2H, N, d), a few queries.
+        key, value: (B, 2 · groups, M, d), in the layout of the cache.
         vectors, initial: of ``exponential_lambda``.
         weight, eps, factor: of ``rms_norm``, (2d,).
         mask: boolean, broadcastable to (B, 1, N, M), True = may attend.
@@ -100,8 +101,8 @@ def v1_step(
 
 
 def _is_served(*tensors: Tensor) -> bool:
-    """Whether small native operators serve tensors of one dtype: not where a compiler fuses PyTorch's own or a tracer
-    writes them down, nor in forward mode or under torch.func, which need derivatives of another kind.
+    """Whether to use the small native operators for these tensors of one dtype. Not while a compiler can fuse PyTorch's
+    own operators or a tracer records them, nor in forward mode or under torch.func, which need other derivatives.
     """
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False

@@ -1,7 +1,7 @@
-"""Shapes of differential attention, checked once: what every implementation may rely on.
+"""Checks of the shapes of differential attention, made once, on which every implementation relies.
 
-Legend: B batch, H differential heads, Hkv value heads, R = H / Hkv heads a value head, N queries, M keys,
-d width of a query and key, dv width of a value.
+Legend: B batch, H differential heads, Hkv value heads, R = H / Hkv heads per value head, N queries, M keys, d width of
+a query and key, dv width of a value.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of one call. ``key_maps`` is 2 where each map has its own key (V1) and 1 where both share one (V2)."""
+    """Sizes of one call. ``key_maps`` is 2 if each map has its own key (V1) and 1 if both share one (V2)."""
 
     batch: int
     heads: int
@@ -32,26 +32,26 @@ class Shapes:
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Sums over rows and blocks, and λ, are kept in fp32; in fp64 for fp64 input. So are scores and maps, but where
-    ``product_dtype`` is a half one.
+    """The dtype of λ and of sums over rows and blocks: fp32, or fp64 for fp64 input. Scores and maps have it too,
+    unless ``product_dtype`` is a half-precision one.
     """
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype of matrix products and of scores: the input's where the device has instructions for it, else fp32.
+    """The dtype of matrix products and of scores: the input's if the device has instructions for it, else fp32.
 
-    A CPU has none for fp16, and for bf16 only with AVX-512 BF16; without them half precision is slower than fp32.
+    CPUs have none for fp16, and for bf16 only with AVX-512 BF16; without them, half precision is slower than fp32.
     """
     native = tensor.device.type != "cpu" or (tensor.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
     return tensor.dtype if native else statistics_dtype(tensor.dtype)
 
 
 def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
-    """Ranks, dtypes, devices and head counts of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv, M, dv).
+    """Check ranks, dtypes, devices and heads of query (B, 2H, N, d), key (B, 2Hkv or Hkv, M, d), value (B, Hkv, M, dv).
 
     Raises:
-        ValueError: with what was expected and what came.
+        ValueError: one of them is wrong; the message gives what was expected and what was given.
     """
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
@@ -96,10 +96,10 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
 
 
 def check_alike(query: Tensor, key: Tensor, value: Tensor) -> None:
-    """One dtype and one device.
+    """Check that the tensors have one dtype and one device.
 
     Raises:
-        ValueError: with both.
+        ValueError: they do not; the message names them.
     """
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype or tensor.device != query.device:
@@ -113,7 +113,7 @@ def check_lam(lam: float | Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     """λ as a tensor (1|B, 1|H, 1|N) in the statistics dtype.
 
     Raises:
-        ValueError: a 1-D tensor (per head is (H, 1)), a shape that does not broadcast, a number that is not finite.
+        ValueError: λ is a 1-D tensor (one λ per head is (H, 1)), does not broadcast, or is not finite.
     """
     dtype = statistics_dtype(query.dtype)
     if not isinstance(lam, Tensor):
@@ -142,7 +142,7 @@ def check_mask(attn_mask: Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     """A boolean mask, True = may attend, as (1|B, 1|H, 1|N, M).
 
     Raises:
-        ValueError: an additive mask, another device, or a shape that does not broadcast to (B, H, N, M).
+        ValueError: the mask is additive, on another device, or does not broadcast to (B, H, N, M).
     """
     if attn_mask.dtype != torch.bool:
         raise ValueError(
@@ -170,7 +170,7 @@ def four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
 def positions_mask(
     queries: int, keys: int, *, is_causal: bool, sliding_window: int | None, device: torch.device
 ) -> Tensor | None:
-    """The (N, M) mask of causality and window, the last query aligned with the last key; None where all is visible."""
+    """The (N, M) mask of causality and window, the last query aligned with the last key; None if all is visible."""
     if not is_causal and sliding_window is None:
         return None
     distance = torch.arange(queries, device=device)[:, None] + (keys - queries) - torch.arange(keys, device=device)

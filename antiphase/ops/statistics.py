@@ -1,7 +1,7 @@
-"""What attention does, reduced block by block: memory is linear in length, the map is never held.
+"""Statistics of attention maps, computed block by block: memory is linear in length, and no map is ever stored.
 
-Legend as in ``blocks``: B batch, G key groups, R query heads of a group, S maps of a head, N queries, M keys; and
-T named spans of keys.
+Legend as in ``blocks``: B batch, G key groups, R query heads per group, S maps per head, N queries, M keys; and T named
+spans of keys.
 """
 
 from __future__ import annotations
@@ -11,66 +11,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, shaped
+from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
 from antiphase.ops.shapes import statistics_dtype
 
 MANTISSA_BITS_CUT = 17
 BINS = 1 << (31 - MANTISSA_BITS_CUT)
-"""Of a histogram of sizes."""
+"""Number of bins in a histogram of magnitudes."""
 PAIRS_AT_ONCE = 1 << 22
-"""Pairs of query and key whose visibility is looked at in one step."""
+"""Number of query-key pairs whose visibility is computed in one step."""
 
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which keys a query sees. The last query stands at the last key."""
+    """Which keys a query sees. The last query is aligned with the last key."""
 
     mask: Tensor | None = None
     """Boolean (1|B, 1, 1|N, M), True = may attend."""
     is_causal: bool = True
     sliding_window: int | None = None
-    """Causal too: key j is seen by query i if 0 <= i - j < w."""
+    """Query i sees key j if 0 <= i - j < w; implies causality."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the maps of one layer, or of its signed differences. Only real queries count, padding is none."""
+    """Statistics of the maps of one layer, over real queries only; padding does not count."""
 
     received: Tensor
-    """(B, G, R, S, M): mean weight that a key has from the queries that see it; NaN where none does."""
+    """(B, G, R, S, M): mean weight that a key gets from the queries that see it; NaN if none does."""
     mass: Tensor
     """(B, G, R, S, M): sum of a key's weights over the queries, divided by the number of queries."""
     entropy: Tensor
-    """(B, G, R, S): of a query's weights, in nats, mean over queries."""
+    """(B, G, R, S): entropy of a query's weights in nats, mean over queries."""
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Of signed maps A1 - λ A2, one a head."""
+    """Statistics of signed maps A1 - λ A2, one per head."""
 
     signed_mass: Tensor
     """(B, G, R, M): sum of a key's signed weights over the queries, divided by the number of queries."""
     absolute_mass: Tensor
-    """(B, G, R, M): the same of |A| / Σ|A|; the signed figure alone flatters maps that learned nothing."""
+    """(B, G, R, M): the same of |A| / Σ|A|; the signed mass alone makes untrained maps look better than they are."""
     entropy: Tensor
-    """(B, G, R): of |A| / Σ|A|, in nats, mean over queries."""
+    """(B, G, R): entropy of |A| / Σ|A| in nats, mean over queries."""
     negative_share: Tensor
-    """(B, G, R): what negative weights make up of Σ|A|, mean over queries."""
+    """(B, G, R): share of negative weights in Σ|A|, mean over queries."""
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What ``layer_statistics`` finds."""
+    """The result of ``layer_statistics``."""
 
     maps: Statistics
     differences: Differences | None
-    """Where λ was given."""
+    """Present if λ was given."""
     queries: Tensor
-    """(B, M) int64: real queries that see each key."""
+    """(B, M) int64: number of real queries that see each key."""
     top_logits: Tensor
-    """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, falling; 0 beyond the number of pairs."""
+    """(B, G, R, S, k): the largest |q·k| · scale over visible pairs, descending; 0 if there are fewer pairs."""
     logit_histogram: Tensor | None
-    """(G, R, S, bins) int64, if wanted: how many |q·k| · scale lie in each bin of ``size_histogram``, all sequences."""
+    """(G, R, S, bins) int64, if requested: ``size_histogram`` of |q·k| · scale over all sequences."""
     logit_powers: Tensor | None
     """(G, R, S, 5) fp64, with the histogram: ``power_sums`` of the same q·k · scale, with their signs."""
 
@@ -90,11 +90,11 @@ def layer_statistics(
 
     Args:
         query: (B, G, R, S, N, d).
-        key: (B, G, K, M, d), K = S, or 1 where all maps share a key.
-        real: (B, N) bool, the queries that count; None: all.
+        key: (B, G, K, M, d), where K = S, or 1 if all maps share a key.
+        real: (B, N) bool, the queries that count; None means all.
         lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
         top: how many of the largest logits to keep.
-        histogram: whether to count logits by size, and sum their powers.
+        histogram: whether to count logits by magnitude and sum their powers.
 
     Statistics are fp32 (fp64 for fp64 input).
     """
@@ -118,7 +118,7 @@ def layer_statistics(
         here = item.batches, item.groups
         counted = real[item.batches].to(dtype)  # (b, N)
         for block in layout.blocks:
-            if block.is_blind:
+            if block.sees_no_key:
                 continue
             weight = item.per_query(counted, block)  # (U R, 1, n)
             maps = []
@@ -162,7 +162,7 @@ class _Signs:
         self.negative = lam.new_zeros(shape)
 
     def add(self, item: WorkItem, block: Block, maps: list[Tensor], weight: Tensor) -> None:
-        """Count the block's rows: two maps (U R, n, m), of queries that weigh (U R, 1, n)."""
+        """Add the block's rows: two maps (U R, n, m), their queries weighted by (U R, 1, n)."""
         here = item.batches, item.groups
         lam = self.lam[here][..., block.queries].reshape(len(weight), -1, 1)
         first, second = maps
@@ -189,7 +189,7 @@ class _Signs:
 
 def _entropy(layout: BlockLayout, weights: Tensor) -> Tensor:
     """Entropy of each row of weights (U R, n, m): (U R, n, 1)."""
-    buffer = shaped(layout.row_buffer("entropy", layout.widest), *weights.shape)
+    buffer = view_as(layout.row_buffer("entropy", layout.widest), *weights.shape)
     return torch.special.entr(weights, out=buffer).sum(-1, keepdim=True)
 
 
@@ -204,14 +204,14 @@ def _keys_last(tensor: Tensor) -> Tensor:
 
 
 def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
-    """Merge the largest sizes of scores (U, R n, m; -inf: hidden) into kept (b, g, R, k), falling.
+    """Merge the largest magnitudes of scores (U, R n, m; -inf if hidden) into kept (b, g, R, k), descending.
 
-    Only rows with an entry above the smallest one kept are looked through; ``weight`` (U R, 1, n) is 0 for rows that
-    do not count.
+    Only rows with an entry above the smallest one kept are searched; ``weight`` (U R, 1, n) is 0 for rows that do not
+    count.
     """
     sizes = scores.nan_to_num(neginf=0.0).abs_().view(len(weight), -1, scores.shape[-1])  # (U R, n, m)
     largest = sizes.amax(-1) * weight[:, 0]  # (U R, n)
-    heads = [head for row in kept for group in row for head in group]  # (k,) each, parts of ``kept``
+    heads = [head for row in kept for group in row for head in group]  # (k,) each, views of ``kept``
     for index, head in enumerate(heads):
         rows = largest[index] > head[-1]
         if bool(rows.any()):
@@ -220,9 +220,7 @@ def keep_largest(kept: Tensor, scores: Tensor, weight: Tensor) -> None:
 
 
 def _count(counts: Tensor, powers: Tensor, scores: Tensor, weight: Tensor) -> None:
-    """Add scores (U R, n, m; -inf: hidden) of rows that count, (U R, 1, n): sizes to counts (g, R, bins), powers to
-    their sums (g, R, 5).
-    """
+    """Add scores (U R, n, m; -inf if hidden) of rows that count (U R, 1, n) to a histogram and power sums."""
     groups, repeats = counts.shape[:2]
     by_head = scores.view(-1, groups, repeats, weight.shape[-1], scores.shape[-1])  # (b, g, R, n, m)
     counted = (weight > 0).view(-1, groups, repeats, weight.shape[-1], 1)
@@ -235,7 +233,7 @@ def _count(counts: Tensor, powers: Tensor, scores: Tensor, weight: Tensor) -> No
 
 
 def power_sums(values: Tensor) -> Tensor:
-    """How many values there are, and the sums of their first four powers: (5,) fp64."""
+    """Number of values and the sums of their first four powers: (5,) fp64."""
     values = values.double().flatten()
     squares = values.square()
     sums = [values.sum(), squares.sum(), squares @ values, squares @ squares]
@@ -243,28 +241,28 @@ def power_sums(values: Tensor) -> Tensor:
 
 
 def kurtosis(powers: Tensor) -> float:
-    """E[(x - μ)⁴] / E[(x - μ)²]² of the values behind ``power_sums`` (5,): 3 of normal ones, NaN of equal ones."""
+    """E[(x - μ)⁴] / E[(x - μ)²]² of the values behind ``power_sums`` (5,): 3 if normal, NaN if all are equal."""
     count, *sums = powers.tolist()
     if not count:
         return float("nan")
     mean, second, third, fourth = (total / count for total in sums)
     variance = second - mean**2
-    if not variance > 1e-14 * second:  # nothing but the rounding of the sums
+    if not variance > 1e-14 * second:  # only the rounding error of the sums
         return float("nan")
     return float((fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4) / variance**2)
 
 
 def size_histogram(sizes: Tensor) -> Tensor:
-    """How many of some numbers ≥ 0 fall in each of 2¹⁴ bins, 64 to each power of two: (bins,) int64.
+    """Histogram of numbers ≥ 0 over 2¹⁴ bins, 64 per power of two: (bins,) int64.
 
-    A bin is the exponent and the first six bits of the mantissa of a number in fp32.
+    The bin of a number is given by its exponent and the first six bits of its mantissa in fp32.
     """
     places = sizes.float().contiguous().view(torch.int32) >> MANTISSA_BITS_CUT
     return torch.bincount(places.flatten(), minlength=BINS)
 
 
 def histogram_median(counts: Tensor) -> float:
-    """The median of the numbers behind ``size_histogram`` (bins,), within 1 %: the middle of its bin; NaN of none."""
+    """The median of the numbers behind ``size_histogram`` (bins,), within 1 %: the middle of its bin; NaN if empty."""
     total = int(counts.sum())
     if total == 0:
         return float("nan")
@@ -274,10 +272,10 @@ def histogram_median(counts: Tensor) -> float:
 
 
 def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
-    """How many real queries (B, N) see each of the keys: (B, M) int64. Causal: N - j for key j of N, 0-based."""
+    """Number of real queries (B, N) that see each key: (B, M) int64. If causal, N - j for the 0-based key j of N."""
     batch, length = real.shape
     mask, is_causal, sliding_window = visibility.mask, visibility.is_causal, visibility.sliding_window
-    start = torch.arange(keys, device=real.device) - (keys - length)  # the first query that sees a key, by position
+    start = torch.arange(keys, device=real.device) - (keys - length)  # the position of the first query that sees a key
     if mask is None or mask.shape[2] == 1:
         before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (B, N + 1): real queries before each
         if not is_causal and sliding_window is None:
@@ -300,7 +298,7 @@ def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
 
 
 def keys_of_last_query(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
-    """How many keys the last real query of each row (B, N) sees: (B,) int64, at least 1."""
+    """Number of keys that the last real query of each row (B, N) sees: (B,) int64, at least 1."""
     length = real.shape[1]
     last = length - 1 - real.flip(1).long().argmax(1)  # (B,)
     position = last[:, None] + keys - length  # (B, 1)
@@ -317,12 +315,12 @@ def keys_of_last_query(real: Tensor, keys: int, visibility: Visibility) -> Tenso
 
 
 def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
-    """Keys that receive more than α / N on average (Yu et al., 2406.15765), the first token apart.
+    """Attention sinks: keys other than the first token that get more than α / N on average (Yu et al., 2406.15765).
 
     Args:
-        received: (B, ..., M), NaN where no query sees a key.
-        first: (B,) index of the first real token, which is never one of them.
-        visible: (B,) keys that the last query sees: N.
+        received: (B, ..., M), NaN if no query sees a key.
+        first: (B,) index of the first real token, which never counts.
+        visible: (B,) number of keys that the last query sees, N.
 
     Returns:
         bool, in the shape of ``received``.
@@ -333,28 +331,28 @@ def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> 
 
 
 def enough_queries(queries: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
-    """Keys (B, M) seen by at least N / α queries (B, M): no single query can make them a sink."""
+    """Keys (B, M) seen by at least N / α queries (B, M), so that no single query can make them a sink."""
     return queries >= visible[:, None] / alpha
 
 
 @dataclass(frozen=True)
-class NullLines:
-    """Share of keys over the threshold by arithmetic alone, causal, N keys, the first token apart."""
+class SinkBaselines:
+    """Share of keys above the sink threshold in two trivial causal maps of N keys, without the first token."""
 
     local: float
-    """Where each query looks at itself: the last N / α keys."""
+    """Each query attends only to itself: the last N / α keys."""
     uniform: float
-    """Where each query looks at all keys alike: the first ones."""
+    """Each query attends to all its keys equally: the first keys."""
 
 
-def null_lines(length: int, *, alpha: float) -> NullLines:
-    """What a count of sinks is to be compared with."""
+def sink_baselines(length: int, *, alpha: float) -> SinkBaselines:
+    """The baselines of a sink count."""
     seen_by = torch.arange(length, 0, -1, dtype=torch.float64)  # N - j
     inverse = 1 / torch.arange(1, length + 1, dtype=torch.float64)  # a row's weight on each of its keys
     uniform = inverse.flip(0).cumsum(0).flip(0) / seen_by
     threshold = alpha / length
     local = 1 / seen_by
-    return NullLines(
+    return SinkBaselines(
         local=(local > threshold)[1:].double().sum().item() / length,
         uniform=(uniform > threshold)[1:].double().sum().item() / length,
     )

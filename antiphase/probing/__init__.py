@@ -1,1 +1,1 @@
-"""What attention does inside a model, read through its attention interface without touching its code."""
+"""Attention inside a model, observed through transformers' attention interface without changing the model's code."""

@@ -1,6 +1,6 @@
-"""The last tokens of a text once more: with keys hidden from them, or with what each part of the text gives them apart.
+"""Reruns the last tokens of a text with some keys hidden, or separates the contributions of the parts of the text.
 
-One pass over the whole text keeps the keys and values of every layer; each further one runs a few tokens over them.
+One pass over the whole text stores the keys and values of every layer; each further pass runs only a few tokens.
 Legend: B sequences, P last tokens, M keys, S spans of keys.
 """
 
@@ -22,12 +22,12 @@ from antiphase.ops.shapes import statistics_dtype
 from antiphase.probing.rows import LayerRows, rows_at, rows_of
 
 CLOSENESS = 1e-3
-"""Of what is read from a layer to what it computes, relative; 16 roundings where that is more."""
+"""Relative tolerance between a layer's recomputed and actual outputs; 16 roundings if that is more."""
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What spans of keys add to the output of one attention layer at one token, B sequences, in fp64."""
+    """Contributions of spans of keys to one attention layer's output at one token, for B sequences, in fp64."""
 
     spans: Tensor
     """(B, S, hidden)."""
@@ -35,52 +35,52 @@ class Contributions:
     """(B, hidden): the layer's output without its biases."""
 
     def shares(self) -> Tensor:
-        """(B, S): ⟨span, whole⟩ / ⟨whole, whole⟩, the span's part along the whole, as a share of the whole's length.
+        """(B, S): ⟨span, whole⟩ / ⟨whole, whole⟩, the span's projection on the whole relative to the whole's length.
 
-        Shares of spans that make up the text add up to 1, and are below 0 where a span works against the rest (as in
-        Mickus et al., 2206.03529; ALTI, 2203.04212, has distances to the whole instead, which have no sign).
+        Shares of spans that partition the text add up to 1. They are negative if a span opposes the rest (as in Mickus
+        et al., 2206.03529; ALTI, 2203.04212, uses unsigned distances instead).
         """
         along = torch.einsum("bsc,bc->bs", self.spans, self.whole)
         return along / self.whole.square().sum(-1, keepdim=True).clamp(min=1e-300)
 
     def norms(self) -> Tensor:
-        """(B, S): ‖span‖ / ‖whole‖, which adds up to more than 1 where spans cancel."""
+        """(B, S): ‖span‖ / ‖whole‖, which add up to more than 1 if spans cancel."""
         size = self.whole.norm(dim=-1, keepdim=True)
         return self.spans.norm(dim=-1) / size.clamp(min=1e-300)
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the last tokens need of one call in the pass over the whole text."""
+    """Tensors of one call in the pass over the whole text that the last tokens need."""
 
     module: nn.Module
     number: int
     """The model's number of the layer."""
     index: int
-    """Of the layer, in the order of calls."""
+    """Index of the layer in the order of calls."""
     query: Tensor
     """(B, maps, P, d), of the last tokens."""
     key: Tensor
     """(B, key maps, M, d)."""
     value: Tensor
     visible: Tensor | None
-    """(B, 1|maps, P, M): what the last tokens see."""
+    """(B, 1|maps, P, M): keys that the last tokens see."""
 
 
 class LastTokens:
-    """The tokens at ``positions`` of sequences, to be run again behind the keys and values of all others."""
+    """Reruns the tokens at ``positions`` of sequences, after the stored keys and values of all others."""
 
     @torch.no_grad()
     def __init__(self, model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> None:
-        """One pass over the whole text, and one over the last tokens to see that they can be run alone.
+        """Run the whole text once, and then the last tokens to check that they can be run alone.
 
         Args:
             input_ids: (B, N) without padding.
-            positions: (B, P), 0-based; a token may be named more than once.
+            positions: (B, P), 0-based; a position may be repeated.
 
         Raises:
-            ValueError: a model whose attention does not go through transformers' interface, or is not what its
-                queries, keys and values give, or that cannot run tokens alone by their positions.
+            ValueError: the model's attention does not use transformers' interface, depends on more than queries, keys
+                and values, or tokens cannot be run alone by position.
         """
         if "position_ids" not in inspect.signature(model.forward).parameters:
             raise ValueError(f"{type(model).__name__} takes no position_ids, so that it cannot run a text's end alone")
@@ -92,24 +92,24 @@ class LastTokens:
 
     @property
     def layers(self) -> int:
-        """How many attention layers the model has."""
+        """Number of attention layers in the model."""
         return self.calls[-1].index + 1
 
     @property
     def numbers(self) -> list[int]:
-        """The model's number of each attention layer, in the order of calls: other layers may stand between."""
+        """The model's number of each attention layer, in the order of calls; there may be other layers between them."""
         first = {call.index: call.number for call in reversed(self.calls)}
         return [first[index] for index in range(self.layers)]
 
     @torch.no_grad()
     def log_probabilities(self, targets: Tensor, *, hidden: Tensor | None = None, layer: int | None = None) -> Tensor:
-        """Log-probability in nats of what follows the last tokens, summed over each sequence's: (B,) on the CPU.
+        """Log-probability in nats of the tokens that follow the last tokens, summed per sequence: (B,) on the CPU.
 
         Args:
-            targets: token ids (B, P); below 0 means none.
-            hidden: (B, M) bool, keys that the last tokens do not see: attention knock-out (Geva et al., 2304.14767).
-                The weight goes to the keys that are left, in differential heads that of both maps.
-            layer: the one layer in which they are hidden, in the order of calls; None: in all.
+            targets: token ids (B, P); negative ids are skipped.
+            hidden: (B, M) bool, keys to hide from the last tokens: attention knock-out (Geva et al., 2304.14767). The
+                weight goes to the remaining keys, in differential heads for both maps.
+            layer: the only layer in which they are hidden, in the order of calls; None means all.
         """
         hidden = None if hidden is None else hidden.to(self.model.device)
         logits = self._run(_Replay(self, hidden=hidden, layer=layer))
@@ -120,15 +120,15 @@ class LastTokens:
 
     @torch.no_grad()
     def contributions(self, spans: Tensor) -> list[Contributions]:
-        """What spans of keys, bool (B, S, M), add to each layer's output at the first of the last tokens; on the CPU.
+        """Contributions of spans of keys (B, S, M; bool) to each layer's output at the first of the last tokens.
 
-        A head's output is the sum of its weights times the values, signed in differential heads. What follows in the
-        layer (subtraction, gate, output projection) is linear in it but for a norm of heads, and that is frozen: every
-        part is divided by the root mean square of the actual output, so that parts add up to it. Value-weighted
-        attention is Kobayashi et al.'s (2004.10102), the frozen norm too (2109.07152).
+        A head's output is the sum of its weights times the values, with signed weights in differential heads. The rest
+        of the layer (subtraction, gate, output projection) is linear in it, except for head norms. These are frozen:
+        every part is divided by the root mean square of the actual output, so that the parts add up to it. Both
+        value-weighted attention (2004.10102) and the frozen norm (2109.07152) are from Kobayashi et al.
 
         Raises:
-            ValueError: a layer does more to its heads' outputs than that, so that parts do not add up.
+            ValueError: a layer processes its heads' outputs in other ways, so that the parts do not add up.
         """
         split = _Split(self, spans.to(self.model.device))
         with ExitStack() as stack:
@@ -161,7 +161,7 @@ class LastTokens:
 
 
 class _Replay:
-    """Attention of the last tokens, which finds all other keys and values among those kept."""
+    """Attention of the last tokens, with all other keys and values taken from those stored."""
 
     def __init__(self, tokens: LastTokens, *, hidden: Tensor | None = None, layer: int | None = None) -> None:
         self.tokens, self.hidden, self.layer = tokens, hidden, layer
@@ -172,7 +172,7 @@ class _Replay:
         return _output(rows, whole.values)
 
     def _whole_text(self, call: AttentionCall) -> tuple[AttentionCall, LayerRows]:
-        """The call over all keys and values, and the rows of the last tokens."""
+        """The call with all keys and values, and the rows of the last tokens."""
         kept = next(self.calls)
         if self.hidden is None and not _is_close(call.query, kept.query, kept.query):
             raise ValueError(
@@ -193,15 +193,15 @@ class _Replay:
 
 
 class _Split(_Replay):
-    """Runs every attention layer again with each part of its heads' outputs alone."""
+    """Runs every attention layer again for each part of its heads' outputs alone."""
 
     def __init__(self, tokens: LastTokens, spans: Tensor) -> None:
         super().__init__(tokens)
         rest = ~spans.any(1, keepdim=True)
-        self.spans = torch.cat([spans, rest, torch.zeros_like(rest)], dim=1)  # (B, S + 2, M); the last holds nothing
+        self.spans = torch.cat([spans, rest, torch.zeros_like(rest)], dim=1)  # (B, S + 2, M); the last is empty
         self.found: list[Contributions] = []
-        self._whole: list[Tensor] = []  # parts (S + 2, B, P, heads, dv) of the calls of a layer that is at work
-        self._given: Iterator[Tensor] | None = None  # what its calls return when it runs again
+        self._whole: list[Tensor] = []  # parts (S + 2, B, P, heads, dv) of the calls of the current layer
+        self._given: Iterator[Tensor] | None = None  # what its calls return in the rerun
         self._scales: dict[nn.Module, Tensor] = {}
 
     def __call__(self, call: AttentionCall) -> Tensor:
@@ -210,12 +210,12 @@ class _Split(_Replay):
         whole, rows = self._whole_text(call)
         first = replace(rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1])
         parts = torch.stack([_output(first, whole.values, only=span) for span in self.spans.unbind(1)])
-        self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are not read
+        self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are unused
         return _output(rows, whole.values)
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
-        """Look at an attention layer, and freeze the norms in it while it runs again."""
+        """Observe an attention layer, and freeze its norms while it runs again."""
         handles = [module.register_forward_hook(self._run_parts, with_kwargs=True)]
         handles += [
             part.register_forward_hook(self._freeze) for part in module.modules() if isinstance(part, nn.RMSNorm)
@@ -232,7 +232,7 @@ class _Split(_Replay):
             self._given = iter([parts[index] for parts in self._whole])
             outputs.append(_first_token(module.forward(*args, **kwargs)))
         self._given, self._whole = None, []
-        *parts, nothing = outputs  # a bias is in each of them
+        *parts, nothing = outputs  # a bias is in each output
         whole = _first_token(output) - nothing
         spans = torch.stack(parts, dim=1) - nothing.unsqueeze(1)  # (B, S + 1, hidden)
         if not _is_close(spans.sum(1), whole, spans.abs().sum(1)):
@@ -243,7 +243,7 @@ class _Split(_Replay):
         self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
 
     def _freeze(self, norm: nn.RMSNorm, args: tuple[Tensor], output: Tensor) -> Tensor | None:
-        """A norm's scale is that of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` in ours."""
+        """Apply a norm with the scale of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` ours."""
         (given,) = args
         if self._given is None:
             eps = torch.finfo(given.dtype).eps if norm.eps is None else norm.eps
@@ -254,9 +254,9 @@ class _Split(_Replay):
 
 
 def _output(rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absolute: bool = False) -> Tensor:
-    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` the keys (B, M), or sums of sizes.
+    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` some keys (B, M), or with absolute values.
 
-    ``value`` holds whole heads (B, value heads, M, dv).
+    ``value`` (B, value heads, M, dv) holds whole heads.
     """
     weights = rows.weights()  # (B, heads, P, M)
     if absolute:
@@ -269,12 +269,12 @@ def _output(rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absol
 
 
 def _is_close(found: Tensor, true: Tensor, scale: Tensor) -> bool:
-    """Whether the distance is small against a scale, by their norms."""
+    """Whether the distance is small relative to a scale, by their norms."""
     allowed = max(CLOSENESS, 16 * torch.finfo(true.dtype).eps)
     return bool((found - true).double().norm() <= allowed * scale.double().norm())
 
 
 def _first_token(output: Any) -> Tensor:
-    """(B, hidden) of what a layer returns."""
+    """(B, hidden) from a layer's return value."""
     whole: Tensor = output[0] if isinstance(output, tuple) else output
     return whole[:, 0]

@@ -1,4 +1,4 @@
-"""Whole attention maps of one text in every layer of any Hugging Face model; memory is layers × maps × N²."""
+"""Complete attention maps of one text in every layer of any Hugging Face model; memory is layers × maps × N²."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from antiphase.probing.rows import rows_of
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """What one layer did: H heads of S maps (1, or 2 in differential heads), N queries, M keys. On the CPU, in fp32."""
+    """The maps of one layer: H heads of S maps (1, or 2 in differential heads), N queries, M keys; fp32, on the CPU."""
 
     layer: int
     """The model's number of the layer, 0-based."""
     maps: Tensor
-    """(H, S, N, M): softmax weights, 0 or more."""
+    """(H, S, N, M): softmax weights, nonnegative."""
     lam: Tensor | None
-    """(H, N), None where S is 1. The head's weights are maps[:, 0] - λ maps[:, 1]."""
+    """(H, N), or None if S is 1. The head's weights are maps[:, 0] - λ maps[:, 1]."""
     visible: Tensor
-    """(N, M) bool: what a query may look at."""
+    """(N, M) bool: keys that each query may attend to."""
     part: str | None = None
-    """Of an encoder and decoder: ``encoder``, ``decoder`` (its own text) or ``cross`` (from it to the encoder's)."""
+    """For an encoder–decoder: ``encoder``, ``decoder`` (self-attention) or ``cross`` (cross-attention), else None."""
 
     def weights(self) -> Tensor:
-        """What multiplies the values: (H, N, M), signed in differential heads."""
+        """The weights that multiply the values: (H, N, M), signed in differential heads."""
         if self.lam is None:
             return self.maps[:, 0]
         return self.maps[:, 0] - self.lam.unsqueeze(-1) * self.maps[:, 1]
@@ -45,21 +45,25 @@ class AttentionMaps:
 def attention_maps(
     model: PreTrainedModel, input_ids: Tensor, decoder_input_ids: Tensor | None = None
 ) -> list[AttentionMaps]:
-    """Every layer's maps on one text, in the order of the calls.
+    """Attention maps of every layer on one text, in the order of the calls.
 
-    The weights are those of the model's own eager attention, so whatever it does to its scores (soft caps, sinks
-    without a key, its scale) is in them. Differential heads show both maps: layers of this package, and DiffLlama,
-    whose map i is subtracted from by map i + H. The model is unchanged afterwards, also after an error.
+    The weights are those of the model's own eager attention, so they include everything it does to its scores (soft
+    caps, sink logits, scale). Differential heads give both maps, in layers of this package and in DiffLlama, which
+    subtracts map i + H from map i. The model is unchanged afterwards, even after an error.
+
+    Example:
+        >>> layers = attention_maps(model, input_ids)
+        >>> layers[0].weights().shape  # (heads, queries, keys)
 
     Args:
         input_ids: (1, N), without padding.
-        decoder_input_ids: (1, N') of an encoder–decoder, what its decoder reads: the start token first. Query n is the
-            one that predicts token n of the target text.
+        decoder_input_ids: (1, N'), the decoder's input for an encoder–decoder, beginning with the start token. Query n
+            predicts token n of the target text.
 
     Raises:
-        ValueError: the model's attention does not go through transformers' interface, has no eager function, or has
-            a mask for each head.
-        NonFiniteError: weights or λ that are not finite.
+        ValueError: the model's attention does not use transformers' interface, has no eager function, or has a mask per
+            head.
+        NonFiniteError: weights or λ are not finite.
     """
     base = model.base_model
     arguments: dict[str, Any] = {}
@@ -79,7 +83,7 @@ def attention_maps(
 
 @contextmanager
 def _eager(model: PreTrainedModel) -> Iterator[None]:
-    """The model under its eager implementation, which alone has weights to show; a differential one as it is."""
+    """Switch the model to its eager implementation, which returns weights; differential models keep their own."""
     if any(kind_of(module).subtracts for module in model.modules()):
         yield
         return
@@ -94,7 +98,7 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
 
 
 class _Watch:
-    """Keeps the weights of each call."""
+    """Stores the weights of each call."""
 
     def __init__(self, encoder: nn.Module | None) -> None:
         self.encoder = None if encoder is None else set(encoder.modules())
@@ -128,7 +132,7 @@ class _Watch:
         self.found.append(AttentionMaps(call.layer, maps, lam, visible, self._part(call.module, visible)))
 
     def _part(self, module: nn.Module, visible: Tensor) -> str | None:
-        """A decoder's layers look back at its own text, and at all of the encoder's; some do not say so (NLLB's)."""
+        """Whether a call is self-attention or cross-attention of a decoder; some models do not declare it (NLLB)."""
         if self.encoder is None:
             return None
         if module in self.encoder:

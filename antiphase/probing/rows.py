@@ -1,4 +1,4 @@
-"""The attention rows of chosen queries, in every layer, both maps of each head apart. Memory is linear in length."""
+"""Attention rows of selected queries in every layer, with both maps of each head. Memory is linear in length."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LayerRows:
     maps: Tensor
     """(B, heads, S, P, M): S = 2 maps of a differential head, 1 of a softmax head; each row sums to one."""
     lam: Tensor | None
-    """(1|B, 1|heads, 1|P), None for softmax attention."""
+    """(1|B, 1|heads, 1|P), or None for softmax attention."""
     layer: int
-    """The model's number of the layer, 0-based: there may be layers without attention between."""
+    """The model's number of the layer, 0-based; the model may also have layers without attention."""
 
     def weights(self) -> Tensor:
-        """What multiplies the values: (B, heads, P, M), signed for differential attention."""
+        """The weights that multiply the values: (B, heads, P, M), signed for differential attention."""
         if self.lam is None:
             return self.maps[:, :, 0]
         return self.maps[:, :, 0] - self.lam.unsqueeze(-1) * self.maps[:, :, 1]
@@ -44,10 +44,9 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         positions: (B, P), 0-based.
 
     Raises:
-        InputError: an encoder–decoder.
-        ValueError: attention that does not go through transformers' interface, or arguments (such as ``softcap``) that
-            would change the rows.
-        NonFiniteError: weights or λ that are not finite.
+        InputError: the model is an encoder–decoder.
+        ValueError: attention does not use transformers' interface, or has unsupported arguments (such as ``softcap``).
+        NonFiniteError: weights or λ are not finite.
     """
     found: list[LayerRows] = []
     positions = positions.to(model.device)
@@ -67,13 +66,13 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
 
 def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, Tensor | None]:
-    """Rows of a call's queries at (B, P), those queries, and what they see.
+    """Rows of a call's queries at positions (B, P), those queries, and a mask of the keys they see.
 
-    A head has two maps here where the attention function subtracts them.
+    A head has two maps here if the attention function subtracts them.
 
     Raises:
-        ValueError: arguments that would change the rows.
-        NonFiniteError: weights or λ that are not finite.
+        ValueError: an argument would change the rows.
+        NonFiniteError: weights or λ are not finite.
     """
     call.refuse_unread("dropout", *(() if call.kind.subtracts else ("s_aux",)))
     query, lam = call.query, call.lam if call.kind.subtracts else None
@@ -88,9 +87,9 @@ def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, 
 
 
 def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | None, lam: Tensor | None) -> LayerRows:
-    """Rows of queries (B, maps, P, d) over those of the keys (B, key maps, M, d) that each sees, (B, 1|maps, P, M).
+    """Rows of queries (B, maps, P, d) over keys (B, key maps, M, d), given the ``visible`` keys (B, 1|maps, P, M).
 
-    ``call`` says how they are computed; ``lam`` (1|B, 1|H, 1|P) is λ of these queries.
+    ``call`` determines how they are computed; ``lam`` (1|B, 1|H, 1|P) is λ of these queries.
     """
     if lam is None:
         weights = softmax_weights(
@@ -109,10 +108,10 @@ def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | N
 
 
 def _visible(call: AttentionCall, positions: Tensor) -> Tensor | None:
-    """Which keys each chosen query sees, (B, 1, P, M)."""
+    """Which keys each selected query sees, (B, 1, P, M)."""
     length, keys = call.query.shape[2], call.key.shape[2]
     mask = None if call.attention_mask is None else boolean_mask(call.attention_mask)
-    if mask is not None and mask.shape[-2] > 1:  # a mask by query carries causality and window itself
+    if mask is not None and mask.shape[-2] > 1:  # a mask per query already includes causality and window
         mask = mask.expand(len(positions), -1, -1, -1)
         return mask.gather(2, positions[:, None, :, None].expand(-1, mask.shape[1], -1, keys))
     if not layer_is_causal(call.module, call.attention_mask):

@@ -1,4 +1,4 @@
-"""What attention does in every layer of any Hugging Face model, in memory linear in length."""
+"""Statistics of attention in every layer of any Hugging Face model, with memory linear in length."""
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ TOP_LOGITS = 10
 
 @dataclass(frozen=True)
 class DifferenceStatistics:
-    """Of the signed maps of differential heads: (layers, B, heads, ...).
+    """Statistics of the signed maps of differential heads: (layers, B, heads, ...).
 
-    Signed figures alone flatter maps that learned nothing, so each stands beside its share of Σ|A|.
+    Signed shares alone make untrained maps look better than they are, so each comes with its share of Σ|A|.
     """
 
     entropy: Tensor
-    """(layers, B, heads), in nats, of |A| / Σ|A|, mean over queries."""
+    """(layers, B, heads): entropy of |A| / Σ|A| in nats, mean over queries."""
     negative_share: Tensor
-    """(layers, B, heads): what negative weights make up of Σ|A|."""
+    """(layers, B, heads): share of negative weights in Σ|A|."""
     span_share: dict[str, Tensor]
-    """{span: (layers, B, heads)}: signed weight, mean over queries."""
+    """{span: (layers, B, heads)}: signed weight on a span, mean over queries."""
     span_share_absolute: dict[str, Tensor]
     """{span: (layers, B, heads)}: the same of |A| / Σ|A|."""
 
 
 @dataclass(frozen=True)
 class AttentionStatistics:
-    """Statistics of every softmax map, on the CPU. Padding is neither query nor key."""
+    """Statistics of every softmax map, on the CPU. Padding counts neither as query nor as key."""
 
     received: Tensor
-    """(layers, B, maps, N): mean weight that a key has from the queries that see it; NaN at padding."""
+    """(layers, B, maps, N): mean weight that a key gets from the queries that see it; NaN at padding."""
     sinks: Tensor
     """(layers, B, maps, N) bool: received > α / N; never the first token."""
     enough_queries: Tensor
-    """(layers, B, N) bool: keys seen by at least N / α queries, which no single query can make a sink."""
+    """(layers, B, N) bool: keys seen by at least N / α queries, so that no single query can make them a sink."""
     sink_share: Tensor
     """(layers, B, maps): weight on sinks, mean over queries."""
     first_share: Tensor
     """(layers, B, maps): weight on the first token."""
     entropy: Tensor
-    """(layers, B, maps): of a query's weights, in nats, mean over queries."""
+    """(layers, B, maps): entropy of a query's weights in nats, mean over queries."""
     span_share: dict[str, Tensor]
     """{span: (layers, B, maps)}: weight on a span, mean over queries."""
     top_logits: Tensor
-    """(layers, B, maps, k): the largest |q·k| · scale, falling."""
+    """(layers, B, maps, k): the largest |q·k| · scale, descending."""
     logit_histogram: Tensor | None
-    """(layers, maps, bins) int64: |q·k| · scale by size, as ``ops.statistics.size_histogram`` counts; if wanted."""
+    """(layers, maps, bins) int64: ``ops.statistics.size_histogram`` of |q·k| · scale, if requested."""
     logit_powers: Tensor | None
     """(layers, maps, 5) fp64: ``ops.statistics.power_sums`` of q·k · scale, with the histogram."""
     layers: list[int]
@@ -74,10 +74,10 @@ class AttentionStatistics:
     """None in softmax models."""
 
     def persistence_counts(self) -> tuple[float, float, float]:
-        """Of the positions that are sinks in a layer, how many are in the next one too; how many there are; and how
-        many would stay if layers had nothing to do with each other.
+        """Counts over neighbouring layers: positions that are sinks in both, positions that are sinks in the first, and
+        the number expected in both if layers were independent.
 
-        A position is a sink of a layer if it is one in any map and is seen by enough queries.
+        A position is a sink of a layer if it is a sink in any map and is seen by enough queries.
         """
         by_layer = (self.sinks & self.enough_queries[:, :, None]).any(2)  # (layers, B, N)
         stays = float((by_layer[1:] & by_layer[:-1]).sum())
@@ -96,21 +96,25 @@ def attention_statistics(
     histogram: bool = False,
     **model_inputs: Any,
 ) -> AttentionStatistics:
-    """Run the model once and reduce the attention of every layer (2406.15765, section 3, for sinks).
+    """Run the model once and compute attention statistics of every layer (2406.15765, section 3, for sinks).
 
-    The model is unchanged afterwards, also after an error. The two calls of a layer of DiffLlama count once.
+    The model is unchanged afterwards, even after an error. The two calls of a DiffLlama layer count as one.
+
+    Example:
+        >>> found = antiphase.attention_statistics(model, input_ids=input_ids)
+        >>> found.sink_share.mean(1)  # weight on attention sinks, (layers, maps)
 
     Args:
-        spans: {name: bool (B, N)} keys whose share of attention is wanted.
-        alpha: a key is a sink if it receives more than α / N, N the keys that the last query sees.
+        spans: {name: bool (B, N)} keys whose share of attention to measure.
+        alpha: a key is a sink if it receives more than α / N, where N is the number of keys that the last query sees.
         top: how many of the largest logits to keep.
-        histogram: whether to count logits by size too, and sum their powers.
-        model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N), ...: what the model takes.
+        histogram: whether to also count logits by magnitude and sum their powers.
+        model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N) and other inputs of the model.
 
     Raises:
-        InputError: an encoder–decoder.
-        ValueError: the model does not use transformers' attention interface, or arguments are unknown to it.
-        NonFiniteError: weights or λ that are not finite.
+        InputError: the model is an encoder–decoder.
+        ValueError: the model does not use transformers' attention interface, or has unsupported arguments.
+        NonFiniteError: weights or λ are not finite.
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
@@ -128,7 +132,7 @@ def attention_statistics(
 
 
 class _Probe:
-    """Looks at each call and keeps its statistics."""
+    """Observes each call and stores its statistics."""
 
     def __init__(self, real: Tensor | None, top: int, histogram: bool) -> None:
         self.real, self.top, self.histogram = real, top, histogram
@@ -165,19 +169,19 @@ class _Probe:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One layer."""
+    """Statistics of one layer."""
 
     layer: int
     found: LayerStatistics
     last: Tensor
-    """(B,) keys that the last query sees."""
+    """(B,) number of keys that the last query sees."""
     real: Tensor
     """(B, N)."""
     pairing: Pairing
 
 
 def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:
-    """All layers in one, on the CPU."""
+    """Combine all layers, on the CPU."""
     if len({one.pairing.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
         raise ValueError("the model's layers have different numbers of heads, which cannot stand in one table")
     real, first = seen[0].real, seen[0].real.long().argmax(1)
@@ -190,7 +194,7 @@ def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> Att
         return torch.stack(values).cpu()
 
     def share(mass: Tensor, keys: Tensor) -> Tensor:
-        """Of the mass (B, heads, N), what lies on keys (B, N) or (B, heads, N)."""
+        """Share of the mass (B, heads, N) that lies on keys (B, N) or (B, heads, N)."""
         return (mass * (keys if keys.dim() == 3 else keys.unsqueeze(1))).sum(-1)
 
     received = [one.pairing.by_map(one.found.maps.received) for one in seen]

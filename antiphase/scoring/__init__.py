@@ -1,1 +1,1 @@
-"""What one model makes of text: log-likelihoods, losses, constrained answers, retrieval, where attention goes."""
+"""Scores of one model: log-likelihoods, losses, constrained answers, retrieval, and attention allocation."""

@@ -1,9 +1,8 @@
-"""Where attention goes (2410.05258, section 3.3, table 3): mass on answer, other needles, filler, ..., seen from the
-last token of the prompt.
+"""Attention allocation (2410.05258, section 3.3, table 3): attention of a prompt's last token to each span.
 
-Two figures for each span. ``signed`` is the sum of the weights that multiply the values; ``share`` is the sum of
-their absolute values over that of the whole row. The signed figure alone flatters a differential map that learned
-nothing, because two random maps cancel; so it never stands alone, and the untrained model belongs beside it.
+Each span has two numbers. ``signed`` is the sum of the weights that multiply the values; ``share`` is the sum of their
+absolute values divided by that of the whole row. The signed sum alone makes an untrained differential map look better
+than it is, because two random maps cancel; so both are reported, together with those of the untrained model.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ ALL_LAYERS = "all"
 
 
 def allocation(model: PreTrainedModel, batch: RetrievalBatch) -> list[dict[str, Any]]:
-    """Rows of a table: one for each layer and map, averaged over heads and sequences, and their mean over layers.
+    """Table rows: one per layer and map, averaged over heads and sequences, and their mean over layers.
 
-    ``map`` is "softmax", or for differential attention "difference" (what multiplies the values), "first" and
+    ``map`` is "softmax", or for differential attention "difference" (the weights that multiply the values), "first" and
     "second". ``answer_to_noise`` is the ratio of the averages.
     """
     return allocation_over(model, batches_of(batch))
 
 
 def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
-    """Its sequences in parts that fit in memory."""
+    """Split a batch into parts that fit in memory."""
     size = max(1, TOKENS_AT_ONCE // batch.input_ids.shape[1])
     for start in range(0, len(batch.input_ids), size):
         rows = slice(start, start + size)
@@ -42,7 +41,7 @@ def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
 
 
 def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:
-    """The same over batches that may differ in length; each goes through the model at once."""
+    """``allocation`` over batches that may differ in length; each is one forward pass."""
     sums: dict[tuple[int, str], Tensor] = {}
     count = 0
     for batch in batches:
@@ -63,7 +62,7 @@ def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -
 
 
 def _maps(found: LayerRows) -> dict[str, Tensor]:
-    """Named weights (B, heads, M) of the one query."""
+    """Named weights (B, heads, M) of the single query."""
     if found.lam is None:
         return {"softmax": found.maps[:, :, 0, 0]}
     return {
@@ -74,7 +73,7 @@ def _maps(found: LayerRows) -> dict[str, Tensor]:
 
 
 def _figures(weights: Tensor, spans: Tensor) -> Tensor:
-    """Signed sum and share of Σ|A| by span, averaged over heads: (B, 2, spans)."""
+    """Signed sum and share of Σ|A| per span, averaged over heads: (B, 2, spans)."""
     weights = weights.double()
     absolute = weights.abs()
     signed = torch.einsum("bhm,bsm->bhs", weights, spans)
@@ -99,7 +98,7 @@ def _ratio(spans: dict[str, float]) -> float | None:
 
 
 def attention_map(model: PreTrainedModel, input_ids: Tensor, *, queries: slice) -> Tensor:
-    """Signed weights of one sequence (1, N), for a range of queries: (layers, heads, P, N), fp32."""
+    """Signed weights of one sequence (1, N) for a range of queries: (layers, heads, P, N), fp32."""
     positions = torch.arange(input_ids.shape[1])[queries].unsqueeze(0)
     layers = attention_rows(model, input_ids, positions)
     return torch.stack([found.weights()[0] for found in layers]).float()

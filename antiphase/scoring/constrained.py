@@ -1,4 +1,4 @@
-"""Greedy decoding over a few allowed answers, for many prompts that begin alike: the common beginning is read once."""
+"""Greedy decoding constrained to a few answers, for many prompts with a common beginning, which is processed once."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from antiphase.scoring.likelihood import CACHED_TOKENS, TOKENS_AT_ONCE, batches,
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
-LONG = 2048
-"""Prompts of which most differ in more tokens go without padding, and without the common beginning where that is
-shorter: attention with a mask, as transformers forms it for either, costs more than it saves there."""
+LONG_PROMPT = 2048
+"""Prompts with more different tokens than this are mostly processed without padding, and without the common beginning
+if it is shorter. Both would need a mask, and transformers' attention with a mask costs more than it saves there.
+"""
 
 
 @torch.no_grad()
 def choose_options(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Option]]
 ) -> list[int]:
-    """Which option greedy decoding writes after each prompt, where only tokens that go on with an option are allowed.
+    """The option that greedy decoding writes after each prompt, if only tokens that continue an option are allowed.
 
-    Where one option begins with another, the shorter one ends where the model's next choice among all tokens does not
-    go on with the longer one.
+    If one option begins with another, the shorter one is chosen if the model's next token, over the whole vocabulary,
+    does not continue the longer one.
 
     Args:
-        prompts: token ids. What all have in common at their beginning goes through the model once, but for a short
-            beginning of long prompts.
-        options: of each prompt, each of at least one token.
+        prompts: token ids. Their common beginning goes through the model once, except a short beginning of long
+            prompts.
+        options: options of each prompt, each with at least one token.
 
     Returns:
-        number of the chosen option of each prompt, from 0; -1 where logits are not numbers.
+        0-based index of the chosen option for each prompt; -1 if logits are NaN.
     """
     shared = shared_beginning(prompts)
-    if statistics.median(map(len, prompts)) - shared > max(shared, LONG):
+    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0
     cache: DynamicCache | None = None
     if shared:
@@ -52,7 +53,7 @@ def choose_options(
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
         # padding between a prompt and its answer would count as distance in a sliding window
-        together.setdefault(len(rest) if len(rest) > LONG or has_window(model) else 0, []).append(row)
+        together.setdefault(len(rest) if len(rest) > LONG_PROMPT or has_window(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
               batches([rests[row] for row in alike], TOKENS_AT_ONCE)]  # fmt: skip
     for rows in groups:
@@ -64,14 +65,14 @@ def choose_options(
 
 
 def has_window(model: PreTrainedModel) -> bool:
-    """Whether any layer of a model sees only the last keys."""
+    """Whether any layer of a model has a sliding window."""
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     return bool(getattr(config, "sliding_window", None)) and (not kinds or "sliding_attention" in kinds)
 
 
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens that all prompts begin with; at least one token of each is left over."""
+    """Number of tokens that all prompts begin with, leaving at least one token of each."""
     shortest = min(map(len, prompts)) - 1
     first = prompts[0]
     for prompt in prompts[1:]:
@@ -108,7 +109,7 @@ def _choose_batch(
         ).logits[0]  # (B, vocabulary)
     written: list[tuple[int, ...]] = [()] * count
     chosen: dict[int, int] = {}
-    going = list(range(count))  # rows of the batch; those that are decided leave it
+    going = list(range(count))  # rows of the batch that are still undecided
     position = shared + lengths
     while True:
         kept: list[int] = []
@@ -137,9 +138,9 @@ def _choose_batch(
 
 
 def _advance(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]) -> tuple[int, int | None]:
-    """The next token, and the option that it leaves no other for (-1: several are left); no token where one is whole.
+    """The next token, and the only option left after it (-1 if several are left); no token if an option is complete.
 
-    The model is not asked for tokens that only one option can follow with.
+    The model is not run for tokens that follow from the only option left.
     """
     length = len(written)
     going_on = [tuple(option) for option in options if tuple(option[:length]) == written and len(option) > length]

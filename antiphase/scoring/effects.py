@@ -1,6 +1,6 @@
-"""What attention on the answer does: its share in each layer's output, and the answer's likelihood without it.
+"""Effects of attention on the answer: its share of each layer's output, and the answer's likelihood without it.
 
-Weights alone do not say: a large weight on a small value adds little, and what is added may not be used.
+Weights alone do not show this: a large weight on a small value adds little, and later layers may not use what it adds.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from antiphase.scoring.allocation import ALL_LAYERS
 from antiphase.uncertainty.intervals import mean_interval
 
 LAST_MAPS = ("softmax", "difference")
-"""What multiplies the values."""
+"""Maps that multiply the values."""
 
 
 def with_effects(
     rows: Sequence[dict[str, Any]], model: PreTrainedModel, batches: Iterable[RetrievalBatch]
 ) -> list[dict[str, Any]]:
-    """Rows of ``allocation`` over the same sequences, those of what multiplies the values with two figures more.
+    """Add effects to the rows of ``allocation`` over the same sequences, for the maps in ``LAST_MAPS``.
 
-    ``contribution`` and ``contribution_norm`` of each span: seen from the last token of the prompt, its part of the
-    layer's output (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms); layer "all" is the
-    mean over layers.
+    ``contribution`` and ``contribution_norm`` of each span: its part of the layer's output at the last token of the
+    prompt (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms); layer "all" is the mean over
+    layers.
 
-    ``knockout``: the change of the log-probability of the first answer, in nats, once its needle (``answer``), or as
-    many random tokens of filler (``filler``), are hidden from the tokens that predict it, in the row's layer or for
-    "all" in all of them at once. Means over sequences, each with Student's 95 % interval; None without an answer in
-    the batch, or where a sequence has too little filler.
+    ``knockout``: the change in the log-probability of the first answer, in nats, if its needle (``answer``) or as many
+    random filler tokens (``filler``) are hidden from the tokens that predict it, in the row's layer, or in all layers
+    at once for "all". These are means over sequences with Student's 95 % intervals; None if the batch has no answer or
+    a sequence has too little filler.
 
     Raises:
-        ValueError: a model whose attention cannot be read.
+        ValueError: the model's attention cannot be observed.
     """
     shares: dict[int, list[Tensor]] = defaultdict(list)
     norms: dict[int, list[Tensor]] = defaultdict(list)
@@ -83,18 +83,18 @@ def with_effects(
 
 
 def _last_tokens(model: PreTrainedModel, batch: RetrievalBatch) -> tuple[LastTokens, Tensor]:
-    """The tokens that predict the first answer, the prompt's last one first, and the answer (B, P), -1 beyond it."""
+    """The tokens that predict the first answer, from the prompt's last one on, and the answer (B, P), -1 as padding."""
     answer = batch.answer_positions[:, 0]  # (B, A)
     targets = batch.input_ids.gather(1, answer.clamp(min=0)).where(answer >= 0, -1)
     end = batch.prompt_end[:, None]
-    positions = (answer - 1).where(answer >= 0, end)  # where there is none, the last token of the prompt once more
+    positions = (answer - 1).where(answer >= 0, end)  # without an answer, repeat the last token of the prompt
     return LastTokens(model, batch.input_ids, positions), targets
 
 
 def random_filler(batch: RetrievalBatch, first: int) -> Tensor:
-    """As many random tokens of filler as the answer's needle has, (B, M) bool; none where there are not so many.
+    """As many random filler tokens as the answer's needle has tokens, (B, M) bool; none if there are too few.
 
-    ``first``: number of the first sequence. Each has random numbers of its own, so that batches change nothing.
+    ``first`` is the index of the first sequence. Each has its own random numbers, so the batch size has no effect.
     """
     chosen = torch.zeros_like(batch.spans["filler"])
     for row, (filler, answer) in enumerate(zip(batch.spans["filler"], batch.spans["answer"], strict=True)):

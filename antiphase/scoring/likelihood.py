@@ -1,4 +1,4 @@
-"""Log-likelihoods and predictions of any causal language model of Hugging Face, in batches that fit in memory."""
+"""Log-likelihoods and predictions of any Hugging Face causal language model, in batches that fit in memory."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from antiphase.errors import NonFiniteError
 from antiphase.layers.positions import count_positions
 
 Predict = Callable[[Tensor, Tensor], Tensor]
-"""Token ids (B, L) and positions (B, P) to the greedy token (B, P) for each position, given all tokens before it."""
+"""Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
 
 TOKENS_AT_ONCE = 16384
-"""Tokens of one forward pass."""
+"""Number of tokens in one forward pass."""
 CHUNK = 4096
-"""Of a longer prompt, tokens that go through the model at a time: masks and scores of more would not fit."""
+"""Tokens of a longer prompt that go through the model at a time, limited by the memory of masks and scores."""
 CACHED_TOKENS = 1 << 17
-"""Tokens of the copies of a cache that options of one batch are scored with."""
+"""Number of tokens in the copies of a cache with which the options of one batch are scored."""
 
 
 @torch.no_grad()
 def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> Tensor:
-    """The model's first choice for the token at each position, given the true tokens before it.
+    """The model's most likely token at each position, given the true tokens before it.
 
-    A whole answer is what greedy decoding would produce exactly if every one of its tokens is the first choice here.
+    Greedy decoding would produce a whole answer exactly if each of its tokens is the most likely here.
 
     Args:
         input_ids: (B, L).
-        positions: (B, P), each at least 1; below 0 means none, and gives -1.
+        positions: (B, P), each at least 1; negative positions are skipped and give -1.
 
     Returns:
         (B, P) int64 on the CPU.
 
     Raises:
-        NonFiniteError: logits that are not finite.
+        NonFiniteError: logits are not finite.
     """
     chosen = torch.full_like(positions, -1)
     size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
@@ -64,10 +64,10 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
     """-log p in nats of each predicted token, flat, in the order of rows and positions; fp32 on the CPU.
 
     Args:
-        input_ids, labels: (B, L); -100 in ``labels`` is not predicted, nor is a row's first token.
+        input_ids, labels: (B, L); positions with -100 in ``labels`` and the first token of a row are not predicted.
 
     Raises:
-        NonFiniteError: a loss that is not finite.
+        NonFiniteError: a loss is not finite.
     """
     found = []
     size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
@@ -81,10 +81,10 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
 
 
 def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """-log p in nats of targets (P,) by logits (P, vocabulary): fp32 on the CPU.
+    """-log p in nats of targets (P,) under logits (P, vocabulary): fp32 on the CPU.
 
     Raises:
-        NonFiniteError: one is not finite, as where a logit is NaN.
+        NonFiniteError: a loss is not finite, for example because a logit is NaN.
     """
     losses = cross_entropy(logits.float(), targets, reduction="none")
     if not bool(losses.isfinite().all()):
@@ -93,27 +93,27 @@ def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def check_logits(logits: Tensor) -> None:
-    """Logits (..., vocabulary) of which one is the largest; -inf may forbid some tokens.
+    """Check that the largest of the logits (..., vocabulary) is finite; -inf may forbid some tokens.
 
     Raises:
-        NonFiniteError: NaN or infinity is the largest, which no choice may rest on.
+        NonFiniteError: the largest logit is NaN or infinite, so no token can be chosen.
     """
     if not bool(logits.amax(-1).isfinite().all()):  # NaN counts as larger than any number
         raise NonFiniteError("its logits are NaN or infinite, so nothing can be measured")
 
 
 def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Logits (P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each."""
+    """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns``, (P,) each."""
     with logits_at(model, rows, columns):
         return model(input_ids=input_ids, use_cache=False).logits[0]
 
 
 @contextmanager
 def logits_at(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Iterator[None]:
-    """Within the block the model's logits are (1, P, vocabulary), after the tokens at ``rows``, ``columns``, (P,) each.
+    """Make the model return logits (1, P, vocabulary) after the tokens at ``rows``, ``columns``, (P,) each.
 
-    Those of every token would not fit. The head is handed these tokens alone, so that what a model does to its logits
-    (scaling, soft-capping) is done.
+    Logits of every token would not fit in memory. Only the head's input is restricted, so the model's own processing of
+    its logits (scaling, soft-capping) still applies.
     """
 
     def choose(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
@@ -128,12 +128,12 @@ def logits_at(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Iterator
 
 @dataclass(frozen=True)
 class OptionScores:
-    """Of the options of one prompt, on the CPU."""
+    """Scores of the options of one prompt, on the CPU."""
 
     log_likelihood: Tensor
     """(options,) fp32, in nats, summed over an option's tokens."""
     is_greedy: Tensor
-    """(options,) bool: greedy decoding would write exactly this."""
+    """(options,) bool: whether greedy decoding would produce exactly this option."""
 
 
 def score_options(
@@ -143,16 +143,16 @@ def score_options(
     *,
     stepwise: bool = False,
 ) -> list[OptionScores]:
-    """How likely each option is after its prompt.
+    """Log-likelihood of each option after its prompt.
 
-    The prompts go through the model alone, and the options' tokens after them with the cache: nothing that reads a
-    prompt (such as the choice of attention sinks) sees an option. Differentiable where gradients are on.
+    The prompts go through the model first, and the options' tokens afterwards with the cache, so that processing of a
+    prompt (such as the choice of attention sinks) never sees an option. Differentiable if gradients are enabled.
 
     Args:
         prompts: token ids.
-        options: for each prompt, options of at least one token each.
-        stepwise: feed an option's tokens one at a time, as decoding would: where a call's own queries choose the
-            sinks, its later tokens would change what its earlier ones see.
+        options: for each prompt, its options, each with at least one token.
+        stepwise: feed an option's tokens one at a time, as in decoding. This matters if a call's own queries determine
+            its sinks, since later tokens would then affect earlier ones.
     """
     found: dict[int, OptionScores] = {}
     for rows in batches(prompts, TOKENS_AT_ONCE):
@@ -162,7 +162,7 @@ def score_options(
 
 
 def batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list[int]]:
-    """Numbers of prompts that go together: those of like length, so that little of a batch is padding."""
+    """Groups of prompts to process together; similar lengths are grouped in order to reduce padding."""
     batch: list[int] = []
     for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row])):
         if batch and (len(batch) + 1) * len(prompts[row]) > most_tokens:
@@ -184,7 +184,7 @@ def _score_batch(
         input_ids=ids, attention_mask=mask, position_ids=count_positions(mask), use_cache=True, logits_to_keep=1
     )
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
-    # what is fed: each different beginning of an option once
+    # feed each distinct beginning of an option once
     begun = [(row, tuple(option[:-1])) for row, listed in enumerate(options) for option in listed if len(option) > 1]
     fed = list(dict.fromkeys(begun))
     later: dict[tuple[int, tuple[int, ...]], tuple[Tensor, int]] = {}
@@ -233,9 +233,9 @@ def generated_tokens(
     stop: Sequence[int] = (),
     numbers: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """Greedy continuations of at most ``longest`` tokens, up to the end of the text or a token of ``stop``.
+    """Greedy continuations of at most ``longest`` tokens, up to the end-of-text token or a token in ``stop``.
 
-    ``numbers``: of the prompts, for messages; None: from 0.
+    ``numbers`` are the indices of the prompts in messages; None means from 0.
 
     Raises:
         NonFiniteError: a step's logits are not finite.
@@ -245,7 +245,7 @@ def generated_tokens(
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     for rows in batches(prompts, TOKENS_AT_ONCE):
         ids, mask = padded([prompts[row] for row in rows], model.device)
-        # Models that carry a state and no cache of keys (LSTM, Mamba) read a prompt whole; it costs them little memory.
+        # Models with a state instead of a key cache (LSTM, Mamba) process a prompt at once, which needs little memory.
         cached = "past_key_values" in inspect.signature(model.forward).parameters
         chunk = CHUNK if ids.shape[1] > CHUNK and cached else None
         watch = _Watch()
@@ -279,7 +279,7 @@ class _Watch(LogitsProcessor):
 
 @contextmanager
 def _greedy(model: PreTrainedModel, ends: Sequence[int], *, chunk: int | None) -> Iterator[None]:
-    """Within the block the model generates greedily: its own settings may ask for penalties, which is not greedy."""
+    """Use greedy generation within the block, whatever the model's own generation settings, such as penalties."""
     own = model.generation_config
     model.generation_config = GenerationConfig(
         do_sample=False,
@@ -297,7 +297,7 @@ def _greedy(model: PreTrainedModel, ends: Sequence[int], *, chunk: int | None) -
 def padded(
     rows: Sequence[Sequence[int]], device: torch.device, *, side: Literal["left", "right"] = "left"
 ) -> tuple[Tensor, Tensor]:
-    """Token ids (B, L), filled with id 0, and which of them are real, int64 (B, L)."""
+    """Token ids (B, L), padded with id 0, and an int64 mask (B, L) of real tokens."""
     longest = max(map(len, rows))
     ids = torch.zeros(len(rows), longest, dtype=torch.int64)
     mask = torch.zeros_like(ids)

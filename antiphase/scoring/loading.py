@@ -1,4 +1,4 @@
-"""A model to measure: a local folder or a Hub name, with its tokenizer and, where it was trained here, its settings."""
+"""Loads a model to measure: a local folder or a Hub name, with its tokenizer and, if trained here, its settings."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
     AutoModelForTokenClassification, AutoModelForQuestionAnswering,
 )  # fmt: skip
-"""What a checkpoint without a causal head may be; loaded as what it is, it has all of its weights."""
-NO_PART = ("_name_or_path", "transformers_version")
-"""Fields of a configuration that no result depends on."""
+"""Auto classes of checkpoints without a causal head; the matching one has all of the checkpoint's weights."""
+IRRELEVANT_FIELDS = ("_name_or_path", "transformers_version")
+"""Fields of a configuration that do not affect results."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,22 @@ class LoadedModel:
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     settings: RunSettings | None
-    """Of the training run, where the folder holds ``run.yaml``."""
+    """Settings of the training run, if the folder contains ``run.yaml``."""
 
 
-def at_hand(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-    """A model that a script holds already, by the name that it was loaded with."""
+def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
+    """Wrap a model that is already loaded, under the name from which it was loaded."""
     return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
 
 
 def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> LoadedModel:
-    """Load any causal language model of Hugging Face; code in its repository is never run.
+    """Load any Hugging Face causal language model; code in its repository is never run.
 
-    ``with_head`` False: any model, encoders too.
+    With ``with_head`` False, load any model, including encoders.
 
     Raises:
-        InputError: there is none under this name, it cannot be loaded, or it is not whole (``read_model``); a causal
-            language model that looks ahead.
+        InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), or a causal language
+            model attends to later tokens.
     """
     if with_head:
         model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM)
@@ -71,7 +71,7 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
     loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
-    if with_head and _looks_ahead(loaded.model):
+    if with_head and _sees_later_tokens(loaded.model):
         raise InputError(
             f"MODEL {name} is no causal language model: its logits depend on the tokens that follow; give a decoder"
         )
@@ -79,18 +79,18 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
 
 
 @torch.no_grad()
-def _looks_ahead(model: PreTrainedModel) -> bool:
-    """Whether a token's logits depend on what follows it: a loss of them would be the loss of what is in view."""
+def _sees_later_tokens(model: PreTrainedModel) -> bool:
+    """Whether a token's logits depend on later tokens, which would make a language-modelling loss meaningless."""
     ids = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
     both = model(input_ids=ids, use_cache=False).logits[:, :-1].float()  # (2, 3, vocabulary)
     first, second = both[:, both.isfinite().all(0)]
-    rounding = max(1e-4, 8 * torch.finfo(model.dtype).eps)  # rows of a batch may take other kernels
+    rounding = max(1e-4, 8 * torch.finfo(model.dtype).eps)  # rows of a batch may use different kernels
     return bool(((first - second).abs() > rounding * first.abs().amax()).any()) if len(first) else False
 
 
 @contextmanager
 def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
-    """What a model cannot do, or computes without a result, as an input error that names it."""
+    """Turn errors of a model (unsupported calls, results that are not finite) into input errors that name it."""
     try:
         yield
     except InputError:
@@ -100,15 +100,15 @@ def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
 
 
 def digest(loaded: LoadedModel) -> str:
-    """SHA-256 of what a result depends on: every weight and buffer, the configuration, and the tokenizer.
+    """SHA-256 of everything a result depends on: all weights and buffers, the configuration, and the tokenizer.
 
-    By it a measurement is known again; where a model lies, and on which device, is no part of it.
+    It identifies a measurement, so it does not depend on the model's location or device.
     """
     hashed = hashlib.sha256()
     for name, tensor in sorted(loaded.model.state_dict().items()):
         hashed.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in NO_PART}
+    config = {name: value for name, value in loaded.model.config.to_dict().items() if name not in IRRELEVANT_FIELDS}
     tokenizer = loaded.tokenizer
     words = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else tokenizer.get_vocab()
     written = [config, words, tokenizer.special_tokens_map, tokenizer.chat_template]
@@ -117,19 +117,19 @@ def digest(loaded: LoadedModel) -> str:
 
 
 def _class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class by which a checkpoint has all of its weights."""
+    """The Auto class with which a checkpoint has all of its weights."""
     return next(filter(partial(_holds, config), HEADS), AutoModel)
 
 
 def _holds(config: Any, auto: Any) -> bool:
-    """Whether a checkpoint's weights are those of the model that the Auto class makes of its configuration."""
+    """Whether a checkpoint's weights are those of the Auto class's model for its configuration."""
     if type(config) not in auto._model_mapping:
         return False
     return auto._model_mapping[type(config)].__name__ in (config.architectures or [])
 
 
 def untrained(model: PreTrainedModel, seed: int) -> PreTrainedModel:
-    """The same architecture with fresh weights."""
+    """The same architecture with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         fresh = AutoModelForCausalLM.from_config(copy.deepcopy(model.config))

@@ -1,7 +1,8 @@
-"""Multi-needle retrieval (2410.05258, section 3.3): are facts in the context found when asked for?
+"""Multi-needle retrieval (2410.05258, section 3.3): accuracy on questions about facts in the context.
 
-The score is the first query's answer, every token of it right. Later answers are reported by place only: with the
-earlier ones in view, naming any number not yet named beats a guess without retrieving anything.
+The score is the accuracy of the first query's answer, all tokens of which must be correct. Later answers are only
+reported by position: with the earlier ones visible, answering with any number not yet used beats guessing without
+retrieving anything.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from antiphase.scoring.likelihood import Predict, greedy_predictions
 from antiphase.uncertainty.intervals import wilson_interval
 
 TaskFactory = Callable[..., RetrievalTask]
-"""(needles=, queries=, sequence_length=) to a task with held-out filler."""
+"""Takes (needles=, queries=, sequence_length=) and returns a task with held-out filler."""
 
 
 def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:
-    """Whether each answer is right as a whole, bool (B, R)."""
+    """Whether each answer is entirely correct, bool (B, R)."""
     positions = batch.answer_positions
     flat = positions.flatten(1)
     predicted = predict(batch.input_ids, flat).view(positions.shape)
@@ -35,10 +36,9 @@ def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:
 def needle_cell(
     predict: Predict, task: RetrievalTask, *, depth: float | None, samples: int, seed: int
 ) -> dict[str, Any]:
-    """One cell of the grid: counts for the first query, shares for the later ones by place, and ``right``, 0 or 1 for
-    each sequence's first query.
+    """One cell of the grid: counts and ``right`` (0 or 1 per sequence) for the first query, shares for later ones.
 
-    Cells of equal size, depth and seed hold equal sequences, whatever predicts.
+    Cells of equal size, depth and seed have the same sequences for every model.
     """
     sizes = (task.needles, task.queries, task.sequence_length, depth)
     batch = task.sample(samples, keyed_generator(seed, "needles", *sizes), depth=depth)
@@ -59,10 +59,11 @@ def needle_cell(
 def needle_grid(
     predict: Predict, tasks: Sequence[RetrievalTask], *, depths: Sequence[float], samples: int, seed: int
 ) -> list[dict[str, Any]]:
-    """The cells of every task and depth, and one with the needle anywhere (depth None); without ``right``.
+    """The cells of every task and depth, plus one per task with random depth (None), without ``right``.
 
-    Only that one is compared with the guess rate: at a fixed depth a place can be guessed, naming the last value is
-    always right at depth 1, so an average over depths 0, 1/4, ..., 1 would credit systems that retrieve nothing.
+    Only the latter is compared with the guess rate. At a fixed depth the position can be guessed (at depth 1, answering
+    with the last value is always correct), so an average over depths 0, 1/4, ..., 1 would credit systems that retrieve
+    nothing.
     """
     cells = [
         needle_cell(predict, task, depth=depth, samples=samples, seed=seed)
@@ -73,10 +74,10 @@ def needle_grid(
 
 
 def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Accuracy by needles, queries, length and depth (None: anywhere), over whatever models the cells are of.
+    """Accuracy by needles, queries, length and depth (None means random), over all models in the cells.
 
-    ``interval`` is Wilson's for one model, and the range over several: samples of different seeds are not trials of
-    one model.
+    ``interval`` is Wilson's for one model and the range for several, because samples of different seeds are not trials
+    of one model.
     """
     groups: dict[tuple[int, int, int, float | None], list[dict[str, Any]]] = {}
     for cell in cells:
@@ -107,12 +108,12 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def predictor(model: PreTrainedModel) -> Predict:
-    """Greedy choices of a model."""
+    """Greedy predictions of a model."""
     return partial(greedy_predictions, model)
 
 
 def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch) -> float:
-    """Share of first queries answered right; a cheap number for the curve of a training run."""
+    """Accuracy on first queries, a cheap metric for the curve of a training run."""
     first = RetrievalBatch(batch.input_ids, batch.answer_positions[:, :1], batch.prompt_end, batch.spans)
     return correct_answers(predictor(model), first).float().mean().item()
 
@@ -124,7 +125,7 @@ def tasks_of(
     queries: Sequence[int | None],
     lengths: Sequence[int | None],
 ) -> list[RetrievalTask]:
-    """A task for every number of needles, number of queries and length; empty lists mean the training size."""
+    """One task for every combination of needles, queries and length; empty lists mean the training size."""
     return [
         factory(needles=count, queries=asked, sequence_length=length)
         for count in needles or [None]

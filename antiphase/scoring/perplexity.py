@@ -1,4 +1,4 @@
-"""Held-out loss: mean -log p of the next token, and its exponential."""
+"""Held-out loss (mean -log p of the next token) and its exponential."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def perplexity(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
     """``loss`` in nats per predicted token, ``perplexity`` and the number of predicted ``tokens``.
 
     Raises:
-        NonFiniteError: a loss that is not finite.
+        NonFiniteError: a loss is not finite.
     """
     losses = negative_log_likelihoods(model, batch.input_ids, batch.labels)
     loss = losses.double().mean().item()
@@ -24,11 +24,10 @@ def perplexity(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
 
 
 def losses_by_sequence(model: PreTrainedModel, batch: Batch) -> list[float]:
-    """One number for each sequence, whose mean is the loss in nats per predicted token, for intervals over sequences.
+    """One number per sequence for confidence intervals; their mean is the loss in nats per predicted token.
 
-    Where sequences predict different numbers of tokens the loss is a ratio of sums; a sequence's number is then the
-    loss plus its share in what another draw of sequences would change (the linear part of a ratio estimator, Cochran
-    1977, section 6.4).
+    If sequences have different numbers of predicted tokens, the loss is a ratio of sums. Each number is then the loss
+    plus the sequence's influence on it (the linearized ratio estimator, Cochran 1977, section 6.4).
     """
     losses = negative_log_likelihoods(model, batch.input_ids, batch.labels).double()
     tokens = (batch.labels[:, 1:] >= 0).sum(1)

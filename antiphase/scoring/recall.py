@@ -1,7 +1,7 @@
-"""The loss on what the context has said before, and on the rest: AR-hit (Zoology, Arora et al., 2312.04927).
+"""The loss on tokens that can be recalled from the context (AR-hits; Zoology, Arora et al., 2312.04927) and others.
 
-A predicted token is an AR-hit if it and the token before it stood together earlier in the same sequence, so that it can
-be looked up there, and if training did not show the pair so often that it is known anyway.
+A predicted token is an AR-hit if the bigram of it and the previous token occurred earlier in the sequence, so that it
+can be recalled, and if the bigram is not so frequent in the training text that it is memorized.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from antiphase.data.streams import Batch
 from antiphase.scoring.likelihood import negative_log_likelihoods
 
 TOKENS_AT_ONCE = 1 << 22
-"""Training tokens that are looked through in one step."""
+"""Number of training tokens that are searched in one step."""
 
 
 @dataclass(frozen=True)
 class RecallSlices:
-    """Which predicted tokens of a batch are AR-hits, and how that came about."""
+    """Which predicted tokens of a batch are AR-hits, and the counts behind this."""
 
     batch: Batch
     hits: Tensor
     """(B, L) bool."""
     frequent: int
     repeated: int
-    """Predicted tokens whose pair stood earlier in the sequence."""
+    """Predicted tokens whose bigram occurred earlier in the sequence."""
     left_out: int
-    """Of those, how many training showed more than ``frequent`` times."""
+    """Those of them whose bigram occurs more than ``frequent`` times in the training text."""
     training_tokens: int
-    """Tokens among which pairs were counted; 0: a synthetic task, from which nothing is left out."""
+    """Training tokens in which bigrams were counted; 0 for a synthetic task, in which no bigram is excluded."""
 
     def describe(self) -> dict[str, Any]:
-        """For a record."""
+        """Values for a record."""
         names = ("frequent", "repeated", "left_out", "training_tokens")
         return {name: getattr(self, name) for name in names} | {"hits": int(self.hits.sum())}
 
 
 def recall_slices(batch: Batch, training: numpy.ndarray[Any, Any] | None, *, frequent: int) -> RecallSlices:
-    """Divide the predicted tokens of a batch.
+    """Divide the predicted tokens of a batch into AR-hits and others.
 
     Args:
-        training: (tokens,) ids of the training text; None: there is none.
-        frequent: pairs that stand more often in it are no hits; Zoology allows 1,250 times in 10B tokens.
+        training: (tokens,) ids of the training text; None if there is none.
+        frequent: bigrams that are more frequent in it are not hits; Zoology uses 1,250 in 10B tokens.
     """
     predicted = torch.zeros_like(batch.labels, dtype=torch.bool)
     predicted[:, 1:] = batch.labels[:, 1:] >= 0
@@ -79,7 +79,7 @@ def recall_losses(model: PreTrainedModel, slices: RecallSlices) -> dict[str, flo
 
 
 def repeated_pairs(input_ids: Tensor) -> Tensor:
-    """Where a token and the one before it stood together earlier in the row: (B, L) bool."""
+    """Which tokens form a bigram with the previous token that occurred earlier in the row: (B, L) bool."""
     pairs = _pairs(input_ids).numpy()
     found = torch.ones(input_ids.shape, dtype=torch.bool)
     found[:, 0] = False
@@ -90,7 +90,7 @@ def repeated_pairs(input_ids: Tensor) -> Tensor:
 
 
 def count_pairs(tokens: numpy.ndarray[Any, Any], wanted: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
-    """How often each of the pairs ``wanted`` (sorted, as ``_pairs`` numbers them) stands in ``tokens``: int64."""
+    """Frequency in ``tokens`` of each bigram in ``wanted`` (sorted codes of ``_pairs``): int64."""
     counts = numpy.zeros(len(wanted), dtype=numpy.int64)
     for start in range(0, len(tokens) - 1, TOKENS_AT_ONCE):
         part = torch.from_numpy(tokens[start : start + TOKENS_AT_ONCE + 1].astype(numpy.int64))
@@ -101,5 +101,5 @@ def count_pairs(tokens: numpy.ndarray[Any, Any], wanted: numpy.ndarray[Any, Any]
 
 
 def _pairs(input_ids: Tensor) -> Tensor:
-    """Neighbours as one number: (B, L) to (B, L - 1) int64."""
+    """Bigrams as integer codes: (B, L) to (B, L - 1) int64."""
     return (input_ids[:, :-1] << 32) + input_ids[:, 1:]

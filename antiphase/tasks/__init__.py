@@ -1,1 +1,1 @@
-"""Tasks: prompts with what may follow them, made from labelled rows or from plain text, and their scores."""
+"""Tasks: prompts with possible answers, made from labelled rows or plain text, and their scores."""

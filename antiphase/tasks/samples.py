@@ -1,4 +1,4 @@
-"""One prompt and what is right after it: what every task is made of."""
+"""Samples: a prompt and its correct answer, the unit of every task."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One prompt and what is right after it."""
+    """One prompt and its correct answer."""
 
     prompt: tuple[int, ...]
     """Token ids."""
     options: tuple[tuple[int, ...], ...]
-    """Token ids of what may follow; of an open answer, the first right one."""
+    """Token ids of the possible answers; for an open question, only the first correct one."""
     target: int
-    """The right one of the options."""
+    """Index of the correct option."""
     lengths: tuple[float, ...]
-    """What each option's log-likelihood is divided by."""
+    """Divisor of each option's log-likelihood."""
     answers: tuple[str, ...]
-    """Right answers of an open question; empty where there are options."""
+    """Correct answers of an open question; empty if there are options."""
     metric: str
-    """``accuracy``: the right option is the likeliest; ``greedy``: the model would write the option by itself;
-    ``exact_match`` and ``f1`` (SQuAD's): of a text that it writes."""
+    """``accuracy``: the correct option is the most likely; ``greedy``: greedy decoding would produce it;
+    ``exact_match`` and ``f1`` (SQuAD's) apply to generated text.
+    """
     longest: int
-    """Tokens to generate for an open answer."""
+    """Number of tokens to generate for an open answer."""
     decode: Any = field(repr=False, compare=False)
-    """Token ids to text."""
+    """Converts token ids to text."""
     stop: tuple[int, ...] = field(default=(), repr=False)
     """Tokens that end an answer."""
     spans: tuple[tuple[str, int, int], ...] = ()
     """(name, start, stop) of parts of the prompt: ``question``, ``demonstrations``, ``choices``."""
     row: int = 0
-    """Which row of the data it is."""
+    """Index of the sample's row in the data."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Task:
     name: str
     samples: list[Sample]
     chance: float
-    """Best score of systems that do not read the prompt: guessing, always the commonest label or place, always the
-    longest or shortest choice, always the same answer."""
+    """Best score of systems that do not read the prompt: guessing, always the most common label or position, always the
+    longest or shortest choice, or always the same answer.
+    """
     metric: str

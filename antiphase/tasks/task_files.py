@@ -1,7 +1,7 @@
-"""Task files: short YAML, read into settings, on top of a shipped template where one is named.
+"""Task files: short YAML files that are read into settings and may be based on a shipped template.
 
 ``prompt`` is a Jinja template over a row's columns; ``target`` and ``choices`` are Jinja expressions. Shipped templates
-hold everything but the data.
+contain everything except the data.
 """
 
 from __future__ import annotations
@@ -22,54 +22,55 @@ NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 
 @dataclass(kw_only=True)
 class TaskSettings:
-    """A task file."""
+    """The settings of a task file."""
 
     kind: Literal["classification", "choice", "answer", "continuation", "needles"]
-    """``classification``: one of the same labels for all rows; ``choice``: each row has its own; ``answer``: an open
-    question; ``continuation``: how a passage of any text goes on, among passages from elsewhere in it; ``needles``:
-    multi-needle retrieval in the text."""
+    """``classification``: all rows share the same labels; ``choice``: each row has its own choices; ``answer``: an open
+    question; ``continuation``: which passage of a text continues a given one; ``needles``: multi-needle retrieval in
+    the text.
+    """
     data: Any = None
-    """File, folder or Hub dataset, or a mapping of labels to plain text files; relative to the task file."""
+    """File, folder or Hub dataset, or a mapping from labels to plain text files; relative to the task file."""
     name: str = ""
     split: str | None = None
-    """Part of a .json file."""
+    """Name of a split in a .json file."""
     header: list[str] | None = None
-    """Columns of a CSV file without a line that names them."""
+    """Column names of a CSV file without a header line."""
     columns: dict[str, str] = field(default_factory=dict)
-    """Further columns, each in a plain text file with one value a line."""
+    """Further columns, each in a plain text file with one value per line."""
     prompt: str = ""
-    """Jinja template of what the model reads."""
+    """Jinja template of the prompt."""
     target: str = "label"
-    """Jinja expression: the label, the number of the right choice (from 0), or the right answers."""
+    """Jinja expression: the label, the 0-based index of the correct choice, or the correct answers."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What is written for each label; empty: the labels of the data."""
+    """Text for each label; empty means the labels of the data."""
     label_words: str = "{{ label }}"
-    """Jinja template of what is written for a ``label``, where ``labels`` is empty."""
+    """Jinja template of the text for a ``label``, if ``labels`` is empty."""
     choices: str = "choices"
-    """Jinja expression: a list of texts."""
+    """Jinja expression that gives a list of texts."""
     delimiter: str = " "
-    """Between prompt and answer."""
+    """Text between prompt and answer."""
     demonstrations: Any = None
-    """Where examples are taken from; None: from ``data``, and these are not asked."""
+    """Where examples are taken from; None means from rows of ``data`` that are not asked."""
     demonstrations_split: str | None = None
     shots: int = 0
-    """Examples before each prompt."""
+    """Number of examples before each prompt."""
     separator: str = "\n\n"
-    """Between examples."""
+    """Text between examples."""
     normalize: Literal["no", "tokens", "characters"] = "no"
-    """By what log-likelihoods are divided before the best is taken."""
+    """The unit of length by which log-likelihoods are divided before the best is chosen."""
     metric: Literal["accuracy", "exact_match", "f1"] | None = None
-    """None: accuracy where there are options, exact match for an open answer."""
+    """None means accuracy if there are options, and exact match for an open answer."""
     max_new_tokens: int = 16
-    """Of an open answer, which also ends with the line."""
+    """Length limit of an open answer, which also ends at a line break."""
     needles: int | None = None
-    """Facts in a sequence; None: 4, or as many as the model was trained with."""
+    """Number of facts in a sequence; None means 4, or the number in the model's training."""
     length: int | None = None
-    """Tokens of a sequence with needles (None: 512, or as in the model's training) or of a passage (None: 96)."""
+    """Tokens in a sequence with needles (None: 512, or as in the model's training) or in a passage (None: 96)."""
     continuation: int = 16
-    """Tokens of a continuation."""
+    """Tokens in a continuation."""
     offered: int = 4
-    """Continuations to choose from."""
+    """Number of continuations to choose from."""
 
 
 def template_names() -> list[str]:
@@ -79,12 +80,12 @@ def template_names() -> list[str]:
 
 
 def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
-    """The settings of a task file, and the folder that its paths start from.
+    """The settings of a task file, and the folder to which its paths are relative.
 
-    ``template: NAME`` in it takes the values of a shipped template (or of a file), but for what the file says itself.
+    ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
 
     Raises:
-        InputError: there is no such file, or it holds something else.
+        InputError: the file is missing or is not a task file.
     """
     tree = _read_yaml(Path(path), flag)
     template = tree.pop("template", None)

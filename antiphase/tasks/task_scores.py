@@ -1,4 +1,4 @@
-"""Scores of samples, one number each: what a person counts, and a smooth one that gradients pass through."""
+"""Scores of samples, one number each: the reported metric, and a smooth, differentiable one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_samples(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
-    """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN where logits are not numbers.
+    """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN if logits are NaN.
 
     ``stepwise``, here and below: as in ``score_options``.
     """
@@ -28,12 +28,12 @@ def score_samples(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise
 
 
 def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
-    """Log p of the right option among the options, or of the right answer by token: (samples,), differentiable."""
+    """Log-probability of the correct option, or of the correct answer per token: (samples,), differentiable."""
     return _log_probabilities(samples, _scored(model, samples, stepwise))
 
 
 def both_scores(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> tuple[Tensor, Tensor]:
-    """``score_samples`` and ``log_probabilities``; what both need is done once."""
+    """``score_samples`` and ``log_probabilities``, with shared work done once."""
     with torch.no_grad():
         found = _scored(model, samples, stepwise)
     chosen = [scores for sample, scores in zip(samples, found, strict=True) if not sample.answers]
@@ -41,7 +41,7 @@ def both_scores(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: 
 
 
 def _metrics(model: PreTrainedModel, samples: Sequence[Sample], found: Sequence[OptionScores]) -> Tensor:
-    """``found``: of the samples with options."""
+    """``found``: scores of the samples with options."""
     scores = torch.zeros(len(samples), dtype=torch.float64)
     chosen = [index for index, sample in enumerate(samples) if not sample.answers]
     written = [index for index, sample in enumerate(samples) if sample.answers]
@@ -72,7 +72,7 @@ def _log_probabilities(samples: Sequence[Sample], found: Sequence[OptionScores])
 
 
 def probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> Tensor:
-    """The same as a probability, 0 to 1: less noise than a count where samples are few."""
+    """``log_probabilities`` as probabilities, 0 to 1, which are less noisy than accuracies of few samples."""
     return log_probabilities(model, samples, stepwise=stepwise).exp()
 
 
@@ -91,7 +91,7 @@ def _option_score(sample: Sample, found: OptionScores) -> float:
 
 
 def exact_match(text: str, answers: Sequence[str]) -> float:
-    """Whether a text is one of the answers, without case, punctuation, articles and spare spaces (SQuAD).
+    """Whether a text equals one of the answers, ignoring case, punctuation, articles and extra spaces (SQuAD).
 
     An empty text is no answer.
     """
@@ -99,7 +99,7 @@ def exact_match(text: str, answers: Sequence[str]) -> float:
 
 
 def f1(text: str, answers: Sequence[str]) -> float:
-    """Harmonic mean of precision and recall over words, the best over the answers (SQuAD)."""
+    """Harmonic mean of precision and recall over words, maximum over the answers (SQuAD)."""
     return max(_f1(normalized(text).split(), normalized(answer).split()) for answer in answers)
 
 
@@ -111,6 +111,6 @@ def _f1(found: list[str], right: list[str]) -> float:
 
 
 def normalized(text: str) -> str:
-    """Lower case without punctuation, articles and spare spaces; a text of nothing else is kept in lower case."""
+    """The text in lower case without punctuation, articles and extra spaces, unless nothing else is left."""
     plain = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(ARTICLES.sub(" ", plain).split()) or " ".join(text.lower().split())

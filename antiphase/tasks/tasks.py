@@ -1,4 +1,4 @@
-"""Tasks: labelled rows and a template as prompts with what may follow them, or text alone."""
+"""Tasks: builds prompts with possible answers from labelled rows and a template, or from text alone."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from antiphase.tasks.task_files import TaskSettings, read_task
 from antiphase.tasks.task_scores import exact_match, f1, normalized
 from antiphase.tasks.text_tasks import continuations, needles
 
-ANCHOR = 48
-"""Characters at a prompt's end that a label is tokenized with."""
-CONSTANTS = 100
-"""The commonest answers, of which the best constant one is taken."""
+PROMPT_TAIL = 48
+"""Number of characters at the end of a prompt that are tokenized together with a label."""
+CONSTANT_ANSWERS = 100
+"""Number of most common answers among which the best constant one is searched."""
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
 class LongPromptError(InputError):
-    """A prompt that is longer than the model reads; with fewer examples it may fit."""
+    """A prompt is longer than the model's context; fewer examples may fit."""
 
 
 def load_task(
@@ -43,18 +43,18 @@ def load_task(
     run: RunSettings | None = None,
     flag: str = "--task",
 ) -> Task:
-    """Read a task file and make its prompts.
+    """Read a task file and build its prompts.
 
     Args:
-        samples: how many rows, drawn at random; None: all, in their order.
-        shots: instead of the file's own number.
-        seed: of rows and examples.
-        longest: tokens that the model can read.
-        run: of a model trained here; needles without ``data`` are those of its synthetic task.
+        samples: number of rows, drawn at random; None means all, in their order.
+        shots: number of examples, instead of the file's own.
+        seed: seed for drawing rows and examples.
+        longest: the model's context length in tokens.
+        run: settings of a model trained here; needles without ``data`` use its synthetic task.
 
     Raises:
-        InputError: a file, column or template that cannot be used, options with equal tokens, too long a prompt; it
-            names the task file and the row.
+        InputError: a file, column or template cannot be used, two options have equal tokens, or a prompt is too long;
+            the message names the task file and the row.
     """
     settings, folder = read_task(path, flag=flag)
     if shots is not None:
@@ -70,7 +70,7 @@ def load_task(
 
 
 class LabelledTask:
-    """Labelled rows and a template, from which prompts are made."""
+    """Labelled rows and a template, from which prompts are built."""
 
     def __init__(
         self, settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase, longest: int | None, seed: int
@@ -90,17 +90,17 @@ class LabelledTask:
         self._read()
 
     def task(self, count: int | None) -> Task:
-        """``count`` rows drawn at random, behind the examples that the settings ask for; None: all, in their order."""
+        """A task of ``count`` random rows, after the settings' number of examples; None means all rows in order."""
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []
         samples = self.samples(self.asked(count, shown), shown)
         return Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
 
     def examples(self, count: int) -> list[Row]:
-        """Rows to be shown with their answers, drawn at random; fewer are the first of more.
+        """Example rows to show with their answers, drawn at random; a smaller number gives the first of a larger one.
 
         Raises:
-            InputError: there are not so many.
+            InputError: there are too few rows.
         """
         if len(self.pool) < count + (0 if self.has_own_examples else 1):
             raise InputError(f"shots ({count}) needs more rows than the {len(self.pool)} there are")
@@ -108,7 +108,7 @@ class LabelledTask:
         return [self.pool[index] for index in torch.randperm(len(self.pool), generator=generator)[:count].tolist()]
 
     def asked(self, count: int | None, shown: Sequence[Row] = ()) -> list[int]:
-        """Numbers of rows to be asked, none of them shown; None: all, in their order."""
+        """Indices of rows to ask, excluding the examples; None means all, in their order."""
         numbers = list(range(len(self.rows)))
         if count is not None:
             generator = keyed_generator(self.seed, "rows", self.settings.name)
@@ -117,17 +117,17 @@ class LabelledTask:
         return [number for number in numbers if id(self.rows[number]) not in taken][:count]
 
     def samples(self, asked: Sequence[int], shown: Sequence[Row]) -> list[Sample]:
-        """Prompts for some rows behind examples in this order.
+        """Prompts for some rows, after examples in this order.
 
         Raises:
-            LongPromptError: a prompt and its answer are longer than the model reads.
-            InputError: a row that the template does not fit.
+            LongPromptError: a prompt with its answer is longer than the model's context.
+            InputError: the template does not fit a row.
         """
         examples = "".join(self._example(row) + self.settings.separator for row in shown)
         return [self._sample(self.rows[number], examples, number) for number in asked]
 
     def label(self, row: Row) -> str:
-        """The label of a row of a classification."""
+        """The label of a row in a classification task."""
         return str(self._value(self.target, "target", row))
 
     def _read(self) -> None:
@@ -151,7 +151,7 @@ class LabelledTask:
         return labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
 
     def _path(self, given: Any) -> str:
-        """What a task file names, from where it lies; a name that is no file there stays as it is (a Hub dataset)."""
+        """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
         local = self.folder / str(given)
         return str(local) if local.exists() else str(given)
 
@@ -173,7 +173,7 @@ class LabelledTask:
         return labels
 
     def _example(self, row: Row) -> str:
-        """A row with its right answer."""
+        """A row with its correct answer."""
         prompt = self._prompt(row)
         options, target = self._options(row)
         return prompt + self._joined(prompt, options[target])
@@ -194,7 +194,7 @@ class LabelledTask:
         return value
 
     def _options(self, row: Row) -> tuple[list[str], int]:
-        """Texts that may follow, and the number of the right one; of an open question the right answers."""
+        """Possible answers and the index of the correct one; for an open question, the correct answers."""
         value = self._value(self.target, "target", row)
         if self.settings.kind == "classification":
             names = list(self.labels)
@@ -216,7 +216,7 @@ class LabelledTask:
         return [str(choice) for choice in listed], target
 
     def _joined(self, prompt: str, option: str) -> str:
-        """What is written after a prompt for an option."""
+        """The text of an option, as it is written after a prompt."""
         between = "" if prompt.endswith("\n") else self.settings.delimiter
         return between + option.strip()
 
@@ -243,7 +243,7 @@ class LabelledTask:
         before = self._tokens_of(examples)
         parts = [("demonstrations", 0, min(before, len(ids))), ("question", min(before, len(ids)), len(ids))]
         places = [own.find(option.strip()) for option in options]
-        if self.settings.kind == "choice" and min(places) >= 0:  # the prompt lists its choices
+        if self.settings.kind == "choice" and min(places) >= 0:  # the prompt contains its choices
             end = max(place + len(option.strip()) for place, option in zip(places, options, strict=True))
             parts.append(("choices", self._tokens_of(examples + own[: min(places)].rstrip(" ")),
                           min(len(ids), self._tokens_of(examples + own[:end]))))  # fmt: skip
@@ -261,12 +261,12 @@ class LabelledTask:
         )  # fmt: skip
 
     def _tokens_of(self, beginning: str) -> int:
-        """How many tokens the beginning of a prompt has."""
+        """Number of tokens in the beginning of a prompt."""
         return len(self.tokenizer(beginning)["input_ids"]) if beginning else 0
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
-        """The tokens of a text after a prompt, whose last words it is tokenized with."""
-        anchor = prompt.split("\n")[-1][-ANCHOR:] or prompt[-ANCHOR:]
+        """The tokens of a text after a prompt, tokenized together with the prompt's last words."""
+        anchor = prompt.split("\n")[-1][-PROMPT_TAIL:] or prompt[-PROMPT_TAIL:]
         if (anchor, text) not in self.tokens:
             before = self.tokenizer(anchor, add_special_tokens=False)["input_ids"]
             whole = self.tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
@@ -279,7 +279,7 @@ class LabelledTask:
         return self.tokens[anchor, text]
 
     def _chance(self, samples: Sequence[Sample]) -> float:
-        """The best score of a system that does not read the prompt."""
+        """Best score of a system that does not read the prompt."""
         if self.settings.kind == "answer":
             return best_constant(samples)
         guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
@@ -291,15 +291,15 @@ class LabelledTask:
 
 
 def best_constant(samples: Sequence[Sample]) -> float:
-    """The best score of one answer given to all open questions, among their right answers."""
+    """Best score from giving the same answer to all open questions, over their correct answers."""
     answers = Counter(answer for sample in samples for answer in {normalized(answer) for answer in sample.answers})
     metric = exact_match if samples[0].metric == "exact_match" else f1
-    tried = [answer for answer, _ in answers.most_common(CONSTANTS)]
+    tried = [answer for answer, _ in answers.most_common(CONSTANT_ANSWERS)]
     return max(sum(metric(answer, sample.answers) for sample in samples) / len(samples) for answer in tried)
 
 
 def by_length(samples: Sequence[Sample], *, longest: bool) -> float:
-    """Share of right answers of a system that takes the choice with the most tokens, or the fewest; ties are shared."""
+    """Accuracy of always choosing the option with the most tokens, or with the fewest; ties share the credit."""
     right = 0.0
     for sample in samples:
         lengths = [len(option) for option in sample.options]
@@ -311,10 +311,10 @@ def by_length(samples: Sequence[Sample], *, longest: bool) -> float:
 def load_labelled_task(
     path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, longest: int | None = None, flag: str = "--task"
 ) -> LabelledTask:
-    """The rows and the template of a task file with labelled data.
+    """Load the rows and the template of a task file with labelled data.
 
     Raises:
-        InputError: it cannot be used, or is of another kind.
+        InputError: the file cannot be used, or is of another kind.
     """
     settings, folder = read_task(path, flag=flag)
     if settings.kind in ("needles", "continuation"):

@@ -1,4 +1,4 @@
-"""Tasks that need nothing but text: facts hidden in it, and how a passage goes on."""
+"""Tasks that need only text: retrieval of hidden facts, and continuation of a passage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDLES, LENGTH, PASSAGE = 4, 512, 96
 
 
 def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
-    """Token ids of all documents of the task's data, one after the other."""
+    """Token ids of all documents of the task's data, concatenated."""
     local = folder / str(settings.data)
     text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
     return numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -35,7 +35,7 @@ def continuations(
     seed: int,
     longest: int | None,
 ) -> Task:
-    """Passages of a text; the right option is what follows, the others follow other passages."""
+    """Passages of a text; the correct option is the true continuation, the others continue other passages."""
     tokens = _text_tokens(settings, folder, tokenizer)
     length, width, offered = settings.length or PASSAGE, settings.continuation, settings.offered
     if longest is not None and length + width > longest:
@@ -59,7 +59,7 @@ def continuations(
         chosen.insert(target, number)
         options = tuple(tuple(passages[index, length:].tolist()) for index in chosen)
         if len(set(options)) < offered:
-            continue  # two passages that go on alike
+            continue  # two passages with the same continuation
         prompt = (*opening, *passages[number, :length].tolist())
         found.append(
             Sample(
@@ -84,7 +84,7 @@ def needles(
     longest: int | None,
     run: RunSettings | None,
 ) -> Task:
-    """Numbers of cities in running text, or the synthetic task of the model's own run; one fact is asked for."""
+    """Facts about cities in running text, or the synthetic task of the model's own run; one fact is asked for."""
     if settings.data is None:
         if run is None or run.data.source != "synthetic":
             raise InputError(NO_DATA)
@@ -103,7 +103,7 @@ def needles(
 
 
 def needle_task(name: str, task: RetrievalTask, tokenizer: PreTrainedTokenizerBase, samples: int, seed: int) -> Task:
-    """Samples of a retrieval task: the prompt ends with the first question, the whole answer must be right."""
+    """Samples of a retrieval task: the prompt ends with the first question, and the whole answer must be correct."""
     batch = task.sample(samples, keyed_generator(seed, "needles", name))
     found = []
     rows = zip(batch.input_ids.tolist(), batch.prompt_end.tolist(), batch.answer_positions[:, 0].tolist(), strict=True)

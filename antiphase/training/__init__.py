@@ -1,1 +1,1 @@
-"""One training run: settings in, a model, its metrics and a record out."""
+"""One training run: from settings to a model, its metrics and a record."""

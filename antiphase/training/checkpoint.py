@@ -1,4 +1,4 @@
-"""Checkpoints that survive any stop: a folder for each, written beside and renamed; its checksums find any wrong byte.
+"""Crash-safe checkpoints: each is a folder written under a temporary name and renamed, with checksums of every file.
 
 ``checkpoint/step-N`` holds ``model.safetensors`` (parameters by name), ``optimizer.safetensors`` (state tensors as
 NAME.STATE) and ``checkpoint.json``: progress, the optimizer's plain values, and the SHA-256 of all three.
@@ -28,30 +28,30 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 MANIFEST = "checkpoint.json"
 FORMAT = 2
-"""1 was ``weights.safetensors`` beside ``state.pt``, which ``torch.save`` wrote."""
+"""Format 1 was ``weights.safetensors`` with ``state.pt``, written by ``torch.save``."""
 KEPT = 2
-"""The newest and the one before."""
+"""Number of checkpoints that are kept."""
 AFRESH = "to begin the run afresh, or choose another --output"
 
 
 @dataclass
 class Progress:
-    """Where a run stands."""
+    """The progress of a run."""
 
     step: int
-    """Steps done."""
+    """Number of finished steps."""
     seconds: float
-    """Time of the training steps so far, over all sittings, evaluations not counted."""
+    """Training time so far over all sittings, without evaluations."""
     tokens: int
-    """Tokens trained on."""
+    """Number of tokens trained on."""
     curve: list[dict[str, Any]]
     """Evaluations so far."""
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
-    """Add a checkpoint to the run's; the newest and the one before stay. At any moment the last one is whole on disk.
+    """Add a checkpoint and delete all but the newest ``KEPT``. A complete checkpoint is on disk at any time.
 
-    Its files are read once more for their SHA-256, at 1 to 2 GB/s.
+    The files are read once more for their SHA-256, at 1 to 2 GB/s.
     """
     home = folder / FOLDER
     final = home / f"step-{progress.step:08}"
@@ -63,17 +63,17 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         files = {name: file_digest(fresh / name) for name in (MODEL, OPTIMIZER)}
         tree = {"format": FORMAT, "progress": vars(progress), "optimizer": described, "files": files}
         (fresh / MANIFEST).write_bytes(sealed(tree))
-        for path in set(checkpoints(folder)) - set(before):  # damaged: the run has come from an earlier one
+        for path in set(checkpoints(folder)) - set(before):  # damaged, because the run resumed from an earlier one
             shutil.rmtree(path)
     for path in before[KEPT - 1 :]:
         shutil.rmtree(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Folders of a run's checkpoints, the newest first; a run that has one goes on from its own weights.
+    """Folders of a run's checkpoints, newest first.
 
     Raises:
-        InputError: the run has a checkpoint of the first format.
+        InputError: the run has a checkpoint of format 1.
     """
     home = folder / FOLDER
     for old in (home, folder / f".{FOLDER}.old"):
@@ -92,14 +92,14 @@ def load_checkpoint(
     *,
     say: Callable[[str], None] = lambda message: None,
 ) -> Progress | None:
-    """Restore model and optimizer in place from the newest whole checkpoint; None where the run has none yet.
+    """Restore model and optimizer in place from the newest intact checkpoint; None if the run has no checkpoint yet.
 
     Args:
-        say: called with a sentence on each damaged checkpoint that is passed over.
+        say: called with a message about each damaged checkpoint that is skipped.
 
     Raises:
-        InputError: no checkpoint is whole, or the newest whole one is of another model or optimizer, or holds weights
-            that are not finite.
+        InputError: no checkpoint is intact, or the newest intact one belongs to another model or optimizer or has
+            weights that are not finite.
     """
     found = checkpoints(folder)
     damaged: list[str] = []
@@ -121,10 +121,10 @@ def load_checkpoint(
 
 
 def _read(source: Path) -> dict[str, Any]:
-    """The manifest of a whole checkpoint.
+    """The manifest of an intact checkpoint.
 
     Raises:
-        InputError: damaged; it names the file.
+        InputError: the checkpoint is damaged; the message names the file.
     """
     if not (source / MANIFEST).is_file():
         raise InputError(f"{source} is damaged: {MANIFEST} is missing")
@@ -165,7 +165,7 @@ def _restore_model(source: Path, model: nn.Module) -> None:
 
 
 def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The optimizer's tensors by parameter and state, and its plain values: the state's others, and its groups."""
+    """The optimizer's tensors by parameter and state, and its other values: scalar states and parameter groups."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     values: dict[str, Any] = {}
@@ -182,7 +182,7 @@ def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
 def _restore_optimizer(
     source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, described: dict[str, Any]
 ) -> None:
-    """Tensors are copied: mapped from the file they would lie at other addresses than torch gives, for its kernels."""
+    """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
     _, own = _described(model, optimizer)
     if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in described["groups"]]:
         raise InputError(
@@ -204,10 +204,10 @@ def _restore_optimizer(
 
 
 def sealed(tree: dict[str, Any]) -> bytes:
-    """A manifest as it is written, with a checksum of itself."""
+    """A manifest as JSON bytes, with a checksum of itself."""
     return (json.dumps({**tree, "sha256": hash_of(tree)}, indent=1) + "\n").encode()
 
 
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters by name, tied ones once."""
+    """Parameters by name; tied ones occur once."""
     return {name: parameter.data for name, parameter in model.named_parameters()}

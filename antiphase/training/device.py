@@ -1,4 +1,4 @@
-"""Where a run computes, and in which precision."""
+"""Device and precision of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from antiphase.errors import InputError
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of ``--device``.
+    """The device that ``--device`` names.
 
     Raises:
-        InputError: unknown, or not there.
+        InputError: the device is unknown or not available.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -24,13 +24,13 @@ def choose_device(name: str) -> torch.device:
         raise InputError(f"--device {name}: this machine has no CUDA device that torch can use; use --device cpu")
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):  # torch has the name, the machine lacks the device
+    except (RuntimeError, AssertionError):  # torch knows the device type, but the machine has no such device
         raise InputError(f"--device {name}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
     return device
 
 
 def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype | None:
-    """bf16 where asked for, or under ``auto`` where the processor has bf16 instructions; None: float32."""
+    """bf16 if requested, or under ``auto`` if the processor has bf16 instructions; None means float32."""
     if training.precision == "float32":
         return None
     if training.precision == "bfloat16" or device.type == "cuda":

@@ -36,7 +36,7 @@ from antiphase.training.run_folder import (
     MetricsLog,
     check_diverged,
     check_run,
-    diverged_words,
+    diverged_message,
     open_run,
     read_metrics,
 )
@@ -50,14 +50,14 @@ from antiphase.training.run_model import (
 )
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
-"""A held-out measurement during training: a model in, named numbers out."""
+"""A held-out measurement during training: takes a model, returns named numbers."""
 
 
 FINAL = ("loss", "accuracy")
-"""What a record says of the end of a run; None where it diverged."""
+"""Results at the end of a run in its record; None if it diverged."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
-"""Shows how far a run is: steps done, and what there is to say."""
+"""Reports progress: called with the number of finished steps and the values to show."""
 
 
 def train(
@@ -73,25 +73,25 @@ def train(
     """Train one model and write it to ``output``: weights, tokenizer, settings, metrics, checkpoint and record.
 
     Args:
-        settings: of the run, seed included.
-        data: prepared by the caller from the same settings.
-        output: a new folder, or with ``resume`` one that this run left behind.
+        settings: settings of the run, including the seed.
+        data: data that the caller prepared from the same settings.
+        output: a new folder or, with ``resume``, the folder of this run.
         evaluations: called every ``training.evaluate_every`` steps and at the end; their numbers form the curve.
-        resume: go on from the last checkpoint.
+        resume: continue from the last checkpoint.
         report: called at every logged step.
-        say: called with a sentence if a damaged checkpoint is passed over.
+        say: called with a message if a damaged checkpoint is skipped.
 
     Returns:
         The record of kind "train", also saved as ``record.json``.
 
     Raises:
-        InputError: a folder or settings that cannot be used.
-        DivergedError: the loss, the gradient, the weights or the held-out loss are not finite, now or, with ``resume``,
-            before. The record says at which step; the last checkpoint stays.
-        Interrupted: a signal came; ``resume`` goes on from here.
+        InputError: the folder or settings cannot be used.
+        DivergedError: the loss, gradient, weights or held-out loss are not finite, or were not before ``resume``. The
+            record gives the step; the last checkpoint is kept.
+        Interrupted: a signal stopped the run; ``resume`` continues it.
     """
     if is_first_process():
-        check_run(output, settings, resume=resume)  # a folder of something else gets no lock
+        check_run(output, settings, resume=resume)  # do not create a lock file in an unrelated folder
     with only_one(output) if is_first_process() else nullcontext():
         return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
 
@@ -106,7 +106,7 @@ def train_held(
     report: Reporter = lambda step, values: None,
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
-    """The same, by who holds ``output`` already (``only_one``)."""
+    """Like ``train``, for a caller that already holds ``output`` (``only_one``)."""
     training = settings.training
     begins = not checkpoints(output)
     check_settings(settings, data.tokenizer, begins=begins)
@@ -130,14 +130,14 @@ def train_held(
 
 
 class NextTokenLoss(nn.Module):
-    """Sum of -log p over the predicted tokens, in nats. The head is applied only where something is predicted."""
+    """Sum of -log p over the predicted tokens, in nats. The head is applied only to positions with a label."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Token ids (B, L) and labels (B, L), -100 where nothing is predicted."""
+        """Token ids (B, L) and labels (B, L), which are -100 at positions without prediction."""
         hidden = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
         targets = labels[:, 1:]
         chosen = targets >= 0
@@ -160,7 +160,7 @@ class _Run:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
         self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
-        if checkpoints(output):  # whose weights replace these
+        if checkpoints(output):  # the checkpoint's weights replace these
             model = build_model(settings, data.tokenizer, seed=self.training.seed)
         else:
             model = starting_model(settings, data.tokenizer)
@@ -205,10 +205,10 @@ class _Run:
         return self._finish()
 
     def _step(self, step: int) -> dict[str, Any]:
-        """One optimizer step; returns what the log shows of it.
+        """Take one optimizer step and return the values to log.
 
         Raises:
-            DivergedError: loss or gradient are not finite; weights and optimizer are as they were.
+            DivergedError: the loss or gradient is not finite; weights and optimizer are unchanged.
         """
         training = self.training
         rate = learning_rate(step, training)
@@ -226,7 +226,7 @@ class _Run:
             with self.group.accumulating(self.objective, is_last=last):
                 with self._precision():
                     loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
-                # DistributedDataParallel averages over the processes; the loss is a sum over them.
+                # DistributedDataParallel averages over the processes, but the loss is a sum over them.
                 (loss * self.group.count).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
@@ -243,16 +243,16 @@ class _Run:
         return values
 
     def _diverged(self, reason: str, values: Mapping[str, Any]) -> DivergedError:
-        """What to raise. The record says it to studies and to a later ``resume``; no weights are written."""
+        """Create the error to raise, and write the record that studies and ``resume`` read, but no weights."""
         if self.group.is_first:
             told = {name: values.get(name) for name in ("loss", "gradient_norm")}
             found = {"step": self.progress.step, "reason": reason, **told}
             self._record({**self._values(), "final": dict.fromkeys(FINAL), "diverged": found})
         self.group.wait()
-        return DivergedError(diverged_words(self.output, self.progress.step, reason))
+        return DivergedError(diverged_message(self.output, self.progress.step, reason))
 
     def _check_weights(self) -> None:
-        """Before they are measured or kept: the last step may have made them infinite."""
+        """Check the weights before they are evaluated or saved: the last step may have made them infinite."""
         for name, parameter in self.model.named_parameters():
             if not is_finite(parameter):
                 raise self._diverged(f"its weights {name} are not finite", {})
@@ -261,7 +261,7 @@ class _Run:
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
     def _gradient_norms(self) -> list[float]:
-        """Norm of each layer's gradient, before clipping."""
+        """Norm of each layer's gradient before clipping."""
         return [
             torch.stack([p.grad.float().norm() for p in layer if p.grad is not None]).norm().item()
             for layer in layers_of(self.model)
@@ -283,7 +283,7 @@ class _Run:
         self.report(progress.step, line)
 
     def _evaluate(self, train_loss: float | None) -> None:
-        """Held-out numbers of this step, by the first process; the others wait."""
+        """Evaluate on held-out data in the first process, while the others wait."""
         self._check_weights()
         reason = None
         if self.group.is_first:
@@ -317,7 +317,7 @@ class _Run:
         self.group.wait()
 
     def _finish(self) -> Record:
-        """The first process writes the model as Hugging Face loads it, and the record, which all return."""
+        """Write the model in Hugging Face's format and the record, in the first process; return the record in all."""
         if self.group.is_first:
             self.model.save_pretrained(self.output)
             self.data.tokenizer.save_pretrained(self.output)
@@ -340,7 +340,7 @@ class _Run:
 
 
 def run_values(model: PreTrainedModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
-    """What a record says of one run."""
+    """The values of a run's record."""
     lines = read_metrics(output)
     curve = progress.curve
     scored = [point for point in curve if point.get("accuracy") is not None]
@@ -371,7 +371,7 @@ def _tensorboard(output: Path) -> Any:
 
 @contextmanager
 def _signals() -> Iterator[list[bool]]:
-    """A flag that Ctrl-C and termination set, so that a step is never cut in half. A second Ctrl-C stops at once."""
+    """Yield a flag that Ctrl-C and termination set, so that no step is interrupted. A second Ctrl-C stops at once."""
     requested = [False]
     if threading.current_thread() is not threading.main_thread():
         yield requested  # only the main thread may set signal handlers

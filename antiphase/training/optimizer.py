@@ -1,4 +1,4 @@
-"""AdamW, who decays, and the learning rate of a step."""
+"""AdamW, its parameter groups, and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from antiphase.config import TrainingSettings
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW over groups: matrices decay; norms, biases and λ vectors (one dimension) do not.
+    """AdamW with weight decay on matrices, but not on 1-D parameters (norms, biases and λ vectors).
 
-    Each group has a ``rate``, its multiple of the learning rate: ``lambda_rate`` for what makes λ, else 1.
+    Each group has a ``rate``, its multiple of the learning rate: ``lambda_rate`` for the parameters of λ, else 1.
     """
     members: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in model.named_parameters():
@@ -26,7 +26,7 @@ def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim
 
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
-    """Rate of a 0-based step: linear warm-up to the peak, then linear decay to zero at ``decay_steps``."""
+    """Learning rate of a 0-based step: linear warm-up to the peak, then linear decay to zero at ``decay_steps``."""
     if step < settings.warmup_steps:
         return settings.learning_rate * (step + 1) / settings.warmup_steps
     end = settings.decay_steps or settings.steps

@@ -1,4 +1,4 @@
-"""A run's folder: its settings, its log of metrics, and the rule that no run is ever overwritten."""
+"""A run's folder: its settings, its metrics log, and the rule that no run is ever overwritten."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ from antiphase.typed import dotted
 SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
 CURVE = "curve.json"
-"""Evaluations so far, for whoever watches the run; what a resumed run goes on from is in its checkpoint."""
+"""Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
 RUN = Resumable.named("run", SETTINGS)
 WITHOUT_EFFECT = ("training.threads", "data.cache", "data.tokenizer", "description")
-"""Settings that a resumed run may change: how many cores there are, where things lie, and words. What text, tokenizer
-and first weights are is kept beside, by its content.
-"""
+"""Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
-    """Make the folder, or check that it holds this very run and that ``--resume`` was given.
+    """Create the folder, or check that it holds the same run and that ``--resume`` was given.
 
     Raises:
         InputError: the folder holds something else, another run, or this run without ``--resume``.
@@ -40,7 +38,7 @@ def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
 
 
 def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
-    """What ``open_run`` refuses; writes nothing."""
+    """Raise the errors of ``open_run`` without writing anything."""
     if RUN.begun(folder, resume=resume):
         before = kept_run(folder / SETTINGS, flag="--output")
         RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)), free=WITHOUT_EFFECT)
@@ -49,14 +47,14 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
 def check_diverged(folder: Path) -> None:
     """
     Raises:
-        DivergedError: the folder's run diverged: from its last checkpoint it would come to the same step again.
+        DivergedError: the folder's run diverged; resumed from its last checkpoint, it would diverge again.
     """
     if (folder / "record.json").is_file() and (found := Record.load(folder).values.get("diverged")):
-        raise DivergedError(diverged_words(folder, found["step"], found["reason"]))
+        raise DivergedError(diverged_message(folder, found["step"], found["reason"]))
 
 
-def diverged_words(folder: Path, step: int, reason: str) -> str:
-    """One sentence on a run that diverged."""
+def diverged_message(folder: Path, step: int, reason: str) -> str:
+    """A message about a run that diverged."""
     return (
         f"--output {folder}: training diverged at step {step}, {reason}; its last checkpoint stays as it was, and a "
         "lower training.learning_rate or more training.warmup_steps may help, in another folder"
@@ -75,7 +73,7 @@ def read_curve(folder: Path) -> list[dict[str, Any]]:
 
 
 class MetricsLog:
-    """One JSON object a line; after a resume, lines beyond the checkpoint are dropped, because they come again."""
+    """A log with one JSON object per line. A resumed run drops lines after its checkpoint and writes them again."""
 
     def __init__(self, folder: Path, *, step: int) -> None:
         self.path = folder / METRICS
@@ -88,7 +86,7 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of a run's log; a line cut short by a kill is left out."""
+    """The complete lines of a run's log; a line truncated by a kill is skipped."""
     path = folder / METRICS
     if not path.is_file():
         return []

@@ -1,4 +1,4 @@
-"""The model of a run: from settings to a configuration, fresh or from the weights that it starts from."""
+"""The model of a run: its configuration, and its weights, which are random or those it starts from."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from antiphase.reading.models import load_tokenizer
 from antiphase.training.device import choose_device
 
 LanguageModel = PreTrainedModel
-"""What a run trains."""
+"""The type of the models that a run trains."""
 
 
 RECURRENT = "antiphase_recurrent"
-"""Model type of what ``model.kind`` rnn or lstm trains; transformers knows its classes."""
+"""Model type for ``model.kind`` rnn or lstm; transformers knows its classes."""
 
 
 STRUCTURE = (
@@ -35,12 +35,11 @@ STRUCTURE = (
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
     "layer_types", "embedding_multiplier", *(name for name in variant_fields() if name != "dex_steps"),
 )  # fmt: skip
-"""Fields of a configuration that must agree for one model's weights to compute the same in another; ``rope_parameters``
-may differ in a model that reads longer sequences."""
+"""Fields that must agree for weights to be interchangeable; ``rope_parameters`` may change for longer sequences."""
 
 
 def layers_of(model: PreTrainedModel) -> list[list[nn.Parameter]]:
-    """Parameters of each layer, the first to the last; embeddings, a norm at the end and a head belong to none."""
+    """Parameters of each layer, in order, without embeddings, the final norm and the head."""
     base: Any = model.base_model
     if hasattr(base, "parameters_by_layer"):
         found: list[list[nn.Parameter]] = base.parameters_by_layer()
@@ -49,12 +48,12 @@ def layers_of(model: PreTrainedModel) -> list[list[nn.Parameter]]:
 
 
 def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, begins: bool = True) -> None:
-    """What can be refused before anything is written or computed.
+    """Check settings before anything is written or computed.
 
-    ``begins``: the run has no checkpoint yet, so that it needs what it starts from.
+    ``begins``: whether the run has no checkpoint yet, so that its initial weights are needed.
 
     Raises:
-        InputError: sizes that do not fit, a device that is not there, an extra that is not installed.
+        InputError: a size is invalid, a device is not available, or an extra is not installed.
     """
     model_config(settings, tokenizer)
     if begins:
@@ -69,10 +68,10 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
 
 
 def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """The model as a run begins with it: ``training.start_from``'s weights in fp32, or fresh ones of the run's seed.
+    """The model at the start of a run, with the fp32 weights of ``training.start_from`` or random ones from its seed.
 
     Raises:
-        InputError: sizes or words that do not fit, or a folder that holds no such model.
+        InputError: sizes or vocabularies do not fit, or the folder has no such model.
     """
     model = build_model(settings, tokenizer, seed=settings.training.seed)
     checkpoint = _start(settings, tokenizer)
@@ -84,11 +83,11 @@ def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpoint | None:
-    """What the run starts from, checked against its settings; None: fresh weights.
+    """The checkpoint that the run starts from, checked against its settings; None means random weights.
 
     Raises:
-        InputError: no whole model of this package, or one of another configuration or vocabulary; it names the field
-            or the tensor.
+        InputError: it is not a complete model of this package, or its configuration or vocabulary differs; the message
+            names the field or the tensor.
     """
     folder = settings.training.start_from
     if folder is None:
@@ -116,10 +115,10 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
 
 
 def build_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *, seed: int) -> PreTrainedModel:
-    """A fresh model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
+    """A randomly initialized model of the run's sizes for the tokenizer; equal seeds give equal shared weights.
 
     Raises:
-        InputError: sizes that do not fit; the message names the field.
+        InputError: a size is invalid; the message names the field.
     """
     config = model_config(settings, tokenizer)
     if not isinstance(config, AntiphaseConfig):
@@ -134,7 +133,7 @@ def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> P
     """The configuration of the run's sizes for the tokenizer.
 
     Raises:
-        InputError: sizes that do not fit; the message names the field.
+        InputError: a size is invalid; the message names the field.
     """
     return sized_config(
         settings, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
@@ -143,7 +142,7 @@ def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> P
 
 
 def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
-    """The same for a vocabulary of which only the size and the special tokens are known."""
+    """The configuration for a vocabulary of which only the size and the special tokens are known."""
     chosen: dict[str, Any] = dict(vars(settings.model))
     kind = chosen.pop("kind")
     if kind != "transformer":
@@ -156,7 +155,7 @@ def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
 
 
 def attention_only(model: PreTrainedModel) -> int:
-    """Parameters that a softmax model of the same size does not have: λ, head norms, and what variants add."""
+    """Number of parameters that a softmax model of the same size lacks: λ, head norms, and those that variants add."""
     return sum(
         parameter.numel()
         for layer in attention_layers(model)
@@ -166,7 +165,7 @@ def attention_only(model: PreTrainedModel) -> int:
 
 
 def lambdas(model: PreTrainedModel) -> list[float] | None:
-    """λ of each layer (mean over its heads), None for softmax attention and V2."""
+    """λ of each layer (mean over its heads), or None for softmax attention and V2."""
     layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
     with torch.no_grad():
         return [layer.lam().mean().item() for layer in layers] or None

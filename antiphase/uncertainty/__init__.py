@@ -1,1 +1,1 @@
-"""How sure a number is: intervals over samples and seeds, corrections for many comparisons, times to an event."""
+"""Statistical uncertainty: intervals over samples and seeds, multiple comparisons, survival analysis."""

@@ -1,4 +1,4 @@
-"""Intervals: of a share, of a mean, of a difference of paired shares, of a slope."""
+"""Confidence intervals of a proportion, a mean, a difference of paired proportions, and a slope."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scipy import stats
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of a share (Wilson 1927), (0, 1) without trials."""
+    """Wilson's (1927) interval of a proportion; (0, 1) without trials."""
     if trials == 0:
         return 0.0, 1.0
     interval = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
@@ -17,7 +17,7 @@ def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tu
 
 
 def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's interval of the mean; None for fewer than two values, which have no spread."""
+    """Student's interval of the mean; None for fewer than two values, from which no variance can be estimated."""
     if len(values) < 2:
         return None
     mean = sum(values) / len(values)
@@ -27,10 +27,10 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 
 
 def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[float, float]]:
-    """Difference of two shares on the same trials and its 95 % interval (Bonett and Price 2012).
+    """Difference of two proportions on the same trials and its 95 % interval (Bonett and Price 2012).
 
-    One trial is added to ``better`` and one to ``worse``, so that the interval keeps a width where the two never
-    differ.
+    One trial is added to ``better`` and one to ``worse``, so that the interval has a positive width even if the two
+    never differ.
 
     Args:
         better, worse: trials that only the first, or only the second, got right.
@@ -42,7 +42,7 @@ def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[
 
 
 def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
-    """Least-squares slope of y over log2 x, with Student's 95 % interval; ``points`` holds two or more different x."""
+    """Least-squares slope of y over log2 x with Student's 95 % interval; ``points`` have at least two different x."""
     x, y = zip(*((math.log2(place), value) for place, value in points), strict=True)
     fitted = stats.linregress(x, y)
     if len(points) < 3:

@@ -1,7 +1,7 @@
-"""Intervals of a mean over seeds that cover the test sample too, and Holm's correction over several of them.
+"""Confidence intervals of a mean over seeds that also cover the test sample, and Holm's correction for several of them.
 
-Seeds say how far training differs; they cannot say how far another test sample would have given another number. Where
-all seeds are measured on one sample, its error is in every value alike and the spread over seeds does not show it.
+The spread over seeds shows how much training varies, but not how much the result would vary with another test sample.
+If all seeds are measured on one sample, its error is common to all values, and the spread over seeds does not show it.
 """
 
 from __future__ import annotations
@@ -16,51 +16,51 @@ import numpy
 from scipy import stats
 
 BOOTSTRAP_FROM = 8
-"""Seeds from which on a bootstrap is used; fewer seeds give it too few different draws."""
+"""Number of seeds from which a bootstrap is used; with fewer, there are too few different resamples."""
 DRAWS = 4000
 Array = numpy.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is known of the test sample behind one value for each seed."""
+    """What is known about the test sample behind the values, one per seed."""
 
     variances: Sequence[float]
-    """Of each seed's value, through its sample alone; a variance, in the squared unit of the values."""
+    """Variance of each seed's value due to its test sample, in the squared unit of the values."""
     size: int
-    """Samples behind one value."""
+    """Number of samples behind one value."""
     shared: bool
-    """Whether all seeds were measured on the same sample; otherwise each drew its own."""
+    """Whether all seeds were measured on the same sample; otherwise, each drew its own."""
     known_by: str
-    """``per sample``, ``counts`` (binomial) or ``standard errors``."""
+    """Source of the variances: ``per sample``, ``counts`` (binomial) or ``standard errors``."""
     scores: Array | None = None
-    """(seeds, samples) float64, whose means over samples are the values; None where the records keep no such thing."""
+    """(seeds, samples) float64, whose means over samples are the values; None if the records do not contain them."""
 
     @classmethod
     def of_scores(cls, scores: Sequence[Sequence[float]], *, shared: bool) -> Sample:
-        """From one number for each seed and sample, (seeds, samples); two samples or more."""
+        """From scores (seeds, samples) with at least two samples."""
         table = numpy.asarray(scores, dtype=numpy.float64)
         size = table.shape[1]
         return cls(list(table.var(axis=1, ddof=1) / size), size, shared, "per sample", table)
 
     @classmethod
     def of_counts(cls, shares: Sequence[float], size: int, *, shared: bool) -> Sample:
-        """From shares of right answers, one for each seed, each of ``size`` answers.
+        """From accuracies, one per seed, each over ``size`` answers.
 
-        A success and a failure are added, so that a share of 0 or 1 keeps a variance.
+        One success and one failure are added, so that an accuracy of 0 or 1 has a positive variance.
         """
         raised = [(share * size + 1) / (size + 2) for share in shares]
         return cls([share * (1 - share) / size for share in raised], size, shared, "counts")
 
     @classmethod
     def of_errors(cls, errors: Sequence[float], size: int, *, shared: bool) -> Sample:
-        """From standard errors, one for each seed."""
+        """From standard errors, one per seed."""
         return cls([error**2 for error in errors], size, shared, "standard errors")
 
     def minus(self, other: Sample) -> Sample:
-        """Of the differences. Where samples are known one by one they are paired, else the variances add up.
+        """The sample of the differences of values. Known scores are paired, otherwise the variances are added.
 
-        The latter is too wide where both did well on the same samples, never too narrow.
+        The latter is conservative if both models do well on the same samples.
         """
         if self.scores is not None and other.scores is not None and self.scores.shape == other.scores.shape:
             return Sample.of_scores(self.scores - other.scores, shared=self.shared)  # type: ignore[arg-type]
@@ -69,14 +69,14 @@ class Sample:
         return Sample(variances, min(self.size, other.size), self.shared, known_by)
 
     def of_seeds(self, places: Sequence[int]) -> Sample:
-        """Of some seeds alone, by their places."""
+        """The sample of a subset of seeds, given by their indices."""
         scores = None if self.scores is None else self.scores[list(places)]
         return Sample([self.variances[place] for place in places], self.size, self.shared, self.known_by, scores)
 
     def variance_of_mean(self) -> float:
-        """Of the mean over seeds, through the sample alone.
+        """Variance of the mean over seeds that is due to the sample.
 
-        What counts or standard errors give for a shared sample is an upper bound: that all seeds err alike.
+        For a shared sample, counts or standard errors give an upper bound, which assumes perfectly correlated errors.
         """
         seeds = len(self.variances)
         if not self.shared:
@@ -88,48 +88,48 @@ class Sample:
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """An interval of a mean over seeds, and what it is made of."""
+    """A confidence interval of a mean over seeds, and its components."""
 
     low: float
     high: float
     p: float
-    """Two-sided, of the mean being 0."""
+    """Two-sided p-value of the hypothesis that the mean is 0."""
     method: str
     covers: str
-    """``seeds and sample``, or ``seeds`` where the records say nothing of the sample."""
+    """``seeds and sample``, or only ``seeds`` if the records have no information on the sample."""
     sample: str | None
-    """By what the sample's part is known, and whether seeds share it."""
+    """Source of the sample's variance, and whether seeds share the sample."""
     seed_variance: float
-    """Of the mean, as the values' spread over seeds has it."""
+    """Variance of the mean, estimated from the values' spread over seeds."""
     sample_variance: float | None
-    """Of the mean, through the sample alone."""
+    """Variance of the mean that is due to the sample."""
     degrees: float
 
     @property
     def words(self) -> str:
-        """Such as ``over seeds and sample (Student and Satterthwaite)``."""
+        """For example ``over seeds and sample (Student and Satterthwaite)``."""
         return f"over {self.covers} ({self.method})"
 
     def describe(self) -> dict[str, Any]:
-        """For a record: all but the ends, which stand beside it."""
+        """Values for a record, except the bounds, which are recorded next to it."""
         return {name: value for name, value in asdict(self).items() if name not in ("low", "high")}
 
 
 def seeds_interval(
     values: Sequence[float], sample: Sample | None = None, *, confidence: float = 0.95
 ) -> SeedInterval | None:
-    """Interval of the mean of one value a seed; None for fewer than two values, which have no spread.
+    """Confidence interval of the mean of one value per seed; None for fewer than two values.
 
-    Without a sample, or with one of no variance, it is Student's. With a shared sample its variance is added, with
-    Satterthwaite's (1946) degrees of freedom; from eight seeds on a bootstrap draws seeds and, crossed with them,
-    samples. Where each seed has its own sample, the spread over seeds holds the samples' already: the interval is the
-    wider of that over seeds and that of the samples alone, because a few seeds that happen to agree would claim more
-    than their samples can say. Samples within a drawn seed then stay as they are, because drawing them anew would count
-    them twice (Davison and Hinkley 1997, section 3.8).
+    Without a sample, or with one of zero variance, it is Student's interval. The variance of a shared sample is added,
+    with Satterthwaite's (1946) degrees of freedom; with ``BOOTSTRAP_FROM`` or more seeds, a bootstrap resamples seeds
+    and, crossed with them, samples. If each seed has its own sample, the spread over seeds already includes the
+    samples' variance. The interval is then the wider of the one over seeds and the one over samples, because a few
+    seeds that agree by chance would claim more precision than their samples allow. In this case the bootstrap does not
+    resample within seeds, which would count the samples' variance twice (Davison and Hinkley 1997, section 3.8).
 
     Args:
-        values: a paired difference or a score, one for each seed.
-        sample: of these values, in their order.
+        values: paired differences or scores, one per seed.
+        sample: the sample of these values, in their order.
     """
     count = len(values)
     if count < 2:
@@ -176,10 +176,10 @@ def _covered(sample: Sample | None) -> tuple[str, str | None]:
 def _bootstrap(
     values: Array, sample: Sample, of_sample: float, spread: float, degrees: float, confidence: float
 ) -> SeedInterval:
-    """Percentiles of drawn means.
+    """Percentile bootstrap interval.
 
-    One seed fewer is drawn than there are, which makes their spread unbiased (Rao and Wu 1988), and the percentiles are
-    Student's with these degrees of freedom (as Hesterberg 2015): plain ones are too narrow for ten seeds.
+    Resamples have one seed fewer than there are, which makes their variance unbiased (Rao and Wu 1988), and the
+    percentiles are expanded by Student's quantiles (Hesterberg 2015); plain percentiles are too narrow for ten seeds.
     """
     mean, seeds = float(values.mean()), _weights(len(values), len(values) - 1)  # (D, seeds)
     if sample.shared and sample.scores is not None:
@@ -198,13 +198,13 @@ def _bootstrap(
 
 @lru_cache(maxsize=4)
 def _weights(count: int, drawn: int) -> Array:
-    """How often each of ``count`` things is drawn with replacement, over how many are drawn: (draws, count)."""
+    """Relative frequencies of each of ``count`` items in ``drawn`` draws with replacement: (draws, count)."""
     generator = numpy.random.default_rng([count, drawn])
     return generator.multinomial(drawn, numpy.full(count, 1 / count), size=DRAWS) / drawn
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p of each of several tests, in their order: below 0.05 it holds in the family at 5 %."""
+    """Holm's (1979) adjusted p-values in the order of the tests, which control the family-wise error rate."""
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))

@@ -1,4 +1,4 @@
-"""Steps until something happens, in runs of which some end before it has: medians and the log-rank test."""
+"""Survival analysis of steps until an event, in runs that may end before it: medians and the log-rank test."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from scipy import stats
 
 
 def survival(passed: Sequence[int | None], until: int) -> dict[str, Any]:
-    """What is known of the time to an event over seeds.
+    """Summary of the time to an event over seeds.
 
     Args:
-        passed: step of each seed; None: not within ``until`` steps, where all runs ended.
+        passed: step of the event for each seed; None if it did not happen within ``until`` steps, when all runs ended.
 
     Returns:
-        ``passed`` and ``seeds``, counts; ``median`` by Kaplan and Meier, None where half of the seeds never passed; as
-        all are censored at the same step, it is the median of steps with the censored ones later than all; ``until``.
+        ``passed`` and ``seeds`` (counts), ``until``, and ``median``, the Kaplan–Meier median, None if half of the seeds
+        never passed. Since all runs are censored at the same step, it is the median with censored runs counted as
+        latest.
     """
     middle = statistics.median(math.inf if step is None else step for step in passed)
     return {
@@ -30,7 +31,7 @@ def survival(passed: Sequence[int | None], until: int) -> dict[str, Any]:
 
 
 def log_rank(one: Sequence[int | None], other: Sequence[int | None], until: int) -> float | None:
-    """Two-sided p of the log-rank test (Mantel 1966) that two groups pass at the same rate; None if no seed passed."""
+    """Two-sided p-value of the log-rank test (Mantel 1966) that two groups have equal rates; None without events."""
     if not any(step is not None for step in (*one, *other)):
         return None
     groups = [

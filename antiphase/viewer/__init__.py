@@ -1,1 +1,1 @@
-"""The viewer of attention: every map of a model on one text, in an interactive page."""
+"""The attention viewer: every map of a model on one text, in an interactive page."""

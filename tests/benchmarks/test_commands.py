@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from antiphase.benchmarks import attention, beside, calibration, model
-from antiphase.benchmarks.beside import Condition
+from antiphase.benchmarks import attention, calibration, conditions, model
+from antiphase.benchmarks.conditions import Condition
 from antiphase.benchmarks.schemes import COMPARED, OURS, OURS_V2, WITH_NATIVE, Case
 from antiphase.instrumentation.forward import ForwardPass
 from antiphase.report import benchmarks, figures, summary
@@ -77,7 +77,7 @@ def test_attention(monkeypatch):
 def test_a_condition_holds_as_long_as_its_block(monkeypatch):
     begun = []
     popen = subprocess.Popen
-    monkeypatch.setattr(beside.subprocess, "Popen", lambda command: begun.append(popen(command)) or begun[-1])
+    monkeypatch.setattr(conditions.subprocess, "Popen", lambda command: begun.append(popen(command)) or begun[-1])
     before = torch.get_num_threads()
     with Condition(before + 1, True).holds():
         assert torch.get_num_threads() == before + 1
@@ -144,7 +144,7 @@ def tiny(monkeypatch):
     monkeypatch.setattr(model, "NEW_TOKENS", 3)
     monkeypatch.setattr(model, "setting_of", lambda device: TINY)
     monkeypatch.setattr(model, "compiled", lambda built: torch.compile(built, backend="eager"))
-    with model.afresh():
+    with model.fresh_compiler():
         yield model.models_of(0, TINY, "cpu")
 
 

@@ -56,7 +56,7 @@ def pace(plans, **changes):
 
 
 def planned(plans, speed, *, minutes=9.0, calls=2, steps=610, fewest=3):
-    return plans.plan(
+    return plans.plan_training(
         speed, minutes=minutes, calls=calls, steps=steps, step_tokens=65536, fewest=fewest, arms=ARMS
     )  # fmt: skip
 

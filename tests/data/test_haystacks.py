@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from antiphase.data.haystacks import LOOSE, Cell, Haystack, encode, output_tokens, prompt_batch, prompt_ids
+from antiphase.data.haystacks import LENGTH_TOLERANCE, Cell, Haystack, encode, output_tokens, prompt_batch, prompt_ids
 from antiphase.data.retrieval import CITIES, INSTRUCTION, SPANS, needle, question
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -26,7 +26,7 @@ def test_a_context_and_its_output_have_the_length_asked_for(haystack, text_token
     assert len(contexts) == len({context.text for context in contexts}) == 7
     for context in contexts:
         taken = len(prompt_ids(text_tokenizer, context)) + output_tokens(text_tokenizer, size.queries)
-        assert size.length - LOOSE <= taken <= size.length
+        assert size.length - LENGTH_TOLERANCE <= taken <= size.length
 
 
 def test_the_text_is_the_corpus_with_needles_between_its_sentences(haystack):

@@ -302,7 +302,7 @@ def documents(lengths):
 
 @pytest.mark.parametrize("at_once", [2, 1 << 12])
 def test_blocks_inside_one_document_are_told_from_others(at_once, monkeypatch):
-    monkeypatch.setattr("antiphase.data.packing.SCANNED", at_once)
+    monkeypatch.setattr("antiphase.data.packing.BLOCKS_AT_ONCE", at_once)
     packed = documents([3 * LENGTH, 5, 5, 2 * LENGTH, 4])
     expected = [index for index in range(len(packed)) if not (packed.block(index) == END).any()]
     assert packed.without(END).tolist() == expected

@@ -11,7 +11,7 @@ from antiphase.ops.statistics import (
     enough_queries,
     keys_of_last_query,
     layer_statistics,
-    null_lines,
+    sink_baselines,
     sinks,
     visible_queries,
 )  # fmt: skip
@@ -125,8 +125,8 @@ def test_enough_queries_means_that_no_single_one_makes_a_sink():
 
 
 @pytest.mark.parametrize("length", [51, 1001])
-def test_null_lines_are_counts_of_maps_with_no_sink_at_all(length):
-    lines = null_lines(length, alpha=5.0)
+def test_sink_baselines_are_counts_of_maps_with_no_sink_at_all(length):
+    lines = sink_baselines(length, alpha=5.0)
     local = torch.eye(length, dtype=torch.float64)
     uniform = torch.ones(length, length, dtype=torch.float64).tril()
     uniform /= uniform.sum(-1, keepdim=True)

@@ -61,7 +61,7 @@ def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
 )
 @pytest.mark.parametrize("kind", ["llama", "differential"])
 def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, rests, read, any_model, monkeypatch):
-    monkeypatch.setattr(constrained, "LONG", 2)
+    monkeypatch.setattr(constrained, "LONG_PROMPT", 2)
     model = any_model(kind)
     begin = list(range(20, 20 + shared))
     prompts = [begin + torch.randint(30, 61, (length,)).tolist() for length in rests]

@@ -1,1 +1,1 @@
-"""Commands of their own that train and use the models that led here: a folder each."""
+"""Top-level commands that train and use the earlier models, one folder each."""

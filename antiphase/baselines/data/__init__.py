@@ -1,1 +1,1 @@
-"""What they learn from: labelled texts, pairs of sentences, generated sentences."""
+"""Training data of the earlier models: labelled texts, sentence pairs, generated sentences."""

@@ -1,15 +1,15 @@
-"""Sentences whose verb must agree with a subject some words before it, across inserted clauses with other nouns.
+"""Sentences whose verb must agree with a subject several words earlier, across inserted clauses with other nouns.
 
-A sentence is cut off where a verb would stand, and the question is that verb's number, as in Linzen, Dupoux and
-Goldberg (2016, 1611.01368, section 3). Clauses stand inside each other, and the cut falls behind one of them:
+A sentence is cut off before a verb, and the task is to predict that verb's number, as in Linzen, Dupoux and Goldberg
+(2016, 1611.01368, section 3). Clauses are nested, and the cut follows one of them:
 
     beside the boats , the key that the child near the gulls moved above the lamp …   → singular, of key
     beside the boats , the key that the child near the gulls …                        → singular, of child
 
-Sentences come in pairs that differ in that one subject's number and in nothing else. So whatever a system makes of all
-other words (the nearest noun, the first one, the length), it is right in exactly half of the sentences: only what
-reaches back to the subject scores more. Which noun that is follows from how many clauses have been closed by a verb, so
-no mark beside a noun tells it, and an opening with a noun of its own keeps the places from being fixed.
+Sentences come in pairs that differ only in the number of that subject. So any system that uses only the other words
+(the nearest noun, the first one, the length) is correct in exactly half of the sentences; only information from the
+subject scores more. The subject depends on how many clauses have been closed by a verb, so no marker next to a noun
+identifies it, and an opening with its own noun varies the positions.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ NOUNS = (
     ("letter", "letters"), ("table", "tables"), ("mouse", "mice"), ("tree", "trees"), ("woman", "women"),
     ("wolf", "wolves"), ("stone", "stones"), ("bridge", "bridges"), ("goose", "geese"), ("ship", "ships"),
 )  # fmt: skip
-"""Singular and plural."""
+"""Singular and plural forms."""
 ADJECTIVES = ("old", "grey", "small", "wet", "red", "quiet", "broken", "heavy", "tall", "narrow")
 PREPOSITIONS = ("near", "beside", "behind", "above", "below", "against")
 VERBS = ("saw", "followed", "hid", "moved", "touched", "passed")
-"""Past forms, which have no number."""
+"""Past forms, which do not show number."""
 OTHERS = ("the", "that", ",")
 LABELS = ("singular", "plural")
 CLAUSE = 4
 """Words of a clause without phrases: that, article, noun, verb."""
 MOST_ADJECTIVES = 3
-"""Before one noun."""
+"""Largest number of adjectives before a noun."""
 Token = str | tuple[int, bool]
-"""A noun is its place in ``NOUNS`` and whether it is plural."""
+"""A word, or a noun as its index in ``NOUNS`` and whether it is plural."""
 
 
 @dataclass(frozen=True)
 class AgreementSentence:
-    """A sentence up to one of its verbs."""
+    """A sentence up to (without) one of its verbs."""
 
     text: str
-    """Words and a comma with spaces between them."""
+    """Words and commas, separated by spaces."""
     nouns: tuple[bool, ...]
     """Whether each noun is plural, in the order of the text."""
     subject: int
-    """Which of ``nouns`` the verb agrees with."""
+    """Index in ``nouns`` of the verb's subject."""
     clauses: int
-    """That stand whole between the subject and the cut."""
+    """Number of complete clauses between the subject and the cut."""
     distance: int
-    """Words between them."""
+    """Number of words between the subject and the cut."""
 
     @property
     def plural(self) -> bool:
-        """The verb's number: that of its subject."""
+        """The verb's number, which is that of its subject."""
         return self.nouns[self.subject]
 
     @property
@@ -68,22 +68,22 @@ class AgreementSentence:
 
 
 def words() -> list[str]:
-    """Every word that sentences are made of."""
+    """The vocabulary of the sentences."""
     return [*OTHERS, *PREPOSITIONS, *VERBS, *ADJECTIVES, *(form for noun in NOUNS for form in noun)]
 
 
 def agreement_pairs(
     count: int, distance: int, generator: torch.Generator, *, depth: int = 2
 ) -> list[AgreementSentence]:
-    """``count`` pairs, 2 · ``count`` sentences: neighbours, which differ in the number of one subject and nothing else.
+    """``count`` pairs, 2 · ``count`` sentences: neighbours that differ only in the number of one subject.
 
     Args:
-        distance: words between subject and cut.
-        depth: subjects of a sentence, each but the first in a clause about the one before it. The cut falls behind as
-            many whole clauses as are drawn, of those numbers that the distance has room for.
+        distance: number of words between subject and cut.
+        depth: number of subjects in a sentence, each except the first in a clause about the previous one. The number of
+            complete clauses before the cut is drawn from those that fit in the distance.
 
     Raises:
-        InputError: too short a distance, or fewer than two subjects.
+        InputError: the distance is too short, or there are fewer than two subjects.
     """
     if depth < 2:
         raise InputError(f"--depth must be at least 2, a sentence with a clause in it; got {depth}")
@@ -94,7 +94,7 @@ def agreement_pairs(
 
 
 class _Draw:
-    """Choices from one generator."""
+    """Random choices from one generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -111,7 +111,7 @@ class _Draw:
         return ["the", *described, (self.number(len(NOUNS)), self.number(2) == 1)]
 
     def shared_out(self, count: int, places: int, *, most: int) -> list[int]:
-        """``count`` things put into places that hold ``most`` each."""
+        """Distribute ``count`` items over places that take ``most`` each."""
         held = [0] * places
         for _ in range(count):
             free = [place for place, holds in enumerate(held) if holds < most]
@@ -150,7 +150,7 @@ def _pair(distance: int, depth: int, draw: _Draw) -> list[AgreementSentence]:
 
 
 def _inserted(distance: int, clauses: int, phrases: int, draw: _Draw) -> list[Token]:
-    """Exactly ``distance`` words: clauses inside each other, phrases behind the last subject and behind each verb."""
+    """Exactly ``distance`` words: nested clauses, and phrases after the last subject and after each verb."""
     free = distance - CLAUSE * clauses - PHRASE * phrases
     adjectives = draw.shared_out(free, clauses + phrases, most=MOST_ADJECTIVES)
     behind = draw.shared_out(phrases, clauses + 1, most=phrases)

@@ -1,14 +1,14 @@
-"""Pairs of sentences in English words and in a made language, whose alignment is known by construction.
+"""Pairs of sentences in English and in an artificial language, whose alignment is known by construction.
 
-Each word has one word in the made language and each of those one in English. Three rules change the order:
+Words correspond one to one. Three rules change the order:
 
-- what describes a noun follows it, and what stands before all of it follows all of it: ``near red lamp`` becomes
+- modifiers follow their noun, and a preposition follows the whole phrase: ``near red lamp`` becomes
   ``lamp red near``;
-- a verb ends its clause, and places stand before objects;
-- of two clauses the second comes first.
+- a verb ends its clause, and places come before objects;
+- of two clauses, the second comes first.
 
-So ``old boat saw gull near lamp`` is written in the order ``boat old lamp near gull saw``. No word stands twice in a
-sentence: a target word can be told from one source word only, and what a model looks at has a right answer.
+So ``old boat saw gull near lamp`` is written in the order ``boat old lamp near gull saw``. No word occurs twice in a
+sentence, so every target word has exactly one source word, which is the correct alignment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADJECTIVES, PREPOSITIONS, VERBS = agreement.ADJECTIVES, agreement.PREPOSITIONS, 
 CONJUNCTIONS = ("while", "because", "before", "after")
 CONSONANTS, VOWELS = "bdfgklmnprstvz", "aeiou"
 MOST_ADJECTIVES = 2
-"""Before one noun."""
+"""Largest number of adjectives before a noun."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class Clause:
     verb: str
     object: Sequence[str]
     place: Sequence[str] = ()
-    """Preposition and phrase; empty: none."""
+    """Preposition and phrase; empty if there is none."""
 
 
 @cache
 def lexicon() -> dict[str, str]:
-    """The made word of each English word; both sides have each word once, and no word in common."""
+    """The artificial word for each English word; both sides have distinct words, and none in common."""
     generator = keyed_generator("lexicon")
     words = (*NOUNS, *ADJECTIVES, *PREPOSITIONS, *VERBS, *CONJUNCTIONS)
     syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
@@ -54,12 +54,12 @@ def lexicon() -> dict[str, str]:
 
 
 def pair_of(clauses: Sequence[Clause], conjunction: str | None = None) -> Pair:
-    """One clause, or two with a conjunction between them, and what they are in the made language."""
+    """One clause, or two joined by a conjunction, with their translation."""
     words: list[str] = []
     orders: list[list[int]] = []
     for number, clause in enumerate(clauses):
         if number:
-            assert conjunction is not None  # what joins two clauses
+            assert conjunction is not None  # it joins the two clauses
             words.append(conjunction)
         places = {}
         for part in ("subject", "verb", "object", "place"):
@@ -76,7 +76,7 @@ def pair_of(clauses: Sequence[Clause], conjunction: str | None = None) -> Pair:
 
 
 def generated_pairs(count: int, *key: object, unlike: Collection[str] = ()) -> list[Pair]:
-    """Different pairs, a function of ``key``; none has a source sentence of ``unlike``."""
+    """Distinct pairs, a function of ``key``; none has a source sentence in ``unlike``."""
     draw = _Draw(keyed_generator("made language", *key))
     found: dict[str, Pair] = {}
     while len(found) < count:
@@ -87,15 +87,15 @@ def generated_pairs(count: int, *key: object, unlike: Collection[str] = ()) -> l
 
 
 class _Draw:
-    """Sentences from one generator."""
+    """Random sentences from one generator."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self.left: dict[Sequence[str], list[str]] = {}
-        """Words of each kind that the sentence does not have yet."""
+        """Words of each kind that the sentence does not contain yet."""
 
     def sentence(self) -> Pair:
-        """One clause or two, as likely; no word twice."""
+        """One or two clauses with equal probability; no word occurs twice."""
         self.left = {kind: self._shuffled(kind) for kind in (NOUNS, ADJECTIVES, PREPOSITIONS, VERBS, CONJUNCTIONS)}
         clauses = [self._clause() for _ in range(1 + self._number(2))]
         return pair_of(clauses, self.left[CONJUNCTIONS].pop())

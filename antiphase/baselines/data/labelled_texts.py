@@ -1,7 +1,7 @@
 """Labelled texts for a classifier: columns, labels, stratified parts, duplicates.
 
 Files are those of ``labelled.py``: ``label text`` or ``COARSE:fine text`` lines, CSV and TSV with a header, JSON Lines,
-Parquet, ``.json`` (``FILE@PART`` names one of its parts), and datasets of the Hub.
+Parquet, ``.json`` (``FILE@PART`` selects one of its parts), and datasets of the Hub.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 LABELS = ("coarse", "fine")
 TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
 LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
-"""What columns of text and labels are called, the likelier first; capitals do not count."""
+"""Usual names of text and label columns, most likely first; case is ignored."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,17 @@ def read_examples(
     label_field: str | None = None,
     flag: str = "--train",
 ) -> list[Example]:
-    """All labelled texts of the files, in their order; a label with an empty text is kept, with a warning.
+    """All labelled texts of the files, in their order; empty texts are kept, with a warning.
 
     Args:
         paths: files, folders or Hub datasets.
-        labels: where every label has a colon, as in ``HUM:ind``: ``coarse`` for what stands before it, ``fine`` for
-            the whole.
-        text_field, label_field: columns of tables; None: a usual name, or the only other column beside one.
+        labels: if every label has a colon, as in ``HUM:ind``: ``coarse`` for the part before it, ``fine`` for the whole
+            label.
+        text_field, label_field: columns of tables; None means a usual name, or the only other column if one has a usual
+            name.
 
     Raises:
-        InputError: nothing there, a row without a label, columns that are missing or not clear.
+        InputError: there is no data, a row has no label, or columns are missing or ambiguous.
     """
     if not paths:
         raise InputError(f"{flag} is missing: a file with labelled texts")
@@ -64,7 +65,7 @@ def read_examples(
     for given in paths:
         path, split = _part(given)
         rows = labelled_rows(path, split=split, flag=flag)
-        is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # whose reader has warned already
+        is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # its reader has warned already
         text_column, label_column = _columns(rows[0], text_field, label_field)
         for row in rows:
             text = _text(row, text_column)
@@ -145,10 +146,10 @@ def _label(row: Row, column: str) -> str:
 
 
 def check_labels(train: Sequence[Example], test: Sequence[Example], *, flag: str = "--train") -> list[str]:
-    """The labels of training in alphabetical order (numbers by size).
+    """The training labels in alphabetical order (numbers by value).
 
     Raises:
-        InputError: there is one only, or the test part has one that training never saw.
+        InputError: there is only one, or the test part has a label that does not occur in training.
     """
     known = sorted({example.label for example in train}, key=_order)
     if len(known) < 2:
@@ -171,9 +172,9 @@ def _order(label: str) -> tuple[int, str]:
 
 
 def stratified_parts(labels: Sequence[str], count: int, *key: object) -> list[list[int]]:
-    """Row numbers dealt out into ``count`` parts, each label as evenly as it can be, and so the parts' sizes.
+    """Stratified split of row indices into ``count`` parts; each label, and the parts' sizes, are as even as possible.
 
-    The order within a label is drawn by ``key``. The one row of a label that has no other is in no part.
+    The order within a label is random, given ``key``. A label's row is in no part if it is the label's only row.
     """
     by_label: dict[str, list[int]] = {}
     for row, label in enumerate(labels):
@@ -191,10 +192,10 @@ def stratified_parts(labels: Sequence[str], count: int, *key: object) -> list[li
 
 
 def held_out_tenth(examples: Sequence[Example], *key: object) -> tuple[list[Example], list[Example]]:
-    """The rest, and a stratified tenth of the examples.
+    """Split off a stratified tenth of the examples; returns the rest and the tenth.
 
     Raises:
-        InputError: no label has two rows, so that none can be held out.
+        InputError: no label has two rows, so none can be held out.
     """
     chosen = set(stratified_parts([example.label for example in examples], 10, *key)[0])
     if not chosen:
@@ -203,15 +204,15 @@ def held_out_tenth(examples: Sequence[Example], *key: object) -> tuple[list[Exam
     return rest, [examples[row] for row in sorted(chosen)]
 
 
-def same_text(text: str) -> str:
-    """What two texts share that count as one: the words without capitals and without the white space between them."""
+def normal_form(text: str) -> str:
+    """Normal form of a text for finding duplicates: lower case, without differences in white space."""
     return " ".join(text.split()).casefold()
 
 
 def duplicates(examples: Sequence[Example]) -> dict[str, int]:
-    """Rows, different texts, rows that repeat an earlier text, and texts that stand with several labels."""
-    texts = Counter(same_text(example.text) for example in examples)
-    pairs = {(same_text(example.text), example.label) for example in examples}
+    """Number of rows, of distinct texts, of rows that repeat an earlier text, and of texts with several labels."""
+    texts = Counter(normal_form(example.text) for example in examples)
+    pairs = {(normal_form(example.text), example.label) for example in examples}
     several = Counter(text for text, _ in pairs)
     return {
         "rows": len(examples),
@@ -225,11 +226,11 @@ def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file
     """Place and text of each line of a plain text file, or of each row of a table.
 
     Raises:
-        InputError: nothing there, an empty line, or no column that is clear; it names file and line.
+        InputError: there is no data, a line is empty, or the column is ambiguous; the message names file and line.
     """
     path = Path(given).expanduser()
     if path.is_file() and kind_of(path) == ".txt":
-        sources([given], flag)  # refuses an empty file
+        sources([given], flag)  # raises an error for an empty file
         return list(text_lines(path, flag))
     path_or_name, split = _part(given)
     rows = labelled_rows(path_or_name, split=split, flag=flag)

@@ -1,6 +1,6 @@
-"""Pairs of texts, a source and its translation: files of them, and a part that is held out.
+"""Parallel texts (a source and its translation): reading files, and splitting off a held-out part.
 
-- ``source<TAB>target``, a pair a line, without header and quotes: ``.tsv``, ``.txt`` and other plain text
+- ``source<TAB>target``, one pair per line, without header and quotes: ``.tsv``, ``.txt`` and other plain text
 - JSON Lines, ``.json``, CSV, Parquet and datasets of the Hub: two columns, by name
 """
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import torch
 
-from antiphase.baselines.data.labelled_texts import same_text
+from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.data.files import Files, kind_of, sources
 from antiphase.data.labelled import Row, labelled_rows, text_lines
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 
 LINES = (".txt", ".tsv")
-"""Kinds of files with a pair a line."""
+"""Suffixes of files with one pair per line."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Pair:
     source: str
     target: str
     alignment: tuple[int, ...] | None = None
-    """For each word of the target the place of its word in the source, from 0; None: not known."""
+    """For each word of the target, the 0-based index of its source word; None if unknown."""
 
 
 def read_pairs(
@@ -42,10 +42,10 @@ def read_pairs(
 
     Args:
         paths: files, folders or Hub datasets.
-        source_field, target_field: columns of files that have names for them.
+        source_field, target_field: columns of files with named columns.
 
     Raises:
-        InputError: nothing there, a line that is no pair, an empty side, a column that is missing.
+        InputError: there is no data, a line is not a pair, a side is empty, or a column is missing.
     """
     if source_field == target_field:
         raise InputError(f"--source-field and --target-field name the same column, {source_field}")
@@ -94,20 +94,20 @@ def _text(row: Row, field: str, flag: str) -> str:
 
 
 def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -> tuple[list[Pair], list[Pair]]:
-    """A part to train and one to test, each in order: the pairs of a tenth of the source texts, drawn by the seed.
+    """Split pairs, in order, into a training part and a test part with those of a random tenth of the sources.
 
-    Pairs of one source text stay together, so that no source of the test part stands in training; texts that differ in
-    capitals and white space alone are one.
+    Pairs of one source text stay together, so that no source is in both parts; texts that differ only in case and white
+    space count as one.
 
     Raises:
-        InputError: there is one source text only.
+        InputError: there is only one source text.
     """
-    texts = list(dict.fromkeys(same_text(pair.source) for pair in pairs))
+    texts = list(dict.fromkeys(normal_form(pair.source) for pair in pairs))
     if len(texts) < 2:
         raise InputError(f"{flag} holds one source text only, so none can be held out; give more pairs, or --test")
     order = torch.randperm(len(texts), generator=keyed_generator("parallel", seed)).tolist()
     chosen = {texts[index] for index in order[: max(1, len(texts) // 10)]}
-    is_test = [same_text(pair.source) in chosen for pair in pairs]
+    is_test = [normal_form(pair.source) in chosen for pair in pairs]
     train, test = (
         [pair for pair, tested in zip(pairs, is_test, strict=True) if tested is part] for part in (False, True)
     )

@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.randomness import keyed_generator
 
 WINDOW = 20
-"""Batches whose texts are sorted by length together: little padding, and still an order by chance."""
+"""Number of batches whose texts are sorted by length together: little padding, and still a random order."""
 
 IGNORED = -100
-"""In the place of padding in labels, as losses of torch and transformers take it."""
+"""Label of padding, as losses of torch and transformers expect it."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class EncodedTexts:
         return ids, mask
 
     def labels(self, rows: Sequence[int]) -> Tensor:
-        """Ids of some texts, (B, N), with ``IGNORED`` in the place of padding."""
+        """Ids of some texts, (B, N), with ``IGNORED`` at padding."""
         ids, mask = self.batch(rows)
         return ids.masked_fill(mask == 0, IGNORED)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> EncodedTexts:
-    """Ids of each text, whatever its length."""
+    """Encode texts without truncation."""
     pad = tokenizer.pad_token_id
     return EncodedTexts(tokenizer(list(texts), verbose=False)["input_ids"], 0 if pad is None else pad)
 
 
 def shuffled_batches(texts: EncodedTexts, size: int, *key: object) -> list[list[int]]:
-    """Rows of each batch of an epoch, drawn by ``key``; texts of a batch are of similar length."""
+    """Rows of each batch of an epoch, in random order given ``key``; the texts of a batch have similar lengths."""
     generator = keyed_generator(*key)
     order = torch.randperm(len(texts), generator=generator).tolist()
     batches: list[list[int]] = []
@@ -63,7 +63,7 @@ def shuffled_batches(texts: EncodedTexts, size: int, *key: object) -> list[list[
 
 
 def sorted_batches(texts: EncodedTexts, tokens: int) -> Iterator[list[int]]:
-    """All rows, the longest first, in batches of at most ``tokens`` with their padding."""
+    """All rows, longest first, in batches of at most ``tokens`` tokens including padding."""
     order = sorted(range(len(texts)), key=lambda row: -len(texts.ids[row]))
     start = 0
     while start < len(order):

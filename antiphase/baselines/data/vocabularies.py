@@ -1,16 +1,16 @@
-"""Tokenizers of the kinds that came before and beside byte-level BPE: words, characters, unigram pieces.
+"""Tokenizers other than byte-level BPE: words, characters and unigram pieces.
 
-What counts as a word is one rule for every script, the first of these that fits:
+A word is defined for all scripts as the first of these that matches:
 
 - a Han character;
 - a run of Hiragana, or of Katakana (``ー`` included);
-- in Thai, Lao, Khmer and Burmese, which write no spaces either, a letter with its marks;
-- an apostrophe with one or two letters behind it, as in ``'s`` and ``'ll``, where no letter stands before it;
+- in Thai, Lao, Khmer and Burmese, which are also written without spaces, a letter with its marks;
+- an apostrophe followed by one or two letters, as in ``'s`` and ``'ll``, if no letter precedes it;
 - a run of letters, marks and digits, with single apostrophes and hyphens inside it (``don't``, ``well-known``) and
   with points and commas between digits (``1,000.5``);
-- any other character but white space, with its marks.
+- any other character except white space, with its marks.
 
-Japanese and Chinese words are not looked up in a dictionary: a Han character stands for itself, as in BERT.
+Japanese and Chinese words are not looked up in a dictionary: each Han character is a word, as in BERT.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ _WORDS = pre_tokenizers.Split(Regex(WORD), "removed", invert=True)
 
 
 def word_spans(text: str) -> list[tuple[int, int]]:
-    """Begin and end of each word of ``text``."""
+    """Start and end of each word of ``text``."""
     return [span for _, span in _WORDS.pre_tokenize_str(text)]
 
 
 def train_words(texts: Iterable[str], vocabulary_size: int, *, least_count: int = 1) -> PreTrainedTokenizerFast:
-    """A tokenizer whose pieces are the commonest words of ``texts``, in lower case; others are ``<|unknown|>``.
+    """A tokenizer whose pieces are the most common words of ``texts``, in lower case; others are ``<|unknown|>``.
 
     Args:
         texts: read once.
-        vocabulary_size: entries at most, ``<|pad|>`` and ``<|unknown|>`` included.
-        least_count: how often a word must occur to be no unknown one. With 2 a model learns what unknown words are like
-            from those that occur once.
+        vocabulary_size: largest number of entries, including ``<|pad|>`` and ``<|unknown|>``.
+        least_count: smallest number of occurrences of a known word. With 2, a model learns about unknown words from
+            those that occur once.
 
     Raises:
         InputError: ``vocabulary_size`` is too small.
@@ -68,7 +68,7 @@ def train_words(texts: Iterable[str], vocabulary_size: int, *, least_count: int 
 
 
 def train_characters(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer whose pieces are characters (code points after NFC), white space included. As ``train_words``."""
+    """A tokenizer whose pieces are characters (code points after NFC), including white space. See ``train_words``."""
     backend = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"(?m:.)"), "isolated")  # m: line breaks too, in Oniguruma
@@ -77,9 +77,10 @@ def train_characters(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTo
 
 
 def train_unigram(texts: Iterable[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
-    """A tokenizer of likely pieces: the cut of a text is the likeliest of all (Kudo 2018, 1804.10959).
+    """A unigram tokenizer, which uses the most likely segmentation of a text (Kudo 2018, 1804.10959).
 
-    A space belongs to the piece that follows it, as ``▁``. As ``train_words``; all characters of ``texts`` must fit.
+    A space belongs to the following piece, as ``▁``. See ``train_words``; all characters of ``texts`` must fit in the
+    vocabulary.
     """
     kept = list(texts)
     letters = {letter for text in kept for letter in unicodedata.normalize("NFC", text)} - {" "} | {"▁"}
@@ -100,7 +101,7 @@ def train_unigram(texts: Iterable[str], vocabulary_size: int) -> PreTrainedToken
 
 
 def _in_order(backend: Tokenizer) -> Any:
-    """The trained model with equal scores in alphabetical order: the trainer leaves them as its threads find them."""
+    """Sort entries with equal scores alphabetically, because the trainer's order depends on its threads."""
     scores = json.loads(backend.to_str())["model"]["vocab"][len(SPECIAL) :]
     ordered = sorted(((piece, round(score, 3)) for piece, score in scores), key=lambda entry: (-entry[1], entry[0]))
     return models.Unigram([*((piece, 0.0) for piece in SPECIAL), *ordered], unk_id=SPECIAL.index(UNKNOWN))
@@ -127,4 +128,4 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] =
     "bpe": train_tokenizer,
     "unigram": train_unigram,
 }
-"""How each kind is trained on texts, to a number of entries."""
+"""Training function by kind of tokenizer; takes texts and the number of entries."""

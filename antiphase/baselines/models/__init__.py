@@ -1,1 +1,1 @@
-"""The models: recurrent, convolutional, and the Transformer of 2017."""
+"""Recurrent and convolutional models, and the Transformer of 2017."""

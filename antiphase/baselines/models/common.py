@@ -1,4 +1,4 @@
-"""What the models that led here share: embeddings, initial weights, and the classifier on a text's vector."""
+"""Shared parts of the earlier models: embeddings, initial weights, and a classifier on a text's vector."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from transformers.utils import can_return_tuple
 from antiphase.baselines.models.configs import ClassicConfig
 
 WORD_STD = 0.25 / 3**0.5
-"""Of uniform values between -0.25 and 0.25."""
+"""Standard deviation of uniform values between -0.25 and 0.25."""
 
 
 class OneHot(nn.Module):
-    """Token i as the i-th unit vector; no weights."""
+    """Represents token i as the i-th unit vector; has no weights."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """(B, N) to (B, N, width), whole numbers."""
+        """(B, N) whole numbers to (B, N, width)."""
         return nn.functional.one_hot(input_ids, self.width)
 
 
 def token_embedding(config: ClassicConfig, *, vocab_size: int | None = None) -> nn.Module:
-    """Vectors of tokens, ``config.embedding_width`` wide."""
+    """An embedding with vectors of width ``config.embedding_width``."""
     if config.embeddings == "one_hot":
         return OneHot(config.embedding_width)
     return nn.Embedding(vocab_size or config.vocab_size, config.embedding_width, config.pad_token_id)
 
 
 def real_tokens(embedded: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(B, N) bool: which tokens of a batch (B, N, width) are not padding.
+    """(B, N) bool: the tokens of a batch (B, N, width) that are not padding.
 
     Raises:
-        ValueError: a mask of another shape.
+        ValueError: the mask has another shape.
     """
     if attention_mask is None:
         return torch.ones(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
@@ -60,11 +60,10 @@ class ClassicPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear maps by Glorot and Bengio (2010), convolutions by He et al. (1502.01852), biases zero, norms one.
+        """Start linear layers as Glorot and Bengio (2010), convolutions as He et al. (1502.01852); biases 0, norms 1.
 
-        Recurrent matrices are orthogonal (Saxe et al., 1312.6120), so that
-        a plain network neither forgets nor explodes at once, and an LSTM's forget gates begin open (bias 1;
-        Jozefowicz et al., 2015).
+        Recurrent matrices are orthogonal (Saxe et al., 1312.6120), so that states of a plain network neither vanish nor
+        explode at first, and an LSTM's forget gates start open (bias 1; Jozefowicz et al., 2015).
         """
         if isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.embedding_std(module.embedding_dim))
@@ -84,7 +83,7 @@ class ClassicPreTrainedModel(PreTrainedModel):
             super()._init_weights(module)
 
     def embedding_std(self, width: int) -> float:
-        """Spread of initial embeddings: that of word vectors trained by word2vec, as in Kim (2014), section 4."""
+        """Standard deviation of initial embeddings: that of word2vec vectors, as in Kim (2014), section 4."""
         return WORD_STD
 
 
@@ -108,7 +107,7 @@ def _initialize_recurrent(module: nn.RNNBase) -> None:
 
 
 class ForSequenceClassification(ClassicPreTrainedModel):
-    """A model with a linear classifier on the vector that it gives a text."""
+    """A model with a linear classifier on its text vector."""
 
     model_class: ClassVar[type[ClassicPreTrainedModel]]
 
@@ -130,15 +129,15 @@ class ForSequenceClassification(ClassicPreTrainedModel):
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutput:
-        """Logits (B, labels), and the mean loss in nats where ``labels`` (B,) are given.
+        """Logits (B, labels), and the mean loss in nats if ``labels`` (B,) are given.
 
         Args:
-            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
-            attention_mask: (B, N), 1 at real tokens; None: all are.
-            num_items_in_batch: what the sum of losses is divided by; None: B. transformers' Trainer gives it.
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) instead.
+            attention_mask: (B, N), 1 at real tokens; None means that all are real.
+            num_items_in_batch: divisor of the sum of losses, set by transformers' Trainer; None means B.
 
         Raises:
-            ValueError: a mask of another shape.
+            ValueError: the mask has another shape.
         """
         outputs = self.model(input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, **kwargs)
         if outputs.pooler_output is None:
@@ -155,5 +154,5 @@ class ForSequenceClassification(ClassicPreTrainedModel):
         )
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Logits (B, labels) of vectors (B, pooled width)."""
+        """Logits (B, labels) for vectors (B, pooled width)."""
         return self.classifier(pooled)

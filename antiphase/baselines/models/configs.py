@@ -1,4 +1,4 @@
-"""Configurations of the models that led here: recurrent networks, convolutions, the Transformer of 2017."""
+"""Configurations of the earlier models: recurrent networks, convolutions, the Transformer of 2017."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 
 
 class ClassicConfig(PreTrainedConfig):
-    """What these configurations have in common: a vocabulary, dropout, and checks that name the field.
+    """Base of these configurations: a vocabulary, dropout, and checks that name the field.
 
     Raises:
-        InputError: an unknown field (with the nearest known one), or values that do not fit; it names the field.
+        InputError: a field is unknown (the message gives the nearest known one), or a value is invalid; the message
+            names the field.
     """
 
     vocab_size: int = 32000
     embeddings: str = "learned"
-    """"learned" vectors, or "one_hot": token i is the i-th unit vector, which needs no weights and suits characters."""
+    """ "learned" vectors, or "one_hot" (token i is the i-th unit vector), which has no weights and suits characters."""
     dropout: float = 0.0
-    """Share of values set to zero in training; where, each model says."""
+    """Dropout rate; each model defines where it applies."""
     tie_word_embeddings: bool = False
-    """The language-model head uses the embedding's matrix."""
+    """Whether the language-model head shares the embedding's matrix."""
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
@@ -50,7 +51,7 @@ class ClassicConfig(PreTrainedConfig):
 
     @property
     def pooled_width(self) -> int:
-        """Width of the vector that stands for a whole text."""
+        """Width of a text vector."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -63,9 +64,9 @@ class ClassicConfig(PreTrainedConfig):
 
 
 class RecurrentConfig(ClassicConfig):
-    """A recurrent network (Elman 1990) or LSTM (Hochreiter and Schmidhuber 1997), one- or two-directional.
+    """A recurrent network (Elman 1990) or LSTM (Hochreiter and Schmidhuber 1997), unidirectional or bidirectional.
 
-    Dropout acts on embeddings, between layers and before the head.
+    Dropout applies to embeddings, between layers and before the head.
     """
 
     model_type = "antiphase_recurrent"
@@ -73,7 +74,7 @@ class RecurrentConfig(ClassicConfig):
     cell: str = "lstm"
     """"rnn" (tanh) or "lstm"."""
     bidirectional: bool = False
-    """Read the text in both directions; then it cannot predict the next token."""
+    """Whether to read the text in both directions; the model then cannot predict the next token."""
     embedding_size: int = 300
     """Width of learned embeddings."""
     hidden_size: int = 256
@@ -102,7 +103,7 @@ class RecurrentConfig(ClassicConfig):
 class ConvolutionConfig(ClassicConfig):
     """The convolutional classifier of Kim (2014, 1408.5882), with its sizes as defaults.
 
-    Dropout acts before the classifier.
+    Dropout applies before the classifier.
     """
 
     model_type = "antiphase_convolution"
@@ -110,12 +111,12 @@ class ConvolutionConfig(ClassicConfig):
     embedding_size: int = 300
     """Width of learned embeddings."""
     filter_widths: list[int] = field(default_factory=lambda: [3, 4, 5])
-    """Tokens that a filter sees, for each group of filters."""
+    """Width in tokens of the filters in each group."""
     num_filters: int = 100
-    """Filters of each width."""
+    """Number of filters of each width."""
     dropout: float = 0.5
     max_norm: float | None = 3.0
-    """Longest weight vector of a class (section 3.1, s); None: unbounded."""
+    """Largest norm of a class's weight vector (section 3.1, s); None means no limit."""
 
     @property
     def embedding_width(self) -> int:
@@ -138,48 +139,47 @@ class ConvolutionConfig(ClassicConfig):
 
 
 class VanillaConfig(ClassicConfig):
-    """The Transformer of Vaswani et al. (2017, 1706.03762), encoder or decoder, and what later work changed in it.
+    """The Transformer of Vaswani et al. (2017, 1706.03762), encoder or decoder, with later modifications as options.
 
-    The defaults are the paper's encoder, with biases. Dropout acts on the sums of embeddings and positions and on the
-    output of each sublayer (section 5.4); attention weights have none.
+    The defaults are the paper's encoder, with biases. Dropout applies to the sums of embeddings and positions and to
+    the output of each sublayer (section 5.4), but not to attention weights.
     """
 
     model_type = "antiphase_vanilla"
     keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
 
     is_causal: bool = False
-    """A token sees itself and those before it (a decoder); else all tokens (an encoder)."""
+    """Whether a token sees only itself and those before it (a decoder), or all tokens (an encoder)."""
     attention_type: str = "softmax"
     """"softmax", "differential" (2410.05258) or "differential_v2"."""
     hidden_size: int = 256
     num_hidden_layers: int = 4
     num_attention_heads: int = 4
-    """Softmax maps a layer; a differential layer has half as many heads."""
+    """Softmax maps per layer; a differential layer has half as many heads."""
     mlp_ratio: float = 4.0
     """Width of the MLP's hidden layer as a multiple of ``hidden_size``."""
     activation: str = "relu"
     """"relu", "gelu", or "swiglu" (2002.05202), which has a third matrix."""
     mlp_bias: bool = True
     attention_bias: bool = True
-    """Biases of the four projections of attention."""
+    """Whether the four projections of attention have biases."""
     norm: str = "layer_norm"
-    """"layer_norm", "rms_norm" (1910.07467), or "batch_norm" over all real tokens of a batch, in training later ones of
-    the same text included."""
+    """ "layer_norm", "rms_norm" (1910.07467), or "batch_norm" over the real tokens of a batch, later ones included."""
     norm_position: str = "post"
     """"post": norm(x + f(x)), as in 2017; "pre": x + f(norm(x)), and one norm at the end (2002.04745)."""
     norm_eps: float = 1e-5
     head_norm_eps: float = 1e-5
-    """ε of the RMSNorm over each head's output ("differential" only)."""
+    """ε of the RMSNorm of each head's output ("differential" only)."""
     positions: str = "sinusoidal"
     """"sinusoidal" (section 3.5) or "learned" vectors added to the embeddings, "rotary" (2104.09864) or "none"."""
     max_position_embeddings: int = 512
     """Longest text in tokens."""
     rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    """Of rotary positions."""
+    """Parameters of rotary positions."""
     scale_embeddings: bool = True
-    """Multiply embeddings by √hidden_size (section 3.4). False suits pretrained word vectors."""
+    """Whether to multiply embeddings by √hidden_size (section 3.4). False suits pretrained word vectors."""
     use_cache: bool = True
-    """Keep keys and values for the next call (decoders)."""
+    """Whether to cache keys and values for the next call (decoders)."""
 
     @property
     def embedding_width(self) -> int:
@@ -196,7 +196,7 @@ class VanillaConfig(ClassicConfig):
 
     @property
     def num_key_value_heads(self) -> int:
-        """Key maps; in V2 both maps of a head read the same one."""
+        """Key maps per layer; in V2 both maps of a head share one."""
         return self.num_attention_heads // (2 if self.attention_type == "differential_v2" else 1)
 
     @property
@@ -206,7 +206,7 @@ class VanillaConfig(ClassicConfig):
 
     @property
     def layer_types(self) -> list[str]:
-        """Every layer sees the whole text, in the words of transformers."""
+        """Every layer has full attention, in transformers' terms."""
         return ["full_attention"] * self.num_hidden_layers
 
     @property
@@ -249,17 +249,17 @@ class VanillaConfig(ClassicConfig):
 
 
 class SequenceToSequenceConfig(VanillaConfig):
-    """The encoder and decoder of Vaswani et al. (2017), ``num_hidden_layers`` each, for pairs of texts.
+    """The encoder and decoder of Vaswani et al. (2017), with ``num_hidden_layers`` each, for pairs of texts.
 
-    The decoder starts from ``bos_token_id``; padding is ``pad_token_id``. Cross-attention is of ``attention_type`` too.
+    The decoder starts from ``bos_token_id``; padding is ``pad_token_id``. Cross-attention also has ``attention_type``.
     """
 
     model_type = "antiphase_sequence_to_sequence"
 
     source_vocab_size: int | None = None
-    """Vocabulary of the encoder; None: ``vocab_size``."""
+    """Vocabulary of the encoder; None means ``vocab_size``."""
     is_causal: bool = True
-    """Of the decoder."""
+    """Applies to the decoder."""
     is_encoder_decoder: bool = True
 
     def _check(self) -> None:

@@ -17,7 +17,7 @@ from antiphase.baselines.models.configs import ConvolutionConfig
 
 
 class ConvolutionPreTrainedModel(ClassicPreTrainedModel):
-    """The convolutional models' configuration."""
+    """Base class with the convolutional models' configuration."""
 
     config: ConvolutionConfig
     config_class = ConvolutionConfig
@@ -42,17 +42,17 @@ class ConvolutionModel(ConvolutionPreTrainedModel):
         attention_mask: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> BaseModelOutputWithPooling:
-        """Embeddings (B, N, width), zero at padding, and the maxima (B, filters of all widths).
+        """Embeddings (B, N, width), which are zero at padding, and the maxima (B, filters of all widths).
 
-        A window may reach beyond the text, where it sees zeros, as long as it covers one of its tokens. So a text
-        shorter than a filter has windows too, and one without any token has only zeros.
+        A window may extend beyond the text, where it sees zeros, if it covers at least one token. So a text shorter
+        than a filter also has windows, and a text without tokens has only zeros.
 
         Args:
-            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
-            attention_mask: (B, N), 1 at real tokens; None: all are.
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) instead.
+            attention_mask: (B, N), 1 at real tokens; None means that all are real.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``, or a mask of another shape.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, or the mask has another shape.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
@@ -65,23 +65,23 @@ class ConvolutionModel(ConvolutionPreTrainedModel):
         for convolution, width in zip(self.filters, self.config.filter_widths, strict=True):
             found = nn.functional.relu(convolution(channels))  # (B, filters, N + filter width - 1)
             covered = _windows_with_tokens(real, width)
-            maxima.append(found.masked_fill(~covered.unsqueeze(1), 0.0).amax(2))  # nothing is below 0 after ReLU
+            maxima.append(found.masked_fill(~covered.unsqueeze(1), 0.0).amax(2))  # no value is below 0 after ReLU
         return BaseModelOutputWithPooling(last_hidden_state=inputs_embeds, pooler_output=torch.cat(maxima, dim=1))
 
 
 def _windows_with_tokens(real: Tensor, width: int) -> Tensor:
-    """(B, N + width - 1) bool: which windows cover at least one real token (B, N)."""
+    """(B, N + width - 1) bool: the windows that cover at least one real token (B, N)."""
     padded = nn.functional.pad(real, (width - 1, width - 1))
     return padded.unfold(1, width, 1).any(2)
 
 
 class ConvolutionForSequenceClassification(ConvolutionPreTrainedModel, ForSequenceClassification):
-    """Dropout and a linear classifier on the maxima; a class's weight vector is at most ``max_norm`` long."""
+    """Dropout and a linear classifier on the maxima; the norm of a class's weight vector is at most ``max_norm``."""
 
     model_class = ConvolutionModel
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """Logits (B, labels), with longer weight vectors cut to ``max_norm`` here instead of after each step."""
+        """Logits (B, labels), with longer weight vectors scaled to ``max_norm`` here instead of after each step."""
         weight = self.classifier.weight
         if self.config.max_norm is not None:
             weight = torch.renorm(weight, p=2, dim=0, maxnorm=self.config.max_norm)

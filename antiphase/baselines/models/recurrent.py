@@ -1,4 +1,4 @@
-"""Recurrent networks: a plain one or an LSTM, as language model or as classifier."""
+"""Recurrent networks, plain or LSTM, as language model or classifier."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from antiphase.errors import InputError
 
 NETWORKS = {"rnn": nn.RNN, "lstm": nn.LSTM}
 State = tuple[Tensor, ...]
-"""Of all layers, after a text: h, and of an LSTM c; each (layers, B, hidden)."""
+"""State of all layers after a text: h, and c for an LSTM; each (layers, B, hidden)."""
 
 
 class RecurrentPreTrainedModel(ClassicPreTrainedModel):
-    """The recurrent models' configuration."""
+    """Base class with the recurrent models' configuration."""
 
     config: RecurrentConfig
     config_class = RecurrentConfig
 
 
 class RecurrentModel(RecurrentPreTrainedModel):
-    """The network without a head. Padding, on either side, is not read."""
+    """The network without a head. Padding on either side is skipped."""
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__(config)
@@ -54,17 +54,18 @@ class RecurrentModel(RecurrentPreTrainedModel):
         past_key_values: State | None = None,
         use_cache: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        """States of the last layer (B, N, directions · hidden), zero at padding, and each direction's last one.
+        """States of the last layer (B, N, directions · hidden), zero at padding, and the final state of each direction.
 
         Args:
-            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) in their place.
-            attention_mask: (B, N), 1 at real tokens; None: all are. Of a text without any, the states are zero.
-            past_key_values: the state after earlier tokens, with which the network begins.
-            use_cache: give the state after these tokens as ``past_key_values``.
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, width) instead.
+            attention_mask: (B, N), 1 at real tokens; None means that all are real. The states of a text without tokens
+                are zero.
+            past_key_values: the state after earlier tokens, from which the network starts.
+            use_cache: whether to return the state after these tokens as ``past_key_values``.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``, a mask of another shape, or a state for
-                a network that reads from the end too.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, the mask has another shape, or
+                a state is given for a bidirectional network.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
@@ -76,7 +77,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         real = real_tokens(inputs_embeds, attention_mask)
         lengths = real.sum(1)
         begin: Any = past_key_values if past_key_values is None or self.config.cell == "lstm" else past_key_values[0]
-        if bool(real.all()):  # packed, a plain network on a CPU takes up to three times as long
+        if bool(real.all()):  # packed sequences are up to three times as slow for a plain network on a CPU
             states, final = self.network(inputs_embeds, begin)
         else:
             order = torch.argsort((~real).int(), dim=1, stable=True)  # (B, N): tokens in their order, then padding
@@ -98,7 +99,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         )
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
-        """Of the network, both directions together; embeddings are no layer."""
+        """Parameters of each layer, both directions together, without embeddings."""
         named = list(self.network.named_parameters())
         return [
             [parameter for name, parameter in named if name.removesuffix("_reverse").endswith(f"_l{layer}")]
@@ -112,14 +113,14 @@ def _rows(values: Tensor, order: Tensor) -> Tensor:
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
-    """A one-directional network with a language-model head. ``generate`` goes on from the state after each token.
+    """A unidirectional network with a language-model head. ``generate`` continues from the state after each token.
 
     Raises:
-        InputError: a bidirectional network, which has read the token that it should predict.
+        InputError: the network is bidirectional, so it would see the token to predict.
     """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
-    _is_stateful = True  # a state cannot be cut back to fewer tokens
+    _is_stateful = True  # a state cannot be cropped to fewer tokens
 
     def __init__(self, config: RecurrentConfig) -> None:
         if config.bidirectional:
@@ -143,10 +144,10 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: int | Tensor | None = None,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are the token ids themselves (the shift happens here); -100 is not predicted. ``num_items_in_batch``
-        divides the sum of losses in the place of their number.
+        ``labels`` are unshifted token ids; positions with -100 are ignored. ``num_items_in_batch`` replaces the number
+        of losses as the divisor of their sum.
         """
         outputs = self.model(
             input_ids, attention_mask=attention_mask, inputs_embeds=inputs_embeds, past_key_values=past_key_values,
@@ -169,7 +170,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The last token where there is a state, which has read the others; else the whole text."""
+        """The last token if there is a state of the earlier ones, else the whole text."""
         new = slice(None) if past_key_values is None else slice(-1, None)
         mask = None if attention_mask is None else attention_mask[:, new]
         return {
@@ -187,6 +188,6 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
 
 
 class RecurrentForSequenceClassification(RecurrentPreTrainedModel, ForSequenceClassification):
-    """A linear classifier on the last state of each direction."""
+    """A linear classifier on the final state of each direction."""
 
     model_class = RecurrentModel

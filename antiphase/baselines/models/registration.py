@@ -1,4 +1,4 @@
-"""The Auto classes of transformers learn the models that led here."""
+"""Registers the earlier models with the Auto classes of transformers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphase.baselines.models.configs import (
 
 
 def register_configurations() -> None:
-    """``AutoConfig`` knows the model types."""
+    """Register the model types with ``AutoConfig``."""
     from transformers.models.auto.configuration_auto import AutoConfig
 
     for kind in CONFIGURATIONS:
@@ -22,7 +22,7 @@ def register_configurations() -> None:
 
 
 def register_models() -> None:
-    """The Auto classes of models know the models of each configuration."""
+    """Register the models with the Auto classes of models."""
     from transformers.models.auto.modeling_auto import (
         AutoModel,
         AutoModelForCausalLM,

@@ -1,4 +1,4 @@
-"""Encoder and decoder of 2017 for pairs of texts (Vaswani et al., 1706.03762, section 3.1), and their alignment."""
+"""The encoder–decoder of 2017 for pairs of texts (Vaswani et al., 1706.03762, section 3.1), and its alignment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from antiphase.baselines.models.vanilla import VanillaModel, VanillaPreTrainedMo
 
 
 class SequenceToSequencePreTrainedModel(VanillaPreTrainedModel):
-    """The pair's configuration."""
+    """Base class with the encoder–decoder's configuration."""
 
     config: SequenceToSequenceConfig
     config_class = SequenceToSequenceConfig
 
 
 class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
-    """An encoder, and a decoder whose layers attend to the encoder's last states as well; no head."""
+    """An encoder, and a decoder whose layers also attend to the encoder's last states; no head."""
 
     def __init__(self, config: SequenceToSequenceConfig) -> None:
         super().__init__(config)
@@ -45,10 +45,10 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         """The decoder's hidden states (B, N, hidden).
 
         Args:
-            input_ids: (B, M) of the source text; not needed beside ``encoder_outputs``.
-            attention_mask: (B, M), 1 at its real tokens.
-            decoder_input_ids: (B, N) of the target text, the start token first.
-            decoder_attention_mask: (B, N), those of earlier calls included.
+            input_ids: (B, M), the source text; not needed with ``encoder_outputs``.
+            attention_mask: (B, M), 1 at real tokens of the source.
+            decoder_input_ids: (B, N), the target text, beginning with the start token.
+            decoder_attention_mask: (B, N), including tokens of earlier calls.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(input_ids, attention_mask=attention_mask, use_cache=False, **kwargs)
@@ -70,7 +70,7 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
 
 
 class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedModel, GenerationMixin):
-    """The pair with a language-model head: it writes the target text, given the source text."""
+    """The encoder–decoder with a language-model head, which generates the target text from the source text."""
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
 
@@ -98,13 +98,13 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """Logits (B, N, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+        """Logits (B, N, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are the target text without its start token; -100, the padding of data collators, is not predicted.
-        They say what the decoder reads (``decoder_input_ids``) unless that is given too.
+        ``labels`` are the target text without its start token; -100, the padding of data collators, is ignored.
+        ``decoder_input_ids`` are derived from them unless they are given too.
 
         Raises:
-            ValueError: neither ``labels`` nor ``decoder_input_ids``.
+            ValueError: neither ``labels`` nor ``decoder_input_ids`` are given.
         """
         if decoder_input_ids is None:
             if labels is None:
@@ -120,7 +120,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         logits = self.lm_head(outputs.last_hidden_state)
         loss = None
         if labels is not None:
-            loss = self.loss_function(  # the loss of causal models; `shift_labels` says that nothing is to be shifted
+            loss = self.loss_function(  # the loss of causal models; `shift_labels` means that they are already shifted
                 logits=logits, labels=None, shift_labels=labels, vocab_size=self.vocab_size, **kwargs
             )
         return Seq2SeqLMOutput(
@@ -131,23 +131,23 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         )  # fmt: skip
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """(B, N): the start token, then the labels but the last, padding in the place of -100."""
+        """(B, N): the start token, then the labels except the last, with padding instead of -100."""
         shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.config.bos_token_id)
         padding = self.config.pad_token_id
-        assert padding is not None  # the configuration has seen to it
+        assert padding is not None  # checked by the configuration
         return shifted.masked_fill(shifted == -100, padding)
 
     @torch.no_grad()
     def alignment(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Which source tokens each target token looks at as it is written: the weights of cross-attention.
+        """Alignment: cross-attention weights of each target token, when it is predicted, over the source tokens.
 
         Args:
-            input_ids: (B, M) of the source text; ``attention_mask`` (B, M), 1 at its real tokens.
-            labels: (B, N) of the target text without its start token, -100 at padding.
+            input_ids: (B, M), the source text; ``attention_mask`` (B, M) is 1 at its real tokens.
+            labels: (B, N), the target text without its start token, -100 at padding.
 
         Returns:
-            (layers, B, heads, N, M) in fp32; row n belongs to the prediction of token n. Signed in differential models,
-            where a row sums to 1 - λ.
+            (layers, B, heads, N, M) in fp32; row n belongs to the prediction of token n. In differential models they
+            are signed, and a row sums to 1 - λ.
         """
         before = self.config._attn_implementation
         self.set_attn_implementation("eager")

@@ -1,4 +1,4 @@
-"""The Transformer of 2017 (Vaswani et al., 1706.03762), encoder or decoder, and what later work changed in it."""
+"""The Transformer of 2017 (Vaswani et al., 1706.03762), encoder or decoder, with later modifications as options."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from antiphase.models.pretrained import AttendingPreTrainedModel
 
 
 class MLP(nn.Module):
-    """ReLU(X W1 + b1) W2 + b2 (section 3.3), GELU in its place, or (swish(X Wg) ⊙ X W1) W2 (2002.05202)."""
+    """ReLU(X W1 + b1) W2 + b2 (section 3.3), the same with GELU, or (swish(X Wg) ⊙ X W1) W2 (2002.05202)."""
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class MLP(nn.Module):
 
 
 class Norm(nn.Module):
-    """LayerNorm, RMSNorm, or BatchNorm over the real tokens of a batch, in which padding has no part."""
+    """LayerNorm, RMSNorm, or BatchNorm over the real tokens of a batch, which excludes padding."""
 
     def __init__(self, config: VanillaConfig) -> None:
         super().__init__()
@@ -62,10 +62,10 @@ class Norm(nn.Module):
         self.inner = kinds[config.norm](config.hidden_size, eps=config.norm_eps)
 
     def forward(self, hidden_states: Tensor, real: Tensor | None) -> Tensor:
-        """(B, N, hidden); ``real`` (B, N) bool, None where it is not known.
+        """(B, N, hidden); ``real`` is (B, N) bool, or None if unknown.
 
         Raises:
-            ValueError: not known where BatchNorm trains.
+            ValueError: ``real`` is unknown while BatchNorm is trained.
         """
         if not isinstance(self.inner, nn.BatchNorm1d):
             return self.inner(hidden_states)
@@ -79,7 +79,7 @@ class Norm(nn.Module):
 
 
 class VanillaLayer(nn.Module):
-    """Attention, in the decoder of a pair attention to the encoder's text, and MLP; each with residual and norm."""
+    """Attention, in an encoder–decoder's decoder also cross-attention, and MLP; each with residual and norm."""
 
     def __init__(self, config: VanillaConfig, layer_idx: int, *, is_causal: bool, has_context: bool) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class VanillaLayer(nn.Module):
 
 
 class VanillaPreTrainedModel(AttendingPreTrainedModel, ClassicPreTrainedModel):
-    """The Transformer's configuration, backends and what it can record."""
+    """Base class with the Transformer's configuration, attention implementations and recordable outputs."""
 
     config: VanillaConfig
     config_class = VanillaConfig
@@ -149,9 +149,10 @@ class VanillaModel(VanillaPreTrainedModel):
     """The encoder or decoder without a head.
 
     Args:
-        is_encoder: tokens see those that follow, although ``config.is_causal``: the first half of a pair.
-        has_context: each layer attends to another text as well.
-        vocab_size: None: ``config.vocab_size``.
+        is_encoder: whether tokens also see later ones despite ``config.is_causal``, in the encoder of an
+            encoder–decoder.
+        has_context: whether each layer also attends to another text.
+        vocab_size: size of the vocabulary; None means ``config.vocab_size``.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class VanillaModel(VanillaPreTrainedModel):
             VanillaLayer(config, index, is_causal=self.is_causal, has_context=has_context)
             for index in range(config.num_hidden_layers)
         )
-        self.norm = Norm(config) if config.norm_position == "pre" else None  # post-norm ends with one already
+        self.norm = Norm(config) if config.norm_position == "pre" else None  # post-norm layers already end with a norm
         self.post_init()
 
     @merge_with_config_defaults
@@ -191,18 +192,18 @@ class VanillaModel(VanillaPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPoolingAndCrossAttentions:
-        """Hidden states (B, N, hidden), and one for the text: an encoder's mean over tokens, a decoder's last one.
+        """Hidden states (B, N, hidden), and text vectors: the mean over tokens (encoder) or the last token (decoder).
 
         Args:
-            input_ids: (B, N), or ``inputs_embeds`` (B, N, hidden) in their place.
-            attention_mask: (B, M), 1 at real tokens, those of earlier calls included; or of four dimensions as it
-                stands, in which case the text gets no vector.
-            position_ids: (1|B, N); None: counted over real tokens.
+            input_ids: (B, N), or ``inputs_embeds`` (B, N, hidden) instead.
+            attention_mask: (B, M), 1 at real tokens, including those of earlier calls; or a 4-D mask, with which there
+                is no text vector.
+            position_ids: (1|B, N); None means counted over real tokens.
             encoder_hidden_states: (B, M', hidden) to attend to; ``encoder_attention_mask`` (B, M') is their padding.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds``; more tokens than positions; a cache for
-                an encoder.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, there are more tokens than
+                positions, or an encoder gets a cache.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
@@ -244,7 +245,7 @@ class VanillaModel(VanillaPreTrainedModel):
         )
 
     def _real_tokens(self, embedded: Tensor, attention_mask: Tensor | None, seen: int) -> Tensor | None:
-        """(B, N) bool, of the new tokens alone; None where the mask does not say."""
+        """(B, N) bool for the new tokens; None if the mask does not contain this information."""
         if attention_mask is None:
             return real_tokens(embedded, None)
         if attention_mask.dim() == 4:
@@ -278,7 +279,7 @@ class VanillaModel(VanillaPreTrainedModel):
         return EncoderDecoderCache(cache, DynamicCache(config=self.config)) if has_context else cache
 
     def _pool(self, hidden_states: Tensor, real: Tensor) -> Tensor:
-        """(B, hidden); zeros for a text without tokens."""
+        """Text vectors (B, hidden); zeros for a text without tokens."""
         if not self.is_causal:
             return (hidden_states * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
         places = torch.arange(real.shape[1], device=real.device)
@@ -291,7 +292,7 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
     """The decoder with a language-model head.
 
     Raises:
-        InputError: an encoder, whose tokens have seen the one that they should predict.
+        InputError: the model is an encoder, which would see the tokens to predict.
     """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -318,9 +319,9 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are the token ids themselves (the shift happens here); -100 is not predicted.
+        ``labels`` are unshifted token ids; positions with -100 are ignored.
         """
         outputs = self.model(
             input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
@@ -338,10 +339,10 @@ class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
 
 
 class VanillaForMaskedLM(VanillaPreTrainedModel):
-    """The encoder with a head that names masked tokens (Devlin et al., 1810.04805, section 3.1).
+    """The encoder with a head that predicts masked tokens (Devlin et al., 1810.04805, section 3.1).
 
     Raises:
-        InputError: a decoder, whose tokens do not see what follows.
+        InputError: the model is a decoder, which does not see later tokens.
     """
 
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -365,9 +366,9 @@ class VanillaForMaskedLM(VanillaPreTrainedModel):
         labels: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """Logits (B, N, vocabulary), and the mean loss in nats where ``labels`` (B, N) are given.
+        """Logits (B, N, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are the tokens that belong at these places; -100 is not predicted.
+        ``labels`` are the original tokens; positions with -100 are ignored.
         """
         outputs = self.model(
             input_ids, attention_mask=attention_mask, position_ids=position_ids, inputs_embeds=inputs_embeds, **kwargs

@@ -16,20 +16,23 @@ from antiphase.reading.files import reading
 
 @torch.no_grad()
 def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int]) -> int:
-    """Replace the embeddings of the words that a file knows; how many those are.
+    """Replace the embeddings of the words in a file of word vectors; return the number of words replaced.
 
-    The others keep their random directions and get the same spread (Kim 2014, 1408.5882, section 4). They all stay
-    trainable: ``model.get_input_embeddings().requires_grad_(False)`` freezes them.
+    The other words keep their random directions and are scaled to the same standard deviation (Kim 2014, 1408.5882,
+    section 4). All embeddings stay trainable; ``model.get_input_embeddings().requires_grad_(False)`` freezes them.
+
+    Example:
+        >>> antiphase.set_word_vectors(model, "glove.6B.300d.txt", tokenizer.get_vocab())
 
     Args:
-        model: with learned embeddings as wide as the vectors.
+        model: a model whose learned embeddings have the width of the vectors.
         path: a text file in the format of GloVe (a word and its numbers on each line) or word2vec (the same after a
             line with the number of words and the width).
-        vocabulary: id of each word, such as ``tokenizer.get_vocab()``.
+        vocabulary: id of each word, for example ``tokenizer.get_vocab()``.
 
     Raises:
-        InputError: no such file, one with lines of another width or without numbers (file and line are named), none of
-            the words in it, or a model without learned embeddings.
+        InputError: the file is missing, a line has another width or no numbers (the message names file and line), none
+            of the words is in it, or the model has no learned embeddings.
     """
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
@@ -53,15 +56,15 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
 
 
 def read_word_vectors(path: str | Path, vocabulary: Mapping[str, int], *, width: int) -> dict[int, Tensor]:
-    """{id: (width,) fp32} of the words in ``vocabulary``; of a word with several lines, the first.
+    """{id: (width,) fp32} for the words in ``vocabulary``; if a word has several lines, the first is used.
 
     Raises:
-        InputError: no such file, or a line with another number of values, or without numbers.
+        InputError: the file is missing, or a line has another number of values or no numbers.
     """
     found: dict[int, Tensor] = {}
     with reading(path, "", "give a text file of word vectors"), open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):  # bytes: words may hold characters that str.splitlines splits at
-            # From the end: some words of GloVe contain spaces.
+        for number, line in enumerate(file, start=1):  # bytes: str.splitlines would split some words
+            # From the end, because some words of GloVe contain spaces.
             word, *values = line.strip(b" \t\r\n").replace(b"\t", b" ").rsplit(b" ", width)
             if number == 1 and _is_header(line):
                 _check_header(path, line, width)

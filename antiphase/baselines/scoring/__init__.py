@@ -1,1 +1,1 @@
-"""What their answers are worth."""
+"""Scores of the earlier models."""

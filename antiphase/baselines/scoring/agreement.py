@@ -1,4 +1,4 @@
-"""Agreement across a clause: how often the verb's number is right, by the length of the clause."""
+"""Agreement across clauses: accuracy of the verb's number, by distance."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from antiphase.baselines.data.agreement import AgreementSentence
 from antiphase.uncertainty.intervals import wilson_interval
 
 GUESS_RATE = 0.5
-"""Sentences come in pairs with both answers."""
+"""Sentences come in pairs with opposite answers."""
 
 
 def agreement_scores(plural: Sequence[bool], sentences: Sequence[AgreementSentence]) -> list[dict[str, Any]]:
-    """One row for each distance, the shortest first.
+    """One row per distance, shortest first.
 
     Args:
-        plural: what a system says of each sentence.
+        plural: a system's answer for each sentence.
 
     Returns:
-        ``distance``, ``samples``, ``correct``, ``accuracy``, its Wilson 95 % ``interval``, and the same under
-        ``misled`` of those sentences whose nearest noun has the other number. Naming the nearest noun's number is right
-        in half of the sentences and in none of those.
+        ``distance``, ``samples``, ``correct``, ``accuracy``, its Wilson 95 % ``interval``, and, under ``misled``, the
+        same for the sentences whose nearest noun has the other number. Always answering with the nearest noun's number
+        is correct in half of all sentences and in none of these.
 
     Raises:
-        ValueError: another number of answers than sentences.
+        ValueError: the numbers of answers and sentences differ.
     """
     if len(plural) != len(sentences):
         raise ValueError(f"{len(plural)} answers for {len(sentences)} sentences")

@@ -12,15 +12,15 @@ from antiphase.baselines.data.text_batches import EncodedTexts, sorted_batches
 from antiphase.scoring.likelihood import check_logits
 
 TOKENS = 1 << 14
-"""Tokens of a batch."""
+"""Number of tokens in a batch."""
 
 
 @torch.no_grad()
 def class_probabilities(model: PreTrainedModel, texts: EncodedTexts) -> Tensor:
-    """Probability of each label, (texts, labels) in fp32 on the CPU; the model's mode stays as it was.
+    """Probability of each label, (texts, labels) in fp32 on the CPU; the model's mode is restored.
 
     Raises:
-        NonFiniteError: logits that are not finite.
+        NonFiniteError: logits are not finite.
     """
     was_training = model.training
     model.eval()
@@ -35,15 +35,15 @@ def class_probabilities(model: PreTrainedModel, texts: EncodedTexts) -> Tensor:
 
 
 def confusion_matrix(predicted: Tensor, targets: Tensor, labels: int) -> Tensor:
-    """(labels, labels) counts: rows are the right labels, columns the predicted ones."""
+    """(labels, labels) counts: rows are the true labels, columns the predicted ones."""
     return torch.bincount(targets * labels + predicted, minlength=labels**2).view(labels, labels)
 
 
 def classification_scores(confusion: Tensor) -> dict[str, Any]:
-    """Of a confusion matrix: ``samples``, ``correct``, ``accuracy`` and ``macro_f1``, each label's ``f1``.
+    """Scores of a confusion matrix: ``samples``, ``correct``, ``accuracy`` and ``macro_f1``, each label's ``f1``.
 
-    F1 is 2·TP / (2·TP + FP + FN), None for a label that is neither there nor predicted; macro-F1 is the plain mean over
-    the others. Accuracy is None without samples.
+    F1 is 2·TP / (2·TP + FP + FN), None for a label that neither occurs nor is predicted; macro-F1 is the unweighted
+    mean over the others. Accuracy is None without samples.
     """
     right = confusion.diagonal()
     both = confusion.sum(0) + confusion.sum(1)  # 2·TP + FP + FN

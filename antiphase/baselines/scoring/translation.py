@@ -1,4 +1,4 @@
-"""How well an encoder and decoder translates: loss and tokens given the target so far, whole sentences, alignment."""
+"""Scores of an encoder–decoder: teacher-forced loss and accuracy, whole sentences, and alignment."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts, sorted_
 from antiphase.scoring.likelihood import finite_losses
 
 TOKENS = 1 << 13
-"""Of the targets in a batch, with their padding."""
+"""Number of target tokens in a batch, including padding."""
 
 
 @torch.no_grad()
 def teacher_forced(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, *, unknown: int | None = None
 ) -> dict[str, float]:
-    """``loss`` in nats per token, and ``accuracy``: how often the right token, after right ones, is the likeliest.
+    """``loss`` in nats per token, and ``accuracy``: how often the correct token is the most likely one.
 
-    The end token counts. An ``unknown`` token is never right: nothing says that it means the same word. The model's
-    mode stays as it was.
+    Previous tokens are the correct ones, and the end token counts. An ``unknown`` token is never correct, because it
+    may mean another word. The model's mode is restored.
 
     Raises:
-        NonFiniteError: a loss that is not finite.
+        NonFiniteError: a loss is not finite.
     """
     was_training = model.training
     model.eval()
@@ -46,8 +46,8 @@ def teacher_forced(
 
 
 @torch.no_grad()
-def written(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
-    """What the model writes greedily for each source: token ids up to and with the end token, ``longest`` at most."""
+def greedy_outputs(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
+    """Greedy outputs of the model for each source: token ids up to and including the end token, at most ``longest``."""
     was_training = model.training
     model.eval()
     end = model.config.eos_token_id
@@ -66,15 +66,15 @@ def written(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list
 def sentence_scores(
     outputs: Sequence[Sequence[int]], references: Sequence[Sequence[int]], *, end: int, unknown: int | None
 ) -> dict[str, Any]:
-    """Of what was written, token ids with the end token, beside what is right.
+    """Scores of outputs (token ids with the end token) against references.
 
     Returns:
-        ``exact_match``: share of outputs equal to the reference, the end included; ``exact`` counts them. A reference
-        with an ``unknown`` token is never matched: nothing says that both mean the same word. ``tokens_in_place``:
-        share of the references' tokens that the output has at the same place. ``ended``: share of outputs that end.
+        ``exact_match``: share of outputs equal to the reference, including the end; ``exact`` is their count. A
+        reference with an ``unknown`` token never matches, because that may mean another word. ``tokens_in_place``:
+        share of the references' tokens that the output has at the same position. ``ended``: share of outputs that end.
 
     Raises:
-        ValueError: another number of outputs than references, or none.
+        ValueError: the numbers of outputs and references differ, or there are none.
     """
     if len(outputs) != len(references) or not references:
         raise ValueError(f"{len(outputs)} outputs for {len(references)} references")
@@ -90,22 +90,22 @@ def sentence_scores(
     }
 
 
-def commonest_token(references: Sequence[Sequence[int]]) -> int:
-    """The token that the references hold most often; of equals the smallest."""
+def most_common_token(references: Sequence[Sequence[int]]) -> int:
+    """The most common token in the references; among equals, the smallest."""
     counts = Counter(token for reference in references for token in reference)
     return min(counts, key=lambda token: (-counts[token], token))
 
 
 def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tensor]:
-    """How many target words look most at the source word that they stand for.
+    """Number of target words whose largest attention weight is on their source word.
 
     Args:
-        weights: (layers, heads, N, M) of cross-attention, signed where maps are subtracted: the largest weight counts,
-            not the largest size, because what is subtracted is not looked at.
-        alignment: for each of the first words of the target, at most N, its place in the source.
+        weights: (layers, heads, N, M) of cross-attention, signed if maps are subtracted; the largest signed weight
+            counts, because negative weights are not attention.
+        alignment: for each of the first words of the target, at most N, the index of its source word.
 
     Returns:
-        Counts: ``heads`` (layers, heads), ``layers`` (layers,) by the mean of a layer's heads.
+        Counts: ``heads`` (layers, heads), ``layers`` (layers,) for the mean of a layer's heads.
     """
     right = torch.tensor(alignment, dtype=torch.long, device=weights.device)
     rows = weights[:, :, : len(alignment)]
@@ -119,23 +119,23 @@ def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tenso
 def alignment_accuracy(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, alignments: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """Share of target words that look most at the right source word as they are written, the right ones before them.
+    """Share of target words with the largest weight on the correct source word, given the correct previous words.
 
     Every word must be one token.
 
     Args:
-        alignments: of the first texts, as many as are to be looked at.
+        alignments: alignments of the first texts, which are the ones measured.
 
     Returns:
-        ``words``; ``heads`` (layers × heads) and ``layers`` (the mean of a layer's heads); ``chance``: a source word
-        drawn at random; ``same_place``: the source word at the target word's own place.
+        ``words``; ``heads`` (layers × heads) and ``layers`` (the mean of a layer's heads); ``chance`` of a random
+        source word; ``same_place``, accuracy of the source word at the target word's position.
     """
     was_training = model.training
     model.eval()
     totals: dict[str, Tensor] = {}
     for row, alignment in enumerate(alignments):
         ids, labels = (torch.tensor([texts.ids[row]], device=model.device) for texts in (sources, targets))
-        assert ids.shape[1] > max(alignment)  # every word is a token
+        assert ids.shape[1] > max(alignment)  # every word is one token
         for name, hits in alignment_hits(model.alignment(ids, labels)[:, 0].cpu(), alignment).items():
             totals[name] = totals[name] + hits if name in totals else hits
     model.train(was_training)

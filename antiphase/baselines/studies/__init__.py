@@ -1,1 +1,1 @@
-"""Studies that compare the models that led here on one question: a folder each."""
+"""Studies that compare the earlier models on one question, one folder each."""

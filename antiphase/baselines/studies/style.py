@@ -1,4 +1,4 @@
-"""How the figures of studies tell models apart."""
+"""Colours, markers and lines of models in the figures of studies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 NAMES = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
-"""Models that have a look of their own, the same in every figure."""
+"""Models with their own style, which is the same in every figure."""
 
 
 HUES = (*COLOURS, "#8B5A2B")
@@ -24,7 +24,7 @@ HUES = (*COLOURS, "#8B5A2B")
 SIGNS = (*MARKERS, "*")
 
 
-def look_of(name: str) -> dict[str, Any]:
+def style_of(name: str) -> dict[str, Any]:
     """Colour, marker and line of a model."""
     index = NAMES.index(name) if name in NAMES else 0
     return {"color": HUES[index], "marker": SIGNS[index], "linestyle": LINES[index % len(LINES)]}
@@ -32,11 +32,11 @@ def look_of(name: str) -> dict[str, Any]:
 
 def handles(models: Sequence[str]) -> list[Line2D]:
     """A legend of the models."""
-    return [Line2D([], [], label=name, **look_of(name)) for name in models]
+    return [Line2D([], [], label=name, **style_of(name)) for name in models]
 
 
 def plain_logarithm(axes: Axes) -> None:
-    """Numbers such as 20,000 in the place of powers, at 1, 2 and 5."""
+    """Tick labels such as 20,000 instead of powers, at 1, 2 and 5."""
     axes.yaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

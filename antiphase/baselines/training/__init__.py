@@ -1,1 +1,1 @@
-"""Training by epochs."""
+"""Training of the earlier models in epochs."""

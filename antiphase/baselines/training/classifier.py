@@ -1,4 +1,4 @@
-"""Training of one text classifier: epochs over labelled texts until a development part gets no better."""
+"""Training of a text classifier: epochs over labelled texts with early stopping on a development part."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from antiphase.baselines.training.epochs import EpochTraining, train_epochs
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierTraining(EpochTraining):
-    """How a classifier is trained: Adam, early stopping, gradients cut to a length.
+    """Training settings of a classifier: Adam, early stopping, gradient clipping.
 
-    Batches are those of Kim (2014, 1408.5882, section 3.1).
+    The batch size is that of Kim (2014, 1408.5882, section 3.1).
     """
 
     patience: int = 3
-    """Epochs without a better development part after which training ends."""
+    """Number of epochs without improvement on the development part after which training stops."""
 
     def counts(self) -> dict[str, int]:
         return {**super().counts(), "patience": 1}
@@ -37,19 +37,19 @@ def train_classifier(
     evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> list[dict[str, Any]]:
-    """Train in place; the model is left with the weights of its best epoch, in evaluation mode.
+    """Train in place; the model ends with the weights of its best epoch, in evaluation mode.
 
-    An epoch is better with a higher ``accuracy`` on the development part, or an equal one and a lower ``loss``.
-    Everything drawn depends on the seed alone, and torch's own generators stay as they are.
+    An epoch is better if its ``accuracy`` on the development part is higher, or equal with a lower ``loss``. All random
+    draws depend only on the seed, and the state of torch's generators is restored.
 
     Args:
-        targets: (texts,) label numbers.
-        evaluate: ``accuracy`` and ``loss`` on the development part.
-        report: called after each step with the steps done and the most there can be.
+        targets: (texts,) label indices.
+        evaluate: returns ``accuracy`` and ``loss`` on the development part.
+        report: called after each step with the number of finished steps and the largest possible number.
 
     Returns:
-        For each epoch ``epoch`` (from 1), ``step``, ``train_loss`` (mean over texts, in nats), ``accuracy``, ``loss``
-        and ``best``, true at the one whose weights are kept.
+        For each epoch: ``epoch`` (from 1), ``step``, ``train_loss`` (mean over texts, in nats), ``accuracy``, ``loss``
+        and ``best``, which is true for the epoch whose weights are kept.
     """
     curve: list[dict[str, Any]] = []
     best, kept, chosen, waited = (-1.0, 0.0), {}, 0, 0

@@ -1,4 +1,4 @@
-"""Epochs over texts of different lengths: the steps that classifiers and translators share."""
+"""Training in epochs over texts of different lengths, shared by classifiers and translators."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from antiphase.errors import DivergedError, InputError, NonFiniteError
 
 @dataclass(frozen=True, kw_only=True)
 class EpochTraining:
-    """How a model is trained in epochs: Adam, gradients cut to a length."""
+    """Training settings for epochs: Adam, gradient clipping."""
 
     learning_rate: float = 1e-3
-    """Of Adam; the same at every step after the warm-up."""
+    """Learning rate of Adam, constant after the warm-up."""
     batch_size: int = 50
-    """Texts in a step."""
+    """Number of texts in a step."""
     epochs: int = 25
-    """Passes over the training part, at most."""
+    """Largest number of passes over the training part."""
     warmup_steps: int = 0
-    """Steps over which the learning rate rises from 0."""
+    """Number of steps over which the learning rate rises from 0."""
     gradient_norm: float = 1.0
-    """Longest gradient of a step."""
+    """Gradients are clipped to this norm."""
 
     def __post_init__(self) -> None:
         for name, least in self.counts().items():
@@ -40,11 +40,11 @@ class EpochTraining:
                 raise InputError(f"{name} must be a number above 0, got {value!r}")
 
     def counts(self) -> dict[str, int]:
-        """Fields that are whole numbers, and the least of each."""
+        """Fields that are whole numbers, with their smallest values."""
         return {"batch_size": 1, "epochs": 1, "warmup_steps": 0}
 
     def rate(self, step: int, steps: int) -> float:
-        """Learning rate of step ``step`` (from 0) of ``steps``."""
+        """Learning rate of the 0-based step ``step`` of ``steps``."""
         return self.learning_rate * min(1.0, (step + 1) / max(1, self.warmup_steps))
 
 
@@ -58,16 +58,17 @@ def train_epochs(
     after_epoch: Callable[[int, int, float], bool],
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> None:
-    """Train in place. Everything drawn depends on the seed alone, and torch's own generators stay as they are.
+    """Train in place. All random draws depend only on the seed, and the state of torch's generators is restored.
 
     Args:
-        texts: their lengths say which rows share a batch.
-        loss_of: the mean loss of some rows, and over how many things it is the mean.
-        after_epoch: called with the epoch (from 1), the steps done and the epoch's mean loss; says whether to go on.
-        report: called after each step with the steps done and the most there can be.
+        texts: texts whose lengths determine which rows share a batch.
+        loss_of: returns the mean loss of some rows and the number of items in the mean.
+        after_epoch: called with the epoch (from 1), the number of finished steps and the epoch's mean loss; returns
+            whether to continue.
+        report: called after each step with the number of finished steps and the largest possible number.
 
     Raises:
-        DivergedError: the loss or gradient of a step is not finite, or what is measured after an epoch.
+        DivergedError: the loss or gradient of a step, or a measurement after an epoch, is not finite.
     """
 
     def diverged(reason: str) -> DivergedError:
@@ -81,7 +82,7 @@ def train_epochs(
     step = 0
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)  # dropout
+        torch.manual_seed(seed)  # for dropout
         for epoch in range(1, training.epochs + 1):
             model.train()
             total, count = 0.0, 0

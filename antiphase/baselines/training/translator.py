@@ -1,4 +1,4 @@
-"""Training of one encoder and decoder on pairs of texts, for a fixed number of epochs."""
+"""Training of an encoder–decoder on pairs of texts, for a fixed number of epochs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from antiphase.baselines.training.epochs import EpochTraining, train_epochs
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorTraining(EpochTraining):
-    """How a translator is trained: Adam, gradients cut to a length, a rate that rises and then falls to 0."""
+    """Training settings of a translator: Adam, gradient clipping, a learning rate that rises and then falls to 0."""
 
     learning_rate: float = 3e-3
-    """Of Adam, at the end of the warm-up."""
+    """Learning rate of Adam at the end of the warm-up."""
     batch_size: int = 64
     epochs: int = 8
-    """Passes over the training part; all are run."""
+    """Number of passes over the training part."""
     warmup_steps: int = 100
 
     def rate(self, step: int, steps: int) -> float:
@@ -38,13 +38,13 @@ def train_translator(
     evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> list[dict[str, Any]]:
-    """Train in place; the model is left in evaluation mode.
+    """Train in place; the model ends in evaluation mode.
 
-    Everything drawn depends on the seed alone, and torch's own generators stay as they are.
+    All random draws depend only on the seed, and the state of torch's generators is restored.
 
     Returns:
-        For each epoch ``epoch`` (from 1), ``step``, ``train_loss`` (mean over target tokens, in nats) and what
-        ``evaluate`` says.
+        For each epoch: ``epoch`` (from 1), ``step``, ``train_loss`` (mean over target tokens, in nats) and the result
+        of ``evaluate``.
     """
     curve: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Where attention goes at the end of a question, and what it does there (2410.05258, section 3.3, table 3)."""
+"""Attention allocation at the end of a question, and its effects (2410.05258, section 3.3, table 3)."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ SETTINGS = AllocationSettings
 
 NOISE = ("other_needles", "filler")
 LAST_MAPS = ("softmax", "difference")
-"""What multiplies the values."""
+"""Maps that multiply the values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnSpan:
-    """What goes to one span of the context."""
+    """Attention to one span of the context, and its contribution."""
 
     share: float
-    """Of Σ|A| of a row of attention."""
+    """Share of Σ|A| of a row of attention."""
     signed: float
     """Sum of the weights."""
     contribution: float | None = None
-    """Share of the layer's output along the whole of it; None for a map whose weights multiply no values."""
+    """Share of the layer's output, projected on the whole; None for a map whose weights multiply no values."""
     contribution_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerToNoise:
-    """Ratios of the means; None without noise."""
+    """Ratios of the means; None if there is no noise."""
 
     share: float | None
     signed: float | None
@@ -57,50 +57,50 @@ class AnswerToNoise:
 
 @dataclass(frozen=True)
 class Knockout:
-    """Change of the log-probability of the right answer, in nats, once some tokens are hidden."""
+    """Change of the log-probability of the correct answer, in nats, if some tokens are hidden."""
 
     change: float
     interval: list[float] | None
-    """95 %, Student's, over sequences."""
+    """Student's 95 % interval over sequences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MapAllocation:
-    """Of one map of one layer, mean over heads and sequences."""
+    """Allocation of one map of one layer, mean over heads and sequences."""
 
     arm: str = "model"
     """Short name of the model."""
     trained: bool = True
     needles: int | None = None
-    """Sizes are those of the context; older records of symbols do not have them."""
+    """The context's sizes, here and below; older records of the synthetic task lack them."""
     queries: int | None = None
     length: int | None = None
     depth: float | None = None
-    """Of the answer; None: anywhere."""
+    """Depth of the answer; None means a random depth."""
     samples: int | None = None
     layer: Literal["all"] | int = "all"
-    """``all``: the mean over layers."""
+    """``all`` means the mean over layers."""
     map: str
-    """``softmax``; ``difference``, which multiplies the values, ``first`` and ``second``."""
+    """``softmax``; or ``first``, ``second`` and ``difference``, which multiplies the values."""
     spans: dict[str, OnSpan]
     answer_to_noise: AnswerToNoise | None = None
     knockout: dict[str, Knockout | None] | None = None
-    """Without the ``answer``, or as many tokens of ``filler``; None for a map whose weights multiply no values."""
+    """Without the ``answer``, or as many ``filler`` tokens; None for a map whose weights multiply no values."""
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the mean over layers of what multiplies the values."""
+        """Whether this is the mean over layers of the map that multiplies the values."""
         return self.layer == "all" and self.map in LAST_MAPS
 
     def on(self, name: str, measure: str) -> float | None:
-        """``signed`` sum, ``share`` or ``contribution`` of the answer or the ``noise``; None: it was not measured."""
+        """``signed`` sum, ``share`` or ``contribution`` of the answer or the ``noise``; None if it was not measured."""
         parts = [getattr(self.spans[span], measure) for span in (NOISE if name == "noise" else (name,))]
         return None if None in parts else sum(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation(Result):
-    """What ``antiphase evaluate allocation`` finds."""
+    """Result of ``antiphase evaluate allocation``."""
 
     models: list[str] = field(default_factory=list)
     task: str | None = None
@@ -109,7 +109,7 @@ class Allocation(Result):
     rows: list[MapAllocation]
 
     def last(self) -> Iterable[MapAllocation]:
-        """Means over layers of what multiplies the values."""
+        """Means over layers of the maps that multiply the values."""
         return [row for row in self.rows if row.is_last]
 
 

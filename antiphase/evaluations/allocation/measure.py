@@ -1,4 +1,4 @@
-"""Attention by span of the context, its part in the layers' outputs, and the answer's likelihood without it."""
+"""Attention to spans of the context, their contributions to the layers' outputs, and knockouts of the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.data.haystacks import Cell, Context, prompt_batch
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.evaluations.allocation import Allocation, AllocationSettings
-from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.retrieval import (
+    CellMeasurement,
+    CellRows,
+    Row,
+    cells_of,
+    evaluate_on_contexts,
+    measure_in_text,
+)
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
@@ -22,8 +29,8 @@ from antiphase.typed import build
 
 
 def evaluate(settings: AllocationSettings, output: Path, **options: Any) -> Record:
-    """From settings to record: ``retrieval.evaluate_on_contexts``."""
-    return evaluate_on_contexts(MEASURING, settings, output, **options)
+    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
+    return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 
 def allocation_in_text(
@@ -38,19 +45,19 @@ def allocation_in_text(
     samples: int = 50,
     seed: int = 0,
 ) -> Allocation:
-    """Where the last token of the question looks, by depth of the answer, in the model and untrained.
+    """Attention allocation of the question's last token, by depth of the answer, for the model and an untrained one.
 
     Args:
-        texts: documents that contexts are cut from.
-        length: tokens of a context and its output.
-        samples: contexts at each depth.
+        texts: documents from which contexts are cut.
+        length: number of tokens in a context and its output.
+        samples: number of contexts at each depth.
 
     Raises:
-        InputError: sizes that do not fit together, the model, or the texts.
-        ValueError: a model whose attention cannot be read.
+        InputError: the sizes do not fit together, the model, or the texts.
+        ValueError: the model's attention cannot be observed.
     """
     cells = cells_of([needles], [queries], [length], depths)
-    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    found = measure_in_text(MEASUREMENT, model, tokenizer, texts, cells, samples=samples, seed=seed)
     assert isinstance(found, Allocation)
     return found
 
@@ -72,8 +79,8 @@ def _rows(loaded: LoadedModel, cell: Cell, batches: Sequence[RetrievalBatch]) ->
     return [{**vars(cell), "samples": samples, **row} for row in found]
 
 
-def _result(found: Found) -> Allocation:
+def _result(found: CellRows) -> Allocation:
     return build(Allocation, finite({**found.shared, "rows": found.marked()}))
 
 
-MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=True)
+MEASUREMENT = CellMeasurement(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=True)

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate allocation`` → tables, beside the paper's, and a figure."""
+"""Records of ``antiphase evaluate allocation`` as tables, with the paper's values, and a figure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RATIO = "answer ÷ noise"
 
 @Allocation.from_record
 def by_depth(allocation: Allocation) -> Table | None:
-    """Attention on answer and noise by depth of the answer, each as share of Σ|A| and as signed sum."""
+    """Attention to answer and noise by depth of the answer, as share of Σ|A| and as signed sum."""
     rows = allocation.last()
     depths = list(dict.fromkeys(row.depth for row in rows))
     groups: dict[tuple[str, str], dict[float | None, MapAllocation]] = {}
@@ -38,7 +38,7 @@ def by_depth(allocation: Allocation) -> Table | None:
         for measure, style in (("share", "percent"), ("signed", "signed"), ("contribution", "percent")):
             for name in ("answer", "noise", *((RATIO,) if measure != "contribution" else ())):
                 values = [_figure(found[depth], name, measure) if depth in found else None for depth in depths]
-                if measure == "contribution" and not present(values):  # an older record
+                if measure == "contribution" and not present(values):  # missing in older records
                     continue
                 shown = "number" if name == RATIO else style
                 cells.append([*key, measure, name, *(format_value(value, shown) for value in values)])
@@ -74,7 +74,7 @@ def _state(row: MapAllocation) -> str:
 @Allocation.from_record
 @matplotlib.rc_context(STYLE)
 def share_by_depth(found: Allocation) -> Figure | None:
-    """Share of Σ|A| on the answer and on the noise over the depth of the answer; untrained models dashed."""
+    """Share of Σ|A| on the answer and on the noise by depth of the answer; untrained models have dashed lines."""
     rows = [(row.depth, row) for row in found.last() if row.depth is not None]
     if not rows:
         return None

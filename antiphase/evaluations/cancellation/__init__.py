@@ -1,4 +1,4 @@
-"""What two subtracted maps have in common, how much of it subtraction takes away, and how large heads are."""
+"""Similarity of the two maps of a head, the share of their mass that subtraction removes, and sizes of heads."""
 
 from __future__ import annotations
 
@@ -25,56 +25,56 @@ SETTINGS = CancellationSettings
 
 @dataclass(frozen=True)
 class HeadFigures:
-    """Of one head, means over sequences; None where a figure does not exist."""
+    """Measurements of one head, means over sequences; None if a measure is undefined."""
 
     trained: bool
-    """False: of the same architecture with fresh weights."""
+    """False for the same architecture with random weights."""
     layer: int
     head: int
     correlation: float | None = None
-    """Pearson's, of the two maps over the keys that a query sees."""
+    """Pearson correlation of the two maps over the keys that a query sees."""
     cancelled: float | None = None
-    """1 - Σ|A1 - λA2| / Σ(A1 + λA2), the share of mass that subtraction takes away."""
+    """1 - Σ|A1 - λA2| / Σ(A1 + λA2), the share of mass that subtraction removes."""
     negative_share: float | None = None
-    """Of the mass that is left, what is negative."""
+    """Share of the remaining mass that is negative."""
     output_rms: float | None = None
     """Root mean square of the head's output before any norm."""
     output_to_value: float | None = None
-    """The same over that of its values."""
+    """The same divided by the root mean square of its values."""
 
 
 @dataclass(frozen=True)
 class MapFigures:
-    """Of one kind of map in a layer, means over heads and sequences."""
+    """Measurements of one kind of map in a layer, means over heads and sequences."""
 
     effective_keys: float | None = None
     """exp of the entropy of |A| / Σ|A|."""
     near_zero: float | None = None
-    """Share of weights below a hundredth of their row's largest."""
+    """Share of weights below a hundredth of their row's largest weight."""
     noise: float | None = None
-    """Share of Σ|A| on other needles and filler, seen from the last token of the prompt."""
+    """Share of Σ|A| on other needles and filler, for the last token of the prompt."""
     answer: float | None = None
 
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """Of one layer, or the mean over layers."""
+    """Measurements of one layer, or the mean over layers."""
 
     trained: bool
     layer: Any
-    """Its number, or "all"."""
+    """The layer's number, or "all"."""
     correlation: float | None = None
     cancelled: float | None = None
     negative_share: float | None = None
     output_rms: float | None = None
     output_to_value: float | None = None
     maps: dict[str, MapFigures] = field(default_factory=dict)
-    """Of ``softmax``, or of ``first``, ``second`` and ``difference``."""
+    """Maps by name: ``softmax``, or ``first``, ``second`` and ``difference``."""
 
 
 @dataclass(frozen=True)
 class Cancellation(Result):
-    """What ``antiphase evaluate cancellation`` finds; models without pairs have neighbouring maps compared."""
+    """Result of ``antiphase evaluate cancellation``; in models without pairs, neighbouring maps are compared."""
 
     attention_type: str | None
     samples: int

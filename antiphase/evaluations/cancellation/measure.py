@@ -1,7 +1,7 @@
-"""Whether two subtracted maps cancel what they have in common: their correlation, what is left, and heads' sizes.
+"""Whether subtracted maps cancel their common part: their correlation, the remaining mass, and the sizes of heads.
 
-The common mode is what both maps of a head do alike. If noise is common and the answer is not, subtraction raises the
-answer's share; a pair of softmax maps, and the untrained model, show what two maps have in common anyway.
+The common mode is the part that both maps of a head share. If noise is common and the answer is not, subtraction raises
+the answer's share. Pairs of softmax maps and the untrained model show how much two maps have in common anyway.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from antiphase.scoring.allocation import ALL_LAYERS, NOISE, allocation
 from antiphase.scoring.loading import LoadedModel, untrained
 
 QUERIES = 16
-"""Queries of a sequence whose maps are compared: spread over the second half of its prompt."""
+"""Queries per sequence whose maps are compared, spread over the second half of its prompt."""
 PAIRS_AT_ONCE = 1 << 16
-"""Queries times keys of a batch, over its sequences."""
+"""Number of queries times keys in a batch, over its sequences."""
 NEAR_ZERO = 0.01
-"""A weight is near zero below this share of its row's largest."""
+"""A weight is near zero if it is below this share of its row's largest weight."""
 MAPS = ("softmax", "first", "second", "difference")
-"""All maps of a model without pairs; the two of a head, and what multiplies the values."""
+"""All maps of a model without pairs; or the two maps of a head, and their difference, which multiplies the values."""
 
 
 def measure(
@@ -43,7 +43,7 @@ def measure(
     settings: CancellationSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Cancellation:
-    """Of the model, and of the same architecture untrained."""
+    """Measure the model and the same architecture with random weights."""
     task = data.task(**settings.task_sizes())
     check_task(task)
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "cancellation"))
@@ -59,7 +59,7 @@ def measure(
 
 
 def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any]:
-    """Two maps of a head beside each other, and their difference.
+    """Compare the two maps of each head, and their difference.
 
     In a model without pairs, maps 2i and 2i + 1 are compared as a control and have no difference.
 
@@ -67,18 +67,13 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
         batch: retrieval sequences without padding.
 
     Returns:
-        ``heads``: {layer, head, correlation, cancelled, negative_share, output_rms, output_to_value}, means over
-        sequences; None where a figure does not exist. ``correlation`` is Pearson's of the two maps over the keys that a
-        query sees; ``cancelled`` is 1 - Σ|A1 - λA2| / Σ(A1 + λA2), the share of mass that subtraction takes away;
-        ``output_rms`` is the root mean square of a head's output before any norm, ``output_to_value`` the same over
-        that of its values.
-        ``layers``: the same, mean over heads, and for each of ``maps``: ``effective_keys`` (exp of the entropy of
-        |A| / Σ|A|), ``near_zero`` (share of weights below a hundredth of their row's largest), ``noise`` and ``answer``
-        (share of Σ|A|, seen from the last token of the prompt). Layer "all" is the mean over layers.
+        ``heads``: rows with layer, head and the fields of ``HeadFigures``, means over sequences; None if a measure is
+        undefined. ``layers``: the same, mean over heads, and the fields of ``MapFigures`` for each of ``maps``. Layer
+        "all" is the mean over layers.
 
     Raises:
-        ValueError: a model whose attention does not go through transformers' interface.
-        NonFiniteError: attention or a head's output that is not finite.
+        ValueError: the model's attention does not use transformers' interface.
+        NonFiniteError: attention or a head's output is not finite.
     """
     size = max(1, PAIRS_AT_ONCE // (QUERIES * batch.input_ids.shape[1]))
     layers: list[_Layer] = []
@@ -103,7 +98,7 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
 
 
 class _Layer:
-    """Sums over the sequences of one layer: (heads,) each, and how many went in."""
+    """Sums over the sequences of one layer, (heads,) each, and their counts."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -111,7 +106,7 @@ class _Layer:
         self.counts: dict[str, Tensor] = {}
 
     def add(self, maps: Tensor, lam: Tensor | None, positions: Tensor, output: Tensor, value: Tensor) -> None:
-        """Maps (B, H, 2, P, M), λ or None, of queries (B, P); sizes (B, heads) of outputs and of their values."""
+        """Add maps (B, H, 2, P, M) with λ or None, for queries (B, P), and sizes (B, heads) of outputs and values."""
         visible = torch.arange(maps.shape[-1]) <= positions[:, None, :, None]  # (B, 1, P, M)
         if lam is None:
             self._keep_map("softmax", maps.double().flatten(1, 2), visible)
@@ -138,14 +133,14 @@ class _Layer:
         self._keep(f"{name} near_zero", small.sum(-1) / visible.sum(-1))
 
     def _keep(self, name: str, figures: Tensor) -> None:
-        """Add figures (B, heads, queries); those that are not numbers do not count."""
+        """Add measures (B, heads, queries); NaN does not count."""
         known = figures.isfinite()
         total, count = figures.where(known, 0.0).sum((0, 2)), known.sum((0, 2))
         self.sums[name] = self.sums.get(name, torch.zeros_like(total)) + total
         self.counts[name] = self.counts.get(name, torch.zeros_like(count)) + count
 
     def mean(self, name: str) -> Tensor | None:
-        """(heads,); NaN where there was nothing."""
+        """Mean (heads,); NaN if there are no values."""
         return self.sums[name] / self.counts[name] if name in self.sums else None
 
     def heads(self) -> list[dict[str, Any]]:
@@ -202,7 +197,7 @@ def _number(value: Tensor) -> float | None:
 
 
 def _pairs(found: LayerRows, model: PreTrainedModel) -> tuple[Tensor, Tensor | None]:
-    """Maps (B, heads, 2, P, M) and λ; an odd map has no partner, and then all have one map."""
+    """Maps (B, heads, 2, P, M) and λ; with an odd number of maps there are no pairs, and each head has one map."""
     maps = found.maps
     if maps.shape[2] == 2:
         return maps, found.lam
@@ -215,7 +210,7 @@ def _pairs(found: LayerRows, model: PreTrainedModel) -> tuple[Tensor, Tensor | N
 
 
 def _correlation(first: Tensor, second: Tensor, visible: Tensor) -> Tensor:
-    """Pearson's, over the keys that each query sees: (B, H, P); NaN where a map is uniform over them."""
+    """Pearson correlation over the keys that each query sees: (B, H, P); NaN if a map is uniform over them."""
     count = visible.sum(-1)
     centred = [(weights - weights.sum(-1, keepdim=True) / count.unsqueeze(-1)) * visible for weights in (first, second)]
     sizes = [part.square().sum(-1).sqrt() for part in centred]
@@ -226,9 +221,9 @@ def _correlation(first: Tensor, second: Tensor, visible: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each layer the root mean squares (B, heads) of the heads' outputs and of the values that they read."""
+    """For each layer, the root mean squares (B, heads) of the heads' outputs and of their values."""
     found: list[tuple[Tensor, Tensor]] = []
-    first_half: list[Tensor] = []  # of the heads and values, where a layer calls once for each half of the values
+    first_half: list[Tensor] = []  # heads and values of the first call, if a layer calls once per half of the values
 
     def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         if call.kind.pairing is not Pairing.HALVES:
@@ -239,7 +234,7 @@ def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tenso
             whole, values = (torch.cat(both, dim=-1) for both in zip(first_half, (heads, call.values), strict=True))
             first, second = whole.chunk(2, dim=2)
             assert call.lam is not None
-            # the value heads stand there twice, once for each map
+            # the value heads occur twice, once for each map
             found.append(_sizes(first - call.lam.view(()) * second, values.chunk(2, dim=1)[0]))
 
     with observed(model, observe):
@@ -248,10 +243,10 @@ def _output_sizes(model: PreTrainedModel, input_ids: Tensor) -> list[tuple[Tenso
 
 
 def _sizes(output: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Root mean squares (B, heads) of heads' outputs (B, N, heads, dv), and of the value heads (B, Hkv, M, dv) read.
+    """Root mean squares (B, heads) of heads' outputs (B, N, heads, dv), and of their value heads (B, Hkv, M, dv).
 
     Raises:
-        NonFiniteError: an output that is not finite.
+        NonFiniteError: an output is not finite.
     """
     sizes = values.float().square().mean((2, 3)).sqrt()  # (B, Hkv)
     own = output.float().square().mean((1, 3)).sqrt()

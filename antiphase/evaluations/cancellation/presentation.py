@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate cancellation`` → tables, figure and words."""
+"""Records of ``antiphase evaluate cancellation`` as tables, a figure and text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphase.report.tables import Column, Table
 
 @Cancellation.from_record
 def pairs(found: Cancellation) -> Table | None:
-    """What the two maps of a head have in common, by layer."""
+    """Similarity of the two maps of a head, by layer."""
     columns = [Column("Model"), Column("Layer"), Column("Correlation", "signed"), Column("Cancelled", "percent"),
                Column("Negative share", "percent"), Column("Output RMS", "number"),
                Column("Output / value RMS", "number")]  # fmt: skip
@@ -56,7 +56,7 @@ def _state(row: LayerFigures) -> str:
 @Cancellation.from_record
 @matplotlib.rc_context(STYLE)
 def by_layer(found: Cancellation) -> Figure | None:
-    """Correlation and cancelled share, noise of each map, and the size of every head, by layer."""
+    """Correlation and cancelled share, noise of each map, and sizes of all heads, by layer."""
     rows = [row for row in found.layers if row.layer != "all"]
     figure = Figure(figsize=(11.4, 4.3), layout="constrained")
     left, middle, right = figure.subplots(1, 3)

@@ -1,4 +1,4 @@
-"""Contextual hallucination (2410.05258, section 3.6, table 4): is what a model writes about a text true of it?"""
+"""Contextual hallucination (2410.05258, section 3.6, table 4): whether a model's text is supported by its context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphase.flags import flag
 from antiphase.reading.files import read_text
 
 MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
-"""What is judged: the model, the first three sentences, the references, and references made wrong."""
+"""Judged systems: the model, the first three sentences, the references, and references with an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +63,10 @@ class HallucinationSettings(ModelSettings):
             raise InputError("--judge-budget needs --judge-price")
 
     def key(self) -> str | None:
-        """The key of the endpoint.
+        """The API key of the endpoint.
 
         Raises:
-            InputError: the file or the variable that is named holds none.
+            InputError: the named file or variable does not contain one.
         """
         if self.judge_key_file is not None:
             remedy = "give a file that holds the key and nothing else"
@@ -84,52 +84,52 @@ SETTINGS = HallucinationSettings
 
 @dataclass(frozen=True, kw_only=True)
 class SystemScore:
-    """Verdicts on what one system wrote, and the measures beside them; all but counts and ``words`` are shares."""
+    """Verdicts on one system's outputs, with other measures; all values except counts and ``words`` are shares."""
 
     system: str
-    """``model``; ``lead``, the first three sentences; ``gold``, the references; ``wrong``, references made wrong."""
+    """``model``; ``lead``, the first three sentences; ``gold``, the references; ``wrong``, references with an error."""
     samples: int
     right: int
     wrong: int
     empty: int
-    """Part of the wrong ones."""
+    """Number of empty outputs, which are included in ``wrong``."""
     unjudged: int
     accuracy: float
-    """Right ones among all."""
+    """Share of correct outputs."""
     interval: list[float]
-    """95 %, Wilson."""
+    """Wilson's 95 % interval."""
     accuracy_at_most: float
-    """Were every unjudged output right."""
+    """The accuracy if all unjudged outputs were correct."""
     coverage: float | None
-    """Of the reference's content words, those that the output has."""
+    """Share of the reference's content words that occur in the output."""
     entity_coverage: float | None
-    """Of the reference's names and numbers."""
+    """Share of the reference's names and numbers that occur in the output."""
     copied: float | None
-    """Of the output's words, those in runs of four that stand in the text."""
+    """Share of the output's words in runs of four that occur in the text."""
     words: float | None
-    """Mean length."""
+    """Mean length in words."""
     f1: float | None = None
-    """SQuAD's, of answers."""
+    """SQuAD's F1, for answers."""
     judge_error: float | None = None
-    """Wrong verdicts among those given, where the truth is known."""
+    """Share of wrong verdicts, for outputs with known truth."""
     judge_interval: list[float] | None = None
-    """95 %, Wilson."""
+    """Wilson's 95 % interval."""
 
 
 @dataclass(frozen=True)
 class DataVerdicts:
-    """Of one data set."""
+    """Verdicts for one data set."""
 
     kind: str
     """``summarization`` or ``question answering``."""
     left_out: int
-    """Rows that are longer than the model reads."""
+    """Number of rows longer than the model's context."""
     systems: list[SystemScore]
 
 
 @dataclass(frozen=True)
 class JudgeName:
-    """Who judged."""
+    """The judge."""
 
     model: str
     url: str | None = None
@@ -137,14 +137,14 @@ class JudgeName:
 
 @dataclass(frozen=True)
 class Hallucination(Result):
-    """What ``antiphase evaluate hallucination`` finds."""
+    """Result of ``antiphase evaluate hallucination``."""
 
     model: str
     judge: JudgeName
     tasks: dict[str, DataVerdicts]
-    """By the name of the file."""
+    """Results by name of the file."""
     without_answer: dict[str, int]
-    """Why outputs have no verdict, and how many."""
+    """Reasons for missing verdicts, with counts."""
 
 
 RESULT = Hallucination

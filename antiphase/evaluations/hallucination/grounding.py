@@ -1,6 +1,6 @@
-"""What a text has in common with what it was made from: content words, entities, copied runs; and texts made wrong.
+"""Overlap of an output with its source: content words, entities and copied runs; and texts with deliberate errors.
 
-Words are compared without case. Function words are English ones; in other languages every word counts as content.
+Words are compared ignoring case. Function words are English; in other languages, every word counts as content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SENTENCE_END = re.compile(
     r"(?<!\b[A-Z])(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bNo)[.!?]['\"”’)]*(?=\s|$)|\n"
 )
 COPIED_RUN = 4
-"""Words in a row that count as copied; of a shorter text, all of them."""
+"""Number of consecutive words that count as copied; all words of a shorter text."""
 FUNCTION_WORDS = frozenset(
     WORD.findall(
         "a about above after again against all also am an and any are as at be because been before being below between "
@@ -26,9 +26,9 @@ FUNCTION_WORDS = frozenset(
         "would you your"
     )
 )
-"""Words that say nothing by themselves."""
+"""English function words."""
 TITLES = ("Mr", "Mrs", "Ms", "Dr", "I")
-"""Capitalised, and no names."""
+"""Capitalized words that are not names."""
 
 
 def words(text: str) -> list[str]:
@@ -37,14 +37,15 @@ def words(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """Different words without function words."""
+    """Set of words without function words."""
     return set(words(text)) - FUNCTION_WORDS
 
 
 def entities(text: str, context: str = "") -> list[str]:
-    """Names (runs of capitalised words) and numbers, as they stand, in order, each once.
+    """Names (runs of capitalized words) and numbers as written, in order, without repetition.
 
-    A single capitalised word that begins a sentence counts if it is capitalised elsewhere too, here or in the context.
+    A single capitalized word at the beginning of a sentence counts if it is also capitalized elsewhere, here or in the
+    context.
     """
     inner = _inner_names(text) | _inner_names(context)
     found: list[str] = []
@@ -73,32 +74,32 @@ def entities(text: str, context: str = "") -> list[str]:
 
 
 def _starts(text: str) -> set[int]:
-    """Where the first word of each sentence begins."""
+    """Positions of the first word of each sentence."""
     ends = [0, *(match.end() for match in SENTENCE_END.finditer(text))]
     return {match.start() for end in ends if (match := WORD.search(text, end))}
 
 
 def _inner_names(text: str) -> set[str]:
-    """Words that are capitalised where no sentence begins."""
+    """Words that are capitalized inside a sentence."""
     starts = _starts(text)
     return {match[0] for match in WORD.finditer(text) if match[0][0].isupper() and match.start() not in starts}
 
 
 def coverage(output: str, reference: str) -> float:
-    """Share of the reference's content words (of all its words where none is content) that the output has."""
+    """Share of the reference's content words (or of all its words, if none is) that occur in the output."""
     wanted = content_words(reference) or set(words(reference))
     return len(wanted & set(words(output))) / len(wanted) if wanted else 0.0
 
 
 def entity_coverage(output: str, reference: str, context: str = "") -> float | None:
-    """Share of the reference's entities that the output has; None where the reference has none."""
+    """Share of the reference's entities that occur in the output; None if the reference has none."""
     wanted = entities(reference, context)
     own = _joined(output)
     return sum(_joined(entity) in own for entity in wanted) / len(wanted) if wanted else None
 
 
 def copied_share(output: str, context: str) -> float:
-    """Share of the output's words that stand in runs taken from the context word for word; 0 for an empty output."""
+    """Share of the output's words in runs that are copied verbatim from the context; 0 for an empty output."""
     own, source = words(output), words(context)
     size = min(COPIED_RUN, len(own))
     if not size:
@@ -112,7 +113,7 @@ def copied_share(output: str, context: str) -> float:
 
 
 def first_sentences(text: str, count: int = 3) -> str:
-    """The beginning of a text: a system that is faithful and reads nothing."""
+    """The first sentences of a text, as the output of a faithful system that understands nothing."""
     found, start = [], 0
     for match in SENTENCE_END.finditer(text):
         if text[start : match.end()].strip():
@@ -126,23 +127,23 @@ def first_sentences(text: str, count: int = 3) -> str:
 
 
 def with_wrong_entity(text: str, context: str, pool: Sequence[str], generator: torch.Generator) -> str | None:
-    """The text with one of its entities replaced by one that the context lacks: it cannot be faithful any more.
+    """The text with one of its entities replaced by one that is not in the context, so that it is no longer faithful.
 
     Args:
-        pool: entities of other texts; a number replaces a number, a name a name.
+        pool: entities of other texts; numbers are replaced by numbers, names by names.
 
     Returns:
-        None where nothing can be replaced.
+        The text, or None if nothing can be replaced.
     """
     there, own = _joined(context), _joined(text)
     places = entities(text, context)
-    supported = [entity for entity in places if _joined(entity) in there]  # to change what is right is surely wrong
+    supported = [entity for entity in places if _joined(entity) in there]  # surely introduces an error
     drawn = _shuffled(list(dict.fromkeys(pool)), generator)
     for entity in _shuffled(supported or places, generator):
         named, size = entity[0].isupper(), len(words(entity))
         fitting = (
             other
-            for alike in (True, False)  # rather one of as many words
+            for alike in (True, False)  # prefer one with as many words
             for other in drawn
             if other[0].isupper() == named and (len(words(other)) == size) == alike
             if _joined(other) not in there and _joined(other) not in own
@@ -154,7 +155,7 @@ def with_wrong_entity(text: str, context: str, pool: Sequence[str], generator: t
 
 
 def _joined(text: str) -> str:
-    """Words between spaces, so that one text can be found in another at whole words."""
+    """The words between single spaces, so that texts can be matched at word boundaries."""
     return f" {' '.join(words(text))} "
 
 

@@ -1,7 +1,7 @@
-"""Contextual hallucination: whether what a model writes about a text is true of the text (2410.05258, section 3.6).
+"""Items for contextual hallucination: whether a model's text is supported by its context (2410.05258, section 3.6).
 
-The paper asks a judge for a binary verdict on summaries and on answers, without further scores. Here what a verdict
-alone would reward stands beside it: an empty output is wrong unasked, and who copies or lists is seen in the measures.
+The paper asks a judge for a binary verdict on summaries and on answers, without further scores. Verdicts alone would
+reward empty, copied or list-like outputs; so empty outputs count as wrong, and other measures show the rest.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ REFERENCES: dict[Kind, tuple[str, ...]] = {
     "summarization": ("summary", "highlights", "target"),
     "question answering": ("answers", "answer"),
 }
-"""Columns by their usual names, the first that a row has."""
+"""Usual names of columns; the first that a row has is used."""
 PROMPTS: dict[Kind, str] = {
     "summarization": "Document: {context}\n\nSummary of the document in one sentence:",
     "question answering": "Passage: {context}\n\nQuestion: {question}\n\nAnswer from the passage:",
 }
-"""What the model reads; it writes to the end of the line."""
+"""Prompts of the model, which writes until the end of the line."""
 QUESTIONS: dict[Kind, str] = {
     "summarization": (
         "Here are a document and a summary of it. The summary is faithful if the document says, or clearly implies, "
@@ -60,12 +60,12 @@ QUESTIONS: dict[Kind, str] = {
         "Is the reply good? Reply with one word, yes or no."
     ),
 }
-"""What the judge reads."""
+"""Prompts of the judge."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """A text, what is asked about it, and what is right."""
+    """A text, a question about it, and correct answers."""
 
     kind: Kind
     place: str
@@ -76,21 +76,21 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """What the model reads."""
+        """The model's prompt."""
         return PROMPTS[self.kind].format(context=self.context, question=self.question)
 
     def asked(self, output: str) -> str:
-        """What the judge reads about an output."""
+        """The judge's prompt for an output."""
         return QUESTIONS[self.kind].format(
             context=self.context, question=self.question, references=" / ".join(self.references), output=output
         )
 
 
 def load_items(path: str, *, flag: str = "--data") -> list[Item]:
-    """Rows of any labelled file: a document with its summary, or a context with a question and its answers.
+    """Load the rows of a labelled file: documents with a summary, or contexts with a question and its answers.
 
     Raises:
-        InputError: a column is missing or empty; it names the row.
+        InputError: a column is missing or empty; the message names the row.
     """
     return [_item(row) for row in labelled_rows(path, flag=flag)]
 
@@ -125,13 +125,13 @@ def _column(row: Row, names: Sequence[str], kind: Kind) -> Any:
 
 @dataclass(frozen=True)
 class Prompted:
-    """Items drawn for a model, with what it reads."""
+    """Items drawn for a model, with its prompts."""
 
     items: list[Item]
     prompts: list[list[int]]
     """Token ids."""
     left_out: int
-    """Drawn, but longer than the model reads."""
+    """Number of drawn items longer than the model's context."""
 
 
 def draw(
@@ -143,14 +143,14 @@ def draw(
     seed: int,
     room: int | None,
 ) -> Prompted:
-    """Items in random order, the same for every model, without those that do not fit.
+    """Draw items in random order, the same for every model, without those that do not fit.
 
     Args:
-        name: of the data, which the order depends on.
-        room: tokens of a prompt that the model can read; None: any number.
+        name: name of the data, on which the order depends.
+        room: largest number of tokens in a prompt; None means no limit.
 
     Raises:
-        InputError: too few of them fit.
+        InputError: too few items fit.
     """
     chosen: list[Item] = []
     prompts: list[list[int]] = []
@@ -172,10 +172,10 @@ def draw(
 
 
 def write(loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, longest: int) -> list[str]:
-    """What the model writes after each prompt, greedily, to the end of the line.
+    """Greedy outputs of the model after each prompt, up to the end of the line.
 
     Raises:
-        ValueError: logits that are not numbers.
+        ValueError: logits are NaN.
     """
     tokenizer = loaded.tokenizer
     stop = [token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])]
@@ -184,12 +184,12 @@ def write(loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, longest: int
 
 
 def lead(items: Sequence[Item]) -> list[str]:
-    """The control that is faithful without reading: the first three sentences of each text."""
+    """The first three sentences of each text: a control that is faithful without any understanding."""
     return [first_sentences(item.context, 3) for item in items]
 
 
 def wrong_references(items: Sequence[Item], seed: int) -> list[str | None]:
-    """References made wrong: a summary with another entity, another question's answer; None: it cannot be done."""
+    """References with an error: a summary with a wrong entity, or another question's answer; None if impossible."""
     pool = [entity for item in items for entity in entities(item.references[0], item.context)]
     answers = list(dict.fromkeys(item.references[0] for item in items))
     found: list[str | None] = []
@@ -210,7 +210,7 @@ def wrong_references(items: Sequence[Item], seed: int) -> list[str | None]:
 
 
 def measures(item: Item, output: str) -> dict[str, float | None]:
-    """What stands beside the verdict, each against the reference that it is best against."""
+    """Measures other than the verdict, each against the reference with the best value."""
     by_entity = [entity_coverage(output, reference, item.context) for reference in item.references]
     found: dict[str, float | None] = {
         "coverage": max(coverage(output, reference) for reference in item.references),
@@ -224,14 +224,15 @@ def measures(item: Item, output: str) -> dict[str, float | None]:
 
 
 def score(items: Sequence[Item], outputs: Sequence[str], verdicts: Sequence[bool | None]) -> dict[str, Any]:
-    """Counts and means of one system.
+    """Counts and means for one system.
 
     Args:
-        verdicts: of the judge; None: it gave none. An empty output is wrong whatever stands here.
+        verdicts: verdicts of the judge; None if it gave none. An empty output is wrong in any case.
 
     Returns:
-        ``samples``, ``right``, ``wrong``, ``empty`` (part of wrong), ``unjudged``; ``accuracy``, right ones among all,
-        with its Wilson interval, and ``accuracy_at_most``, were every unjudged output right; means of ``measures``.
+        Counts ``samples``, ``right``, ``wrong``, ``empty`` (included in wrong) and ``unjudged``; ``accuracy``, the
+        share of all samples that are right, with its Wilson interval; ``accuracy_at_most``, as if all unjudged outputs
+        were right; and means of ``measures``.
     """
     counts: Counter[str] = Counter()
     for output, found in zip(outputs, verdicts, strict=True):

@@ -1,6 +1,6 @@
-"""Judges of what a model wrote: they answer a question in words, and only a clear yes or no counts as a verdict.
+"""Judges of a model's outputs: they answer a question in text, and only a clear yes or no counts as a verdict.
 
-Two kinds: an endpoint that speaks OpenAI's chat completions, and a local model.
+A judge is an endpoint with OpenAI's chat completions API, or a local model.
 """
 
 from __future__ import annotations
@@ -22,50 +22,50 @@ from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.loading import LoadedModel
 
 LARGEST_REPLY = 1 << 20
-"""Bytes of a reply that are read."""
+"""Largest number of bytes read from a reply."""
 REFUSALS = {
     401: "the key is missing or wrong",
     403: "the key may not use it",
     404: "there is no such address or model",
 }
-"""What no repetition and no other question would change."""
+"""Errors for which neither a retry nor another question helps."""
 UNUSABLE = (400, 413, 414, 422)
-"""What another question may change, repetition not."""
+"""Errors for which another question may help, but no retry."""
 FAILURES_IN_A_ROW = 5
-"""Questions without an answer after which an endpoint is given up."""
+"""Number of consecutive questions without an answer after which an endpoint is abandoned."""
 AT_ONCE = 8
-"""Questions that a local model answers together."""
+"""Number of questions that a local model answers in one batch."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a judge said to one question."""
+    """A judge's answer to one question."""
 
     text: str | None
-    """None: there is no answer, and ``reason`` says why."""
+    """None if there is no answer; ``reason`` explains it."""
     reason: str = ""
 
 
 class Judge(Protocol):
-    """Answers questions in words."""
+    """Answers questions in text."""
 
     name: str
     identity: str
-    """Which judge it is: answers are kept by it and the question."""
+    """Identifies the judge; answers are stored by it and the question."""
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
-        """An answer to each question in turn, as soon as it is there."""
+        """Yield an answer to each question in order, as soon as it is available."""
 
 
 def verdict(text: str | None) -> bool | None:
-    """Yes or no where the answer's first or last word says so and the other does not say the opposite; else None."""
+    """Yes or no if the answer's first or last word says so and the other does not contradict it; else None."""
     found = re.findall(r"[^\W_]+", (text or "").lower())
     ends = {word for word in (found[0], found[-1]) if word in ("yes", "no")} if found else set()
     return ends.pop() == "yes" if len(ends) == 1 else None
 
 
 class EndpointJudge:
-    """A model behind an OpenAI-compatible endpoint. Failures are repeated with growing pauses, then told as such."""
+    """A model behind an OpenAI-compatible endpoint. Failures are retried with growing pauses and finally reported."""
 
     def __init__(
         self,
@@ -81,15 +81,15 @@ class EndpointJudge:
     ) -> None:
         """
         Args:
-            url: where ``/chat/completions`` begins, e.g. ``https://host/v1``.
-            key: goes into the header of each request and nowhere else.
-            longest: tokens of an answer.
-            timeout: seconds that a connection may be silent.
-            attempts: at one question.
-            pause: seconds before the second attempt; doubled before each further one.
+            url: the address before ``/chat/completions``, e.g. ``https://host/v1``.
+            key: API key, which is only used in the header of requests.
+            longest: largest number of tokens in an answer.
+            timeout: timeout of a connection in seconds.
+            attempts: number of attempts per question.
+            pause: seconds before the second attempt; doubled before each further attempt.
 
         Raises:
-            InputError: the address is none, or would take the key over an open network in clear.
+            InputError: the address is invalid, or would send the key unencrypted over a network.
         """
         scheme, host = _address(url)
         if key is not None and scheme == "http" and not _is_this_machine(host):
@@ -102,15 +102,15 @@ class EndpointJudge:
         self.identity = f"{self.url} {model} {longest}"
         self.timeout, self.attempts, self.pause, self.sleep = timeout, attempts, pause, sleep
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        # a proxy cannot reach this machine's own addresses, and would get the key in clear
+        # a proxy cannot reach this machine's own addresses, and would get the key unencrypted
         proxies = urllib.request.ProxyHandler({} if _is_this_machine(host) else None)
         self._opener = urllib.request.build_opener(proxies, _NoRedirect)
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
-        """As ``Judge``'s. After some questions in a row without an answer the others are not asked any more.
+        """As for ``Judge``. After several consecutive questions without an answer, the remaining ones are not asked.
 
         Raises:
-            InputError: the endpoint refuses the key or knows no such model.
+            InputError: the endpoint refuses the key or does not have the model.
         """
         failed = 0
         for question in questions:
@@ -143,7 +143,7 @@ class EndpointJudge:
                         ) from None
                     if (
                         error.code in UNUSABLE or error.code < 400
-                    ):  # a redirection is not followed, nor is the key sent on
+                    ):  # redirects are not followed, so the key is not sent on
                         return Answer(None, reason)
                     asked = error.headers.get("Retry-After", "")
                     wait = max(wait, min(60.0, float(asked))) if asked.isdecimal() else wait
@@ -162,7 +162,7 @@ class EndpointJudge:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Another address would get the key too, so a redirection is an error."""
+    """Treats a redirect as an error, because the other address would get the key."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -172,7 +172,7 @@ def _content(body: bytes) -> str:
     """The text of a chat completion.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the reply is not a chat completion.
     """
     tree = json.loads(body)
     try:
@@ -188,12 +188,12 @@ def _address(url: str) -> tuple[str, str]:
     """Scheme and host.
 
     Raises:
-        InputError: this is no address of a web server.
+        InputError: this is not a web address.
     """
     wrong = InputError(f"--judge-url {url}: this is no address; give one such as http://localhost:8000/v1")
     try:
         parts = urlsplit(url)
-        host = parts.hostname if parts.port != 0 else None  # a port out of range: ValueError
+        host = parts.hostname if parts.port != 0 else None  # raises ValueError for a port out of range
     except ValueError:
         raise wrong from None
     if parts.scheme not in ("http", "https") or not host or any(letter.isspace() for letter in url):
@@ -211,22 +211,23 @@ def _is_this_machine(host: str) -> bool:
 
 
 class LocalJudge:
-    """A causal language model on this machine, which writes its answer greedily, by its chat template if it has one."""
+    """A local causal language model, which answers greedily, using its chat template if it has one."""
 
     def __init__(self, loaded: LoadedModel, *, fingerprint: str, longest: int = 16) -> None:
         """
         Args:
-            fingerprint: of the weights, so that answers of another model under the same name are not taken for its own.
-            longest: tokens of an answer.
+            fingerprint: fingerprint of the weights, so that stored answers of another model with the same name are not
+                reused.
+            longest: largest number of tokens in an answer.
         """
         self.loaded, self.name, self.longest = loaded, loaded.name, longest
         self.identity = f"{fingerprint} {longest}"
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
-        """As ``Judge``'s.
+        """As for ``Judge``.
 
         Raises:
-            ValueError: logits that are not numbers.
+            ValueError: logits are NaN.
         """
         reads = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
         for start in range(0, len(questions), AT_ONCE):

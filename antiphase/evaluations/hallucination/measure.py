@@ -1,6 +1,6 @@
-"""What a model and its controls write about texts, judged; kept line by line where it goes into a folder.
+"""Judges outputs of a model and of its controls about texts, and stores them line by line if there is an output folder.
 
-``verdicts.jsonl`` holds every output with its verdict.
+``verdicts.jsonl`` contains every output with its verdict.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
-from antiphase.scoring.loading import LoadedModel, at_hand, digest, load_model, refused_by_model
+from antiphase.scoring.loading import LoadedModel, digest, load_model, refused_by_model, wrap_model
 from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
 AT_ONCE = 16
-"""Prompts between two lines of ``OUTPUTS``."""
+"""Number of prompts processed before their outputs are stored."""
 CHARACTERS_A_TOKEN = 4
-"""Of a judge whose tokenizer is not at hand."""
+"""Estimate for a judge whose tokenizer is not available."""
 NONSENSE = "neither yes nor no"
 
 Report = Callable[[float, int], None]
-"""Called with texts done and their number."""
+"""Called with the number of finished texts and the total."""
 
 
 def silent(done: float, count: int) -> None:
-    """A report to nobody."""
+    """A report that does nothing."""
 
 
 def evaluate(
@@ -70,16 +70,17 @@ def evaluate(
     report: Report = silent,
     judge: Judge | None = None,
 ) -> Record:
-    """How often a model, and a control, write what the context does not say. Writes ``record.json`` in ``output``.
+    """Measure how often a model and its controls write unsupported text; write ``record.json`` in ``output``.
 
-    What the model wrote and what the judge answered is kept, line by line, so that nothing is written or paid twice;
-    with ``resume`` only what has no answer is asked again.
+    The model's outputs and the judge's answers are stored line by line, so that nothing is generated or paid for twice;
+    with ``resume``, only unanswered questions are asked again.
 
     Args:
-        judge: instead of the one that the settings name.
+        judge: used instead of the judge in the settings.
 
     Raises:
-        InputError: a model, judge, key or data that cannot be used, too small a budget, a folder with other contents.
+        InputError: a model, judge, key or data file cannot be used, the budget is too small, or the folder has other
+            contents.
     """
     settings.check()
     started = time.perf_counter()
@@ -91,7 +92,7 @@ def evaluate(
         controls = {name: controls_of(prompted.items, settings.seed) for name, prompted in drawn.items()}
         answers = _Answers(_kept_answers(Path(settings.judge_answers or output / ANSWERS)), judge)
         _estimate(settings, drawn, controls, answers, say)
-        kept = Kept(output / OUTPUTS, "text")
+        kept = TextStore(output / OUTPUTS, "text")
         with refused_by_model(settings.name):
             written = _written(loaded, drawn, kept, settings.max_new_tokens, say, report)
         systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
@@ -116,34 +117,34 @@ def hallucination(
     max_new_tokens: int = 64,
     seed: int = 0,
 ) -> Hallucination:
-    """What a judge says of a model's summaries and answers, and of the controls.
+    """Judge a model's summaries and answers, and the controls.
 
     Args:
-        data: items by the name of the data, for instance of ``items.load_items``.
-        judge: for instance ``judges.LocalJudge``.
-        samples: items of each data set, drawn at random.
-        max_new_tokens: that the model may write.
+        data: items by name of the data, for example from ``items.load_items``.
+        judge: for example ``judges.LocalJudge``.
+        samples: number of items per data set, drawn at random.
+        max_new_tokens: largest number of tokens that the model may write.
 
     Raises:
-        InputError: too few items that the model can read; what the judge raises.
-        ValueError: logits that are not numbers.
+        InputError: too few items fit in the model's context, or the judge raises an error.
+        ValueError: logits are NaN.
     """
-    loaded = at_hand(model, tokenizer)
+    loaded = wrap_model(model, tokenizer)
     drawn = _drawn(loaded, data, samples, max_new_tokens, seed)
-    written = _written(loaded, drawn, Kept(), max_new_tokens)
+    written = _written(loaded, drawn, TextStore(), max_new_tokens)
     systems = {
         name: [System(MODEL, prompted.items, written[name]), *controls_of(prompted.items, seed)]
         for name, prompted in drawn.items()
     }
-    judged = _judged(systems, _Answers(Kept(), judge))
+    judged = _judged(systems, _Answers(TextStore(), judge))
     return _result(loaded.name, JudgeName(judge.name), drawn, systems, judged)
 
 
 def check_judged(settings: HallucinationSettings) -> None:
-    """Whether the judge and what is judged are there, before anything else takes its time.
+    """Check the judge and the data before anything slow happens.
 
     Raises:
-        InputError: as ``evaluate`` for a judge, file or value that cannot be used.
+        InputError: as for ``evaluate``, if a judge, file or value cannot be used.
     """
     settings.check()
     for path in settings.data:
@@ -153,23 +154,23 @@ def check_judged(settings: HallucinationSettings) -> None:
 
 @dataclass(frozen=True)
 class System:
-    """What one system wrote about the items of one data set."""
+    """The outputs of one system for the items of one data set."""
 
     role: str
     items: list[Item]
     outputs: list[str]
 
 
-class Kept:
-    """Texts by a digest of what they answer; where a file is named, in its lines too."""
+class TextStore:
+    """Texts by a digest of their key, stored in a file if one is named."""
 
     def __init__(self, path: Path | None = None, name: str = "text") -> None:
         """
         Args:
-            name: of a text in a line.
+            name: key of the text in a line.
 
         Raises:
-            InputError, OSError: the file holds something else.
+            InputError, OSError: the file is unreadable or has other contents.
         """
         lines = [] if path is None else read_lines(path, "key", name)
         self.path, self.name = path, name
@@ -182,25 +183,25 @@ class Kept:
             append_line(self.path, {"key": key, self.name: text})
 
 
-def _kept_answers(path: Path) -> Kept:
+def _kept_answers(path: Path) -> TextStore:
     try:
-        return Kept(path, "answer")
+        return TextStore(path, "answer")
     except (InputError, OSError) as error:
         raise InputError(f"--judge-answers {path} holds no answers of a judge ({error})") from None
 
 
 class _Answers:
-    """A judge's answers, each by judge and question; failures are not kept."""
+    """A judge's answers by judge and question; failures are not stored."""
 
-    def __init__(self, kept: Kept, judge: Judge) -> None:
+    def __init__(self, kept: TextStore, judge: Judge) -> None:
         self.kept, self.judge = kept, judge
 
     def missing(self, questions: Sequence[str]) -> list[str]:
-        """Different questions without an answer, in order."""
+        """Distinct questions without an answer, in order."""
         return [question for question in dict.fromkeys(questions) if self._key(question) not in self.kept.known]
 
     def ask(self, questions: Sequence[str], report: Report) -> dict[str, Answer]:
-        """An answer, or why there is none, to every question."""
+        """An answer to every question, or the reason why there is none."""
         missing = self.missing(questions)
         failed: dict[str, Answer] = {}
         for done, (question, answer) in enumerate(zip(missing, self.judge.answers(missing), strict=True), start=1):
@@ -240,7 +241,7 @@ def _drawn(
 
 
 def controls_of(items: list[Item], seed: int) -> list[System]:
-    """Outputs of known truth: the lead of summarised texts, the gold references, and wrong ones."""
+    """Outputs with known truth: the lead of documents, the references, and references with an error."""
     wrong = [(item, text) for item, text in zip(items, wrong_references(items, seed), strict=True) if text is not None]
     summarized = [item for item in items if item.kind == "summarization"]
     return [
@@ -257,7 +258,7 @@ def _estimate(
     answers: _Answers,
     say: Callable[[str], None],
 ) -> None:
-    """Say what the judge will be asked at most, and what it costs; stop where that is more than the budget."""
+    """Report the largest number of questions and their cost; raise an error if it exceeds the budget."""
     known = [
         question
         for systems in controls.values()
@@ -284,12 +285,12 @@ def _estimate(
 def _written(
     loaded: LoadedModel,
     drawn: Mapping[str, Prompted],
-    kept: Kept,
+    kept: TextStore,
     longest: int,
     say: Callable[[str], None] = lambda message: None,
     report: Report = silent,
 ) -> dict[str, list[str]]:
-    """What the model writes about each item; what a kill leaves behind is taken up."""
+    """The model's outputs for all items, including those stored before an interruption."""
     own = digest(loaded)
     keys = {name: [hash_of([own, ids, longest]) for ids in prompted.prompts] for name, prompted in drawn.items()}
     missing = {
@@ -311,13 +312,13 @@ def _written(
 
 
 def _questions(system: System) -> list[str | None]:
-    """What the judge is asked about each output; nothing about an empty one."""
+    """The judge's question about each output; None for empty outputs."""
     return [item.asked(text) if text.strip() else None for item, text in zip(system.items, system.outputs, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """A verdict on every output of every system of each data set, why some have none, and all of it in lines."""
+    """Verdicts on all outputs of all systems by data set, reasons for missing ones, and the same as lines."""
 
     verdicts: dict[str, list[list[bool | None]]]
     reasons: dict[str, int]
@@ -390,7 +391,7 @@ def _score(system: System, verdicts: Sequence[bool | None]) -> SystemScore:
 
 
 def _judge_error(row: Mapping[str, Any], *, faithful: bool) -> dict[str, Any]:
-    """Share of wrong verdicts among those given, on texts whose truth is known."""
+    """Share of wrong verdicts on texts whose truth is known."""
     given = row["right"] + row["wrong"] - row["empty"]
     errors = row["wrong"] - row["empty"] if faithful else row["right"]
     return {

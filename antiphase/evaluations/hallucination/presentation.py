@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate hallucination`` → tables, the paper's numbers among them, and verdicts as bars."""
+"""Records of ``antiphase evaluate hallucination`` as tables, with the paper's numbers, and a bar chart of verdicts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PUBLISHED: dict[str, tuple[tuple[str, float, float], ...]] = {
     "summarization": (("XSum", 0.44, 0.53), ("CNN/DM", 0.32, 0.41), ("MultiNews", 0.42, 0.61)),
     "question answering": (("Qasper", 0.28, 0.39), ("HotpotQA", 0.36, 0.46), ("2WikiMQA", 0.29, 0.36)),
 }
-"""Data, Transformer, DIFF: shares free of hallucination as GPT-4o judged them, 3B models (2410.05258, table 4)."""
+"""Data set, Transformer, DIFF: shares without hallucination according to GPT-4o, 3B models (2410.05258, table 4)."""
 WORDS_OF = {LEAD: "first three sentences", GOLD: "reference", WRONG: "reference made wrong"}
 PARTS = (
     ("right", "free of hallucination", "#0072B2", ""),
@@ -24,22 +24,22 @@ PARTS = (
     ("wrong", "not free of it", "#D55E00", ""),
     ("empty", "empty", "#7a3300", ""),
 )
-"""Count, words, colour and hatch; ``wrong`` is drawn without the empty ones."""
+"""Count, label, colour and hatching; ``wrong`` is drawn without empty outputs."""
 
 
 def _named(found: Hallucination, row: SystemScore) -> str:
-    """A system as people call it; of a model's path the last part."""
+    """The name of a system for readers; for a model, the last part of its path."""
     return WORDS_OF.get(row.system) or found.model.rstrip("/").rpartition("/")[2]
 
 
 def _measured(found: Hallucination) -> list[tuple[str, SystemScore]]:
-    """Data and scores of the model and its control."""
+    """Data sets and scores of the model and its control."""
     return [(name, row) for name, task in found.tasks.items() for row in task.systems if row.system in (MODEL, LEAD)]
 
 
 @Hallucination.from_record
 def faithful(found: Hallucination) -> Table | None:
-    """Verdicts on the model and the control, on each data set."""
+    """Verdicts on the model and the control for each data set."""
     if not found.tasks:
         return None
     columns = [Column("Data"), Column("System"), Column("Free of it", "percent"), Column("95 %"),
@@ -64,7 +64,7 @@ def faithful(found: Hallucination) -> Table | None:
 
 @Hallucination.from_record
 def paper(found: Hallucination) -> Table | None:
-    """The paper's table 4, of the kinds that were measured."""
+    """The paper's table 4, for the kinds of data that were measured."""
     kinds = dict.fromkeys(task.kind for task in found.tasks.values())
     rows: list[list[Any]] = [list(row) for kind in kinds for row in PUBLISHED[kind]]
     if not rows:
@@ -76,7 +76,7 @@ def paper(found: Hallucination) -> Table | None:
 
 @Hallucination.from_record
 def beside(found: Hallucination) -> Table | None:
-    """What the outputs cover and copy."""
+    """Coverage and copying of the outputs."""
     if not _measured(found):
         return None
     rows = [
@@ -94,7 +94,7 @@ def beside(found: Hallucination) -> Table | None:
 
 @Hallucination.from_record
 def judge_errors(found: Hallucination) -> Table | None:
-    """What the judge says where the truth is known, or nearly."""
+    """Verdicts of the judge on outputs whose truth is (almost certainly) known."""
     rows = [
         [
             name, WORDS_OF[row.system], "not faithful" if row.system == WRONG else "faithful", row.samples,
@@ -119,7 +119,7 @@ def judge_errors(found: Hallucination) -> Table | None:
 @Hallucination.from_record
 @matplotlib.rc_context(STYLE)
 def verdicts(found: Hallucination) -> Figure | None:
-    """A panel for each data set, a bar for each system; the paper's pairs of shares below them."""
+    """A panel per data set with a bar per system; the paper's pairs of shares are below."""
     if not found.tasks:
         return None
     lines = [len(task.systems) + len(PUBLISHED[task.kind]) for task in found.tasks.values()]

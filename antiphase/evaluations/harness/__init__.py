@@ -1,4 +1,4 @@
-"""Downstream tasks of EleutherAI's lm-eval, by its own code around our models."""
+"""Downstream tasks of EleutherAI's lm-eval, run by its own code on our models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphase.evaluations.settings import DrawnSettings, seed_flag
 from antiphase.flags import argument, flag
 
 PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
-"""The paper's seven (2410.05258, table 1), by their names in lm-eval."""
+"""The paper's seven tasks (2410.05258, table 1), by their names in lm-eval."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,55 +66,55 @@ class Metric:
 
     value: float | None
     stderr: float | None = None
-    """lm-eval's own."""
+    """Standard error from lm-eval."""
     interval: list[float] | None = None
-    """95 %, Wilson, where every sample counts 0 or 1."""
+    """Wilson's 95 % interval, if all scores are 0 or 1."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """To the first model over the same rows."""
+    """Difference from the first model on the same rows."""
 
     value: float
     interval: list[float] | None = None
-    """95 %, Student's."""
+    """Student's 95 % interval."""
 
 
 @dataclass(frozen=True)
 class TaskScore:
-    """One model on one task with so many examples."""
+    """Scores of one model on one task with a given number of examples."""
 
     model: str
     task: str
     shots: int
     samples: int
-    """Rows."""
+    """Number of rows."""
     metric: str | None
-    """Which metric stands for the task."""
+    """Name of the task's main metric."""
     metrics: dict[str, Metric]
     guess_rate: float | None = None
-    """Of a uniform choice."""
+    """Accuracy of a uniformly random choice."""
     constant_rate: float | None = None
-    """Of always naming the commonest place among the choices."""
+    """Accuracy of always choosing the most common position among the choices."""
     cut: float = 0.0
-    """Share of requests whose beginning was left out because the model reads fewer tokens."""
+    """Share of requests truncated at the beginning because they exceed the model's context."""
     version: str | None = None
-    """Of the task."""
+    """Version of the task."""
     difference: Difference | None = None
 
     @property
     def value(self) -> float | None:
-        """The metric that stands for the task."""
+        """Value of the task's main metric."""
         return self.metrics[self.metric].value if self.metric is not None else None
 
 
 @dataclass(frozen=True)
 class Harness(Result):
-    """What ``antiphase evaluate harness`` finds."""
+    """Result of ``antiphase evaluate harness``."""
 
     models: list[str]
     lm_eval: str
-    """Its version."""
+    """Version of lm-eval."""
     rows: list[TaskScore]
 
     def shots(self) -> list[int]:
@@ -126,7 +126,7 @@ class Harness(Result):
         return list(dict.fromkeys(row.task for row in self.rows))
 
     def short_names(self) -> list[str]:
-        """Names of the models: the last parts of their paths, where these tell them apart."""
+        """Short names of the models: the last parts of their paths, if these are distinct."""
         last = [str(name).rstrip("/").rpartition("/")[2] for name in self.models]
         return last if len(set(last)) == len(last) else self.models
 

@@ -30,26 +30,27 @@ from antiphase.uncertainty.intervals import wilson_interval
 
 VERSION: str = lm_eval.__version__
 MAIN_METRICS = ("acc", "exact_match", "f1")
-"""The first of these that a task has stands for it, unless ``PUBLISHED_METRICS`` says otherwise."""
+"""The first of these that a task has is its main metric, unless ``PUBLISHED_METRICS`` names another."""
 PUBLISHED_METRICS = {"hellaswag": "acc_norm"}
-"""The paper's tables hold accuracies; of HellaSwag they hold what lm-eval calls ``acc_norm``, as its row of
-OpenLLaMA-3B-v2 shows beside that model's own card."""
+"""Main metrics of the paper's tables if not accuracy: for HellaSwag they have lm-eval's ``acc_norm``, as its row of
+OpenLLaMA-3B-v2 shows in comparison with that model's own card.
+"""
 
 PLACES = ("dataset_path", "dataset_name", "dataset_kwargs")
-"""Settings of a task that say where its rows lie; the rows speak for themselves."""
+"""Settings for the location of a task's rows, which do not affect results; the rows themselves are compared."""
 
 
 class TaskLibrary:
-    """The tasks that lm-eval knows, and those in a folder of the user's own."""
+    """The tasks of lm-eval, and those in a folder of the user."""
 
     def __init__(
         self, include_path: str | None = None, *, defaults: bool = True, trust_task_code: bool = False
     ) -> None:
         """
         Args:
-            include_path: folder with YAML files of tasks; they go before lm-eval's own.
-            defaults: whether lm-eval's own are wanted; to read their thousands of files takes seconds.
-            trust_task_code: whether Python that tasks bring along may run (``task_code``).
+            include_path: folder with YAML files of tasks, which take precedence over lm-eval's own.
+            defaults: whether to load lm-eval's own tasks; reading their thousands of files takes seconds.
+            trust_task_code: whether Python code of tasks may run (``task_code``).
 
         Raises:
             InputError: a file in the folder is not YAML.
@@ -62,10 +63,11 @@ class TaskLibrary:
             raise InputError(f"--include-path {include_path}: {_line(error)}") from None
 
     def load(self, name: str) -> dict[str, Any]:
-        """A task, or the tasks of a group, with their data.
+        """Load a task, or the tasks of a group, with their data.
 
         Raises:
-            InputError: there is none of this name, its data cannot be had, or it brings Python that is not trusted.
+            InputError: there is no task of this name, its data is not available, or it contains Python code that is not
+                trusted.
         """
         if name not in self.manager.all_tasks and not Path(name).is_file():
             raise InputError(f"--tasks: lm-eval knows no task '{name}'{nearest(name, self.manager.all_tasks)[:200]}")
@@ -74,7 +76,7 @@ class TaskLibrary:
                 return dict(self.manager.load([name]))
         except InputError as error:
             raise InputError(f"--tasks {name}: {error}") from None
-        except (OSError, DatasetsError) as error:  # OSError: also what the Hub's client raises without a network
+        except (OSError, DatasetsError) as error:  # OSError: also raised by the Hub's client without a network
             raise InputError(
                 f"--tasks {name}: its data cannot be loaded ({_line(error)}); connect to the network, or name tasks of "
                 "your own with --include-path"
@@ -84,28 +86,28 @@ class TaskLibrary:
 
 
 class ProjectLM(HFLM):
-    """lm-eval's own model class around a model that is loaded already; it counts what it does and draws no bars."""
+    """lm-eval's own model class for a loaded model; it counts truncated requests and shows no progress bars."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: str = "8") -> None:
         with _quiet():
             super().__init__(pretrained=model, backend="causal", tokenizer=tokenizer, batch_size=batch_size)
         self.requests = 0
         self.cut = 0
-        """Requests whose beginning does not fit into the model."""
+        """Number of requests truncated at the beginning because they exceed the model's context."""
         self.report: Callable[[float], None] = lambda share: None
         self.is_called = False
-        """Whether the model is at work. An error in it leaves this set, which tells it from an error of the task."""
+        """Whether the model is running. It stays True after an error in the model, but not in the task."""
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As HFLM's."""
+        """As in HFLM."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As HFLM's."""
+        """As in HFLM."""
         return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As HFLM's."""
+        """As in HFLM."""
         return super().generate_until(requests, disable_tqdm=True)
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = True, override_bs: int | None = None) -> Any:
@@ -146,23 +148,20 @@ def measure(
     """Scores on one task, or on each task of a group.
 
     Args:
-        tasks: as ``TaskLibrary.load`` gives them, fresh.
-        shots: examples before each prompt; a task that fixes none at 0 keeps 0, as with lm-eval's own command.
-        limit: rows of each task; below 1, a share of them.
-        seed: of the examples; 1234 is lm-eval's own.
-        trust_task_code: as ``TaskLibrary``'s.
+        tasks: result of ``TaskLibrary.load``, not yet used.
+        shots: number of examples before each prompt; a task that fixes it at 0 keeps 0, as with lm-eval's own command.
+        limit: number of rows per task, or a share of them if below 1.
+        seed: seed for drawing examples; 1234 is lm-eval's default.
+        trust_task_code: as for ``TaskLibrary``.
 
     Returns:
-        one row a task: ``task``, ``version``, ``shots``, ``samples``; ``metrics`` {name: ``value``, ``stderr``
-        (lm-eval's), ``interval`` (Wilson, 95 %, where every sample counts 0 or 1)}; ``metric``, which of them stands
-        for the task, and ``scores``, its value for each sample; ``guess_rate`` of a uniform choice, ``constant_rate``
-        of always naming the commonest place, None where there is nothing to choose from; ``cut``, the share of requests
-        whose beginning was left out because the model reads fewer tokens.
+        One row per task with the fields of ``TaskScore``, and ``scores``, the main metric of each sample.
+        ``guess_rate`` and ``constant_rate`` are None if there is nothing to choose from.
 
     Raises:
-        InputError: too few rows for the examples, or rows that the task's template does not fit.
-        NonFiniteError: logits that are not finite.
-        Exception: what the model itself raises, unchanged: it is a bug and not the task's.
+        InputError: there are too few rows for the examples, or rows do not fit the task's template.
+        NonFiniteError: logits are not finite.
+        Exception: any error of the model itself, unchanged, because it is a bug and not the task's fault.
     """
     for task in tasks["tasks"].values():
         if task.get_config("num_fewshot") != 0:
@@ -194,7 +193,7 @@ def measure(
 
 
 def digest(tasks: Mapping[str, Any]) -> str:
-    """SHA-256 of the rows and settings of tasks, and of what examples are drawn from: by it a result is known again."""
+    """SHA-256 of the rows and settings of tasks, including rows for examples; identifies a result."""
     hashed = hashlib.sha256()
     for name, task in sorted(tasks["tasks"].items()):
         settings = {key: value for key, value in task.dump_config().items() if key not in PLACES}
@@ -236,7 +235,7 @@ def _is_number(sample: Mapping[str, Any], metric: str) -> bool:
 
 
 def _guesses(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a system reaches that knows the choices but not the question."""
+    """Scores of systems that know the choices but not the question."""
     if task.OUTPUT_TYPE != "multiple_choice" or not samples:
         return {"guess_rate": None, "constant_rate": None}
     both = 2 if "acc_mutual_info" in samples[0]["metrics"] else 1  # each choice is also scored without the question
@@ -248,14 +247,14 @@ def _guesses(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _checked(input_ids: Tensor, logits: Tensor) -> Tensor:
-    """A step's logits as they are; generation would choose a token by any."""
+    """Check a step's logits, because generation would choose a token from invalid ones; return them unchanged."""
     check_logits(logits)
     return logits
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within the block lm-eval only tells errors and nothing draws a bar; it has no option for that over prompts."""
+    """Make lm-eval log only errors and show no progress bars, for which it has no option."""
     logger, bar = logging.getLogger("lm_eval"), task_module.tqdm
     level, drawn = logger.level, not are_progress_bars_disabled()
     logger.setLevel(logging.ERROR)

@@ -31,13 +31,13 @@ def evaluate(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Scores of models on tasks of lm-eval. Writes ``record.json`` in ``output``.
+    """Score models on tasks of lm-eval; write ``record.json`` in ``output``.
 
-    Each model's scores on a task are kept in ``cells.jsonl`` by model, task and settings, each by its content, so that
-    nothing is measured twice: what a kill, another model or another task leaves behind is taken up with ``resume``.
+    Each model's scores on a task are stored in ``cells.jsonl``, by digests of model, task and settings, so that nothing
+    is measured twice: ``resume`` reuses them after an interruption and for other models or tasks.
 
     Raises:
-        InputError: a model, task or value that cannot be used, data out of reach, a folder with other contents.
+        InputError: a model, task or value cannot be used, data is not available, or the folder has other contents.
     """
     request.check()
     started = time.perf_counter()
@@ -47,17 +47,17 @@ def evaluate(
         library = _library(request)
         versions = {
             name: lm_eval_adapter.digest(library.load(name)) for name in request.tasks
-        }  # before a model is read
+        }  # before a model is loaded
         rows = list(_rows(request, library, versions, output / CELLS, say, report))
         found = Harness(list(request.names), lm_eval_adapter.VERSION, _compared(rows))
         return found.save(output, request, seconds=time.perf_counter() - started)
 
 
 def check_tasks(request: HarnessSettings) -> None:
-    """Whether the tasks are there, before anything else takes its time.
+    """Check that the tasks exist, before anything slow happens.
 
     Raises:
-        InputError: as ``evaluate`` for a task or value that cannot be used.
+        InputError: as for ``evaluate``, if a task or value cannot be used.
     """
     request.check()
     library = _library(request)
@@ -116,12 +116,12 @@ def _rows(
 
 
 def _later(report: Callable[[float, int], None], done: int, count: int) -> Callable[[float], None]:
-    """Shares of the part that follows ``done`` of ``count``."""
+    """A function that reports the finished share of the part that follows ``done`` of ``count`` parts."""
     return lambda share: report(done + share, count)
 
 
 def _compared(rows: Sequence[dict[str, Any]]) -> list[TaskScore]:
-    """The rows without the scores of single samples, but with the mean difference to the first model over the same."""
+    """The rows without scores of single samples, with the mean difference from the first model on the same samples."""
     first: dict[tuple[str, int], list[float]] = {}
     found = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate harness`` → tables and figure, with the paper's numbers beside them."""
+"""Records of ``antiphase evaluate harness`` as tables and a figure, with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,23 @@ PUBLISHED_PAIR: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
     0: ((32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6), (33.0, 68.3, 60.1, 66.2, 27.6, 75.5, 62.7)),
     5: ((34.0, 69.5, 65.3, 63.4, 25.0, 75.2, 62.6), (35.0, 69.5, 67.2, 66.9, 27.6, 76.1, 63.8)),
 }
-"""Accuracies in per cent by number of examples, in the order of ``SEVEN``: models of equal size after 350B tokens
-(2410.05258, table 8)."""
+"""Accuracies in per cent by number of examples; models of equal size after 350B tokens (2410.05258, table 8)."""
 PUBLISHED_MODELS: dict[str, tuple[float, ...]] = {
     "OpenLLaMA-3B-v2": (33.9, 67.6, 65.7, 70.0, 26.0, 76.7, 62.9),
     "StableLM-base-alpha-3B-v2": (32.4, 67.3, 64.6, 68.6, 26.4, 76.0, 62.1),
     "DIFF-3B": (37.8, 72.9, 69.0, 71.4, 29.0, 76.8, 67.1),
 }
-"""The same without examples after 1T tokens (table 1)."""
+"""The same without examples, after 1T tokens (table 1)."""
 
 
 def published(numbers: tuple[float, ...], tasks: list[str]) -> list[float | None]:
-    """The paper's shares on these tasks."""
+    """The paper's accuracies on these tasks, as shares."""
     known = dict(zip(SEVEN, numbers, strict=True))
     return [known[task] / 100 if task in known else None for task in tasks]
 
 
 def downstream(record: Record) -> Table | None:
-    """Tasks by models, beside what guessing reaches and the paper's pair."""
+    """Tasks by models, with the guess rate and the paper's pair."""
     found = Harness.read(record)
     if found is None or not found.rows:
         return None
@@ -85,7 +84,7 @@ def downstream(record: Record) -> Table | None:
 
 @Harness.from_record
 def paper(found: Harness) -> Table | None:
-    """The paper's table 1, of the tasks that were measured without examples."""
+    """The paper's table 1, for the tasks that were measured without examples."""
     tasks = [task for task in found.tasks() if task in SEVEN] if 0 in found.shots() else []
     if not tasks:
         return None
@@ -102,7 +101,7 @@ def paper(found: Harness) -> Table | None:
 
 @Harness.from_record
 def details(read: Harness) -> Table | None:
-    """Every metric, with its standard error and interval."""
+    """All metrics with standard errors and intervals."""
     if not read.rows:
         return None
     columns = [Column("Task"), Column("Version"), Column("Examples", "integer"), Column("Model"), Column("Metric"),
@@ -138,8 +137,8 @@ def _mean(shares: list[float | None]) -> float | None:
 @Harness.from_record
 @matplotlib.rc_context(STYLE)
 def scores_by_task(found: Harness) -> Figure | None:
-    """A panel for each number of examples: models by tasks, what guessing reaches, and the paper's pair."""
-    rows = [row for row in found.rows if 0 <= (row.value or 0) <= 1]  # shares; a perplexity has no place here
+    """A panel per number of examples: models by tasks, guess rates, and the paper's pair."""
+    rows = [row for row in found.rows if 0 <= (row.value or 0) <= 1]  # shares only, which excludes perplexities
     tasks = [task for task in found.tasks() if any(row.task == task for row in rows)]
     if not rows:
         return None
@@ -180,7 +179,7 @@ def scores_by_task(found: Harness) -> Figure | None:
         axes.yaxis.set_major_formatter(PERCENT)
         axes.grid(visible=False, axis="x")
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))  # a label of every task
+    once = dict(zip(labels, handles, strict=True))  # one entry per label
     order = sorted(once, key=lambda label: (label.startswith("paper"), label == "choosing at random"))
     figure.legend([once[label] for label in order], order, loc="outside lower center", fontsize=9, ncols=2)
     return figure

@@ -1,4 +1,4 @@
-"""Python that tasks of lm-eval bring along: functions, metrics, templates. It runs where the user says so, only."""
+"""Python code of lm-eval tasks (functions, metrics, templates), which runs only if the user allows it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OWN = Path(lm_eval.__file__).resolve().parent
 
 @contextmanager
 def task_code(*, trusted: bool) -> Iterator[None]:
-    """Within the block lm-eval runs no Python but its own, unless it is trusted; lm-eval has no option for that.
+    """Within the block, lm-eval runs only its own Python code, unless tasks are trusted; lm-eval has no such option.
 
-    Refused are functions that a YAML file outside lm-eval names (``!function``, for settings and for whole tasks), and
-    metrics that lm-eval does not know, which are scripts of the evaluate library. Templates are rendered in jinja's
-    sandbox: in an open one ``{{ ''.__class__ }}`` leads to every function of Python.
+    It refuses functions named in YAML files outside lm-eval (``!function``, for settings and for whole tasks), and
+    unknown metrics, which are scripts of the evaluate library. Templates are rendered in Jinja's sandbox; without it,
+    ``{{ ''.__class__ }}`` gives access to every function of Python.
 
     Raises:
-        InputError: (inside the block) code that is not lm-eval's own.
+        InputError: inside the block, if there is code that is not lm-eval's own.
     """
     if trusted:
         yield
@@ -73,7 +73,7 @@ def _known_metrics(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def identity(function: Any) -> str:
-    """A function by its name and, unless it is lm-eval's own, the file that it is in; other values as text."""
+    """A function by name and, unless it is lm-eval's own, by its file; other values as text."""
     name = str(getattr(function, "__qualname__", function))
     code = getattr(function, "__code__", None)
     if code is None or Path(code.co_filename).is_relative_to(OWN) or not Path(code.co_filename).is_file():

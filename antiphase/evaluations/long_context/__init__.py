@@ -1,4 +1,4 @@
-"""Loss by position over long texts (2410.05258, section 3.2, figure 4): does a longer context help?"""
+"""Loss by position over long texts (2410.05258, section 3.2, figure 4), which shows whether longer contexts help."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ class Point:
 
     position: int
     loss: float
-    """Mean of -log p in nats over positions up to there."""
+    """Mean -log p in nats over the positions up to this one."""
     interval: list[float] | None = None
-    """95 % over windows."""
+    """95 % interval over windows."""
     bits_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
 class Tail:
-    """The last eighth of each window with its own, with little, and with a foreign context."""
+    """Loss on the last eighth of each window with its own context, a short context and another window's context."""
 
     tokens: int
     loss: float
     foreign_loss: float
     gain: float
-    """Foreign minus own."""
+    """Loss with another window's context minus loss with its own."""
     gain_interval: list[float] | None = None
     little_loss: float | None = None
-    """Behind as many tokens of its own text and no more; older records have none."""
+    """Loss with as many tokens of its own context as the tail has; older records lack it."""
     context_gain: float | None = None
-    """Little minus own."""
+    """Loss with the short context minus loss with the full one."""
     context_gain_interval: list[float] | None = None
     context_gains: list[float] | None = None
-    """Of each window."""
+    """The same for each window."""
 
 
 @dataclass(frozen=True)
 class LongContext(Result):
-    """What ``antiphase evaluate long-context`` finds."""
+    """Result of ``antiphase evaluate long-context``."""
 
     windows: int
     length: int
     curve: list[Point]
     tail: Tail | None = None
-    """None with one window, which lends no other one its beginning."""
+    """None with a single window, because there is no other window's context."""
 
 
 RESULT = LongContext

@@ -1,6 +1,6 @@
-"""Loss by position over long texts, and what the context is worth at their ends.
+"""Loss by position over long texts, and the gain from context at their ends.
 
-Windows all have the full length, so no point of the curve stands on other texts than its neighbours.
+All windows have the full length, so all points of the curve are measured on the same texts.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from antiphase.scoring.loading import LoadedModel
 from antiphase.uncertainty.intervals import mean_interval
 
 CHUNK = 1024
-"""Tokens of one forward pass behind the cache: logits of more would not fit."""
+"""Number of tokens in one forward pass with the cache, limited by the memory of logits."""
 TAIL = 8
-"""The controls score the last eighth of each window, with little context behind as much of the text before it."""
+"""The controls score the last 1/8 of each window; the short context has the same length as this tail."""
 
 
 def measure(
@@ -31,7 +31,7 @@ def measure(
     settings: LongContextSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> LongContext:
-    """On held-out windows; bits per byte where they are text."""
+    """Measure held-out windows, with bits per byte if they are text."""
 
     def bytes_of(ids: Tensor) -> int:
         return len(data.tokenizer.decode(ids, skip_special_tokens=True).encode())
@@ -43,12 +43,12 @@ def measure(
 
 @torch.no_grad()
 def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int = CHUNK) -> Tensor:
-    """-log p in nats of every token but the first, (B, N - 1) fp32 on the CPU; memory is linear in N.
+    """-log p in nats of every token except the first, (B, N - 1) fp32 on the CPU; memory is linear in N.
 
-    One sequence at a time goes through the model in chunks, behind a cache.
+    Sequences go through the model one at a time, in chunks with a cache.
 
     Raises:
-        NonFiniteError: a loss that is not finite.
+        NonFiniteError: a loss is not finite.
     """
     rows = []
     for ids in input_ids.to(model.device):
@@ -69,17 +69,17 @@ def long_context(
     bytes_of: Callable[[Tensor], int] | None = None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> LongContext:
-    """Cumulative loss at growing positions, and what the window's own context is worth at its end.
+    """Cumulative loss at increasing positions, and the gain from a window's own context at its end.
 
-    Two controls score the last eighth of each window again. Behind as many tokens of its own text and no more: by how
-    much more context lowers its loss is the gain from context, on the same tokens. Behind another window's beginning:
-    what length alone gives, without the text's own past, shows there too; a model that foreign text confuses has a
-    large difference there, which is no gain.
+    Two controls score the last eighth of each window again. The first gives it only a short context, as many tokens of
+    its own text; the difference is the gain from context on the same tokens. The second gives it another window's
+    beginning, which keeps the effect of length without the text's own past; a model that is confused by unrelated text
+    has a large difference there, which is not a gain.
 
     Args:
-        input_ids: (B, N) windows of full length.
-        bytes_of: UTF-8 bytes of tokens (n,), for bits per byte; None: left out.
-        report: called with windows done and their number.
+        input_ids: (B, N), windows of full length.
+        bytes_of: returns the number of UTF-8 bytes of tokens (n,), for bits per byte; None omits them.
+        report: called with the number of finished windows and the total.
     """
     count, length = input_ids.shape
     whole = count if count == 1 else 3 * count
@@ -106,7 +106,7 @@ def _listed(interval: tuple[float, float] | None) -> list[float] | None:
 
 
 def points(length: int) -> list[int]:
-    """Positions of the curve: halves of the length down to 16 tokens, rising."""
+    """Positions of the curve: halves of the length down to 16 tokens, ascending."""
     found = [length]
     while found[0] // 2 >= 16:
         found.insert(0, found[0] // 2)
@@ -116,7 +116,7 @@ def points(length: int) -> list[int]:
 def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callable[[int], None]) -> Tail:
     count, length = input_ids.shape
     tail = max(1, length // TAIL)
-    before = torch.cat([input_ids[1:], input_ids[:1]])  # each window's next one lends its beginning
+    before = torch.cat([input_ids[1:], input_ids[:1]])  # each window gets the beginning of the next one
     foreign, little = [], []
     for index in range(count):
         mixed = torch.cat([before[index, : length - tail], input_ids[index, length - tail :]])

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate long-context`` → tables, figure and words."""
+"""Records of ``antiphase evaluate long-context`` as tables, a figure and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphase.report.tables import Column, Table, interval_text
 
 @LongContext.from_record
 def positions(found: LongContext) -> Table | None:
-    """Cumulative loss at growing positions."""
+    """Cumulative loss at increasing positions."""
     columns = [Column("Tokens of context", "integer"), Column("Loss, nats per token", "loss"),
                Column("95 % over windows"), Column("Bits per byte", "loss")]  # fmt: skip
     cells = [[point.position, point.loss, interval_text(point.interval), point.bits_per_byte] for point in found.curve]
@@ -23,7 +23,7 @@ def positions(found: LongContext) -> Table | None:
 
 @LongContext.from_record
 def context_worth(found: LongContext) -> Table | None:
-    """What a window's own beginning is worth at its end."""
+    """The gain from a window's own beginning at its end."""
     tail = found.tail
     if tail is None:
         return None
@@ -46,7 +46,7 @@ def context_worth(found: LongContext) -> Table | None:
 @LongContext.from_record
 @matplotlib.rc_context(STYLE)
 def loss_by_length(found: LongContext) -> Figure | None:
-    """Cumulative loss over growing context, with its interval over windows."""
+    """Cumulative loss by context length, with its interval over windows."""
     if not found.curve:
         return None
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")

@@ -40,56 +40,56 @@ SETTINGS = ManyShotSettings
 
 @dataclass(frozen=True)
 class AtShots:
-    """Accuracy behind so many examples."""
+    """Accuracy with a given number of examples."""
 
     shots: int
     accuracy: float
     interval: list[float]
-    """95 %, Wilson."""
+    """Wilson's 95 % interval."""
     tokens: int
-    """Of the median prompt."""
+    """Number of tokens in the median prompt."""
     answers_given: int | None = None
-    """Different ones."""
+    """Number of distinct answers."""
 
 
 @dataclass(frozen=True)
 class OverOrders:
-    """The same examples in several orders."""
+    """Accuracy over several orders of the same examples."""
 
     shots: int
     accuracies: list[float]
-    """Of each order."""
+    """Accuracy of each order."""
     mean_accuracy: float
     margin: float
-    """Best minus worst."""
+    """Best minus worst accuracy."""
     flip_share: float
-    """Of rows, those whose answer is not the same in every order; a constant predictor has none."""
+    """Share of rows whose answer depends on the order; 0 for a constant predictor."""
     pair_flips: float | None = None
-    """Of rows, those that one of two different orders gets right and the other wrong; older records have none."""
+    """Share of rows that are correct in one of two orders and wrong in the other; older records lack it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskShots:
-    """Of one task."""
+    """Results on one task."""
 
     samples: int
-    """Rows that were asked."""
+    """Number of rows asked."""
     labels: int | None = None
     guess_rate: float
     majority_rate: float
-    """What always naming the commonest label scores."""
+    """Accuracy of always choosing the most common label."""
     left_out: list[int] = field(default_factory=list)
-    """Numbers of examples that are longer than the model reads."""
+    """Numbers of examples that exceed the model's context."""
     rows: list[AtShots]
     orders: dict[str, OverOrders] = field(default_factory=dict)
-    """By kind: ``random``, and ``alternating`` between the classes."""
+    """By kind of order: ``random``, or ``alternating`` between the classes."""
     too_few_rows: list[int] = field(default_factory=list)
-    """Numbers of examples that the task has no rows for."""
+    """Numbers of examples for which the task has too few rows."""
 
 
 @dataclass(frozen=True)
 class ManyShot(Result):
-    """What ``antiphase evaluate many-shot`` finds."""
+    """Result of ``antiphase evaluate many-shot``."""
 
     tasks: dict[str, TaskShots]
 

@@ -1,6 +1,6 @@
 """Accuracy over numbers and orders of labelled examples.
 
-Answers are decoded over the labels only. Examples, orders and asked rows are the same for every model.
+Decoding is restricted to the labels. Examples, orders and rows asked are the same for every model.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from antiphase.uncertainty.intervals import wilson_interval
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A task that was asked for."""
+class RequestedTask:
+    """A task and its settings."""
 
     path: str
     task: LabelledTask
@@ -42,14 +42,14 @@ def contents(settings: ManyShotSettings) -> dict[str, Any]:
 
 def prepare(
     loaded: LoadedModel, settings: ManyShotSettings, output: Path, say: Callable[[str], None]
-) -> dict[str, Asked]:
-    """All tasks by name, before anything is computed.
+) -> dict[str, RequestedTask]:
+    """Load all tasks by name, before anything is computed.
 
     Raises:
-        InputError: a task that cannot be used or has too few rows, two tasks of one name.
+        InputError: a task cannot be used or has too few rows, or two tasks have the same name.
     """
     longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-    found: dict[str, Asked] = {}
+    found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
         task = load_labelled_task(path, loaded.tokenizer, seed=settings.seed, longest=longest)
         name = task.settings.name
@@ -71,17 +71,17 @@ def prepare(
             raise InputError(
                 f"--task {path}: there are too few rows for --shots {min(settings.shots)}{beside}; ask for fewer"
             )
-        found[name] = Asked(path, task)
+        found[name] = RequestedTask(path, task)
     return found
 
 
 def measure(
     loaded: LoadedModel,
-    tasks: dict[str, Asked],
+    tasks: dict[str, RequestedTask],
     settings: ManyShotSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> ManyShot:
-    """Every task with every number of examples that there are rows for."""
+    """Measure every task with every number of examples for which there are rows."""
     found = {}
     for name, asked in tasks.items():
         most = _most_examples(settings, asked.task)
@@ -96,7 +96,7 @@ def measure(
 
 @contextmanager
 def naming_task(path: str) -> Iterator[None]:
-    """Input errors name the task's file."""
+    """Name the task's file in input errors."""
     try:
         yield
     except InputError as error:
@@ -104,7 +104,7 @@ def naming_task(path: str) -> Iterator[None]:
 
 
 def _most_examples(settings: ManyShotSettings, task: LabelledTask) -> int:
-    """How many examples there are rows for, beside those that are asked."""
+    """Largest number of examples for which there are rows, in addition to those asked."""
     return len(task.pool) - (0 if task.has_own_examples else settings.samples)
 
 
@@ -118,18 +118,18 @@ def many_shot(
     seed: int,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> TaskShots:
-    """Accuracy over numbers of examples, and over their orders at the largest number.
+    """Accuracy by number of examples, and over orders of the largest number.
 
-    Fewer examples are the first of more. At the largest number the same examples are shown in ``orders`` random orders
+    A smaller number uses the first examples of a larger one. The largest number is shown in ``orders`` random orders,
     and in as many that alternate between the classes.
 
     Args:
-        shots: numbers of examples; those that no longer fit the model's context are left out.
-        samples: rows that are asked, the same everywhere.
+        shots: numbers of examples; those that exceed the model's context are skipped.
+        samples: number of rows asked, which are always the same.
 
     Raises:
         InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
-        NonFiniteError: logits that are not numbers.
+        NonFiniteError: logits are NaN.
     """
     largest = task.examples(max(shots))
     asked = task.asked(samples, largest)
@@ -171,7 +171,7 @@ def many_shot(
 def _fitting(
     task: LabelledTask, asked: Sequence[int], largest: Sequence[Row], shots: Sequence[int]
 ) -> dict[int, list[Sample]]:
-    """Prompts by number of examples, up to the largest number that fits the model's context."""
+    """Prompts by number of examples, up to the largest number that fits in the model's context."""
     fitting: dict[int, list[Sample]] = {}
     for count in sorted(set(shots)):
         try:
@@ -184,7 +184,7 @@ def _fitting(
 
 
 def _over_orders(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int], shots: int) -> OverOrders:
-    """What the same examples in several orders come to."""
+    """Statistics over several orders of the same examples."""
     samples = len(targets)
     accuracies = [sum(a == b for a, b in zip(answers, targets, strict=True)) / samples for answers in answers_by_order]
     flips = sum(len(set(of_row)) > 1 for of_row in zip(*answers_by_order, strict=True))
@@ -199,7 +199,7 @@ def _over_orders(answers_by_order: Sequence[Sequence[int]], targets: Sequence[in
 
 
 def pair_flips(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int]) -> float:
-    """Share of rows that one of two different orders gets right and the other wrong, mean over pairs of orders."""
+    """Share of rows that are correct in one of two orders and wrong in the other, mean over pairs of orders."""
     orders = len(answers_by_order)
     right = [
         sum(answer == target for answer in of_row)
@@ -209,10 +209,10 @@ def pair_flips(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int]
 
 
 def flips_against_chance(flips: float, accuracy: float) -> float | None:
-    """``pair_flips`` over 2p(1 - p), which answers that are right with probability p, drawn anew for each order, have.
+    """``pair_flips`` divided by 2p(1 - p), its value for independent answers that are correct with probability p.
 
-    So spreads are compared at equal accuracy: 0 is the same answers in every order, 1 is a new draw for each. None
-    where all answers are right, or all wrong.
+    This allows comparisons at different accuracies: 0 means the same answers in every order, 1 means independent ones.
+    None if all answers are correct, or all wrong.
     """
     expected = 2 * accuracy * (1 - accuracy)
     return flips / expected if expected > 0 else None
@@ -231,7 +231,7 @@ def _shuffled(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) 
 
 
 def _alternating(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) -> list[Row]:
-    """One of each class in turn, classes and rows in random order, until none is left."""
+    """Examples that take one of each class in turn, with classes and rows in random order."""
     by_label: dict[str, list[Row]] = {}
     for row in _shuffled(task, shown, number, seed):
         by_label.setdefault(task.label(row), []).append(row)

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate many-shot`` → tables, figure and words."""
+"""Records of ``antiphase evaluate many-shot`` as tables, a figure and text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphase.report.tables import Column, Table, percents_text
 
 @ManyShot.from_record
 def shots(read: ManyShot) -> Table | None:
-    """Accuracy over numbers of examples."""
+    """Accuracy by number of examples."""
     tasks = read.tasks
     columns = [Column("Task"), Column("Examples", "integer"), Column("Tokens", "integer"),
                Column("Accuracy", "percent"), Column("95 %"), Column("Guess", "percent"),
@@ -68,7 +68,7 @@ def orders(read: ManyShot) -> Table | None:
 
 
 def _mean_task(tasks: list[TaskShots]) -> TaskShots:
-    """Many tasks as one: means over them; the interval is that between their quartiles, an order's dots are tasks."""
+    """Means over many tasks; intervals become quartiles, and the dots of an order are tasks."""
     rows = []
     for of_count in zip(*(task.rows for task in tasks), strict=False):
         accuracies = [row.accuracy for row in of_count]
@@ -85,7 +85,7 @@ def _mean_task(tasks: list[TaskShots]) -> TaskShots:
 @ManyShot.from_record
 @matplotlib.rc_context(STYLE)
 def accuracy_by_shots(read: ManyShot) -> Figure | None:
-    """Accuracy over numbers of examples, and over their orders; of many tasks their mean."""
+    """Accuracy by number of examples, and over their orders; for many tasks, their means."""
     if not read.tasks:
         return None
     tasks = read.tasks

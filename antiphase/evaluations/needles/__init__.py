@@ -1,4 +1,4 @@
-"""Multi-needle retrieval (2410.05258, section 3.3; table 2, figure 5): are facts in a context found when asked for?"""
+"""Multi-needle retrieval (2410.05258, section 3.3; table 2, figure 5): questions about facts in a context."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ SETTINGS = NeedlesSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of a context."""
+    """Size of a context."""
 
     needles: int
     queries: int = 0
-    """Facts asked for; older records do not say."""
+    """Number of facts asked for; missing in older records."""
     length: int
-    """Tokens."""
+    """Length in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Size):
-    """A size, and where the first asked needle lies, for one model."""
+    """A size, a model, and the depth of the first needle asked for."""
 
     arm: str = "model"
     """Short name of the model."""
     trained: bool = True
     depth: float | None
-    """0 at the start, 1 at the end; None: anywhere."""
+    """0 at the start, 1 at the end; None means a random depth."""
     samples: int
-    """Contexts."""
+    """Number of contexts."""
     guess_rate: float
-    """Of naming as many different numbers of the context."""
+    """Score of naming as many different numbers of the context at random."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """What was written after the first context of a cell."""
+    """The model's output after the first context of a cell."""
 
     output: str
     answers: list[str]
-    """What was right."""
+    """The correct answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellScore(Place):
-    """One cell of the grid."""
+    """Scores in one cell of the grid."""
 
     correct: int
-    """Contexts after which the whole answer was right; of symbols, the answer to the first question."""
+    """Number of contexts with an entirely correct answer; in the synthetic task, that to the first question."""
     by_place: list[float]
-    """Share of right answers at each place of the questions."""
+    """Share of correct answers by position of the question."""
     right: str = ""
     """0 or 1 for each context."""
     silent: int | None = None
-    """Outputs without any number; None of symbols."""
+    """Number of outputs without any number; None in the synthetic task."""
     example: Example | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy(Place):
-    """Share of right answers in a cell."""
+    """Accuracy in a cell."""
 
     accuracy: float
     interval: list[float]
@@ -82,18 +82,18 @@ class Accuracy(Place):
 
 @dataclass(frozen=True)
 class AtLength:
-    """Over the fixed depths at one length."""
+    """Accuracy over the fixed depths at one length."""
 
     length: int
     accuracy: float
     """Mean."""
     spread: float
-    """Largest minus smallest."""
+    """Largest minus smallest accuracy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """How even a model's score is over depths, and how it changes with length."""
+    """How uniform a model's accuracy is over depths, and how it changes with length."""
 
     arm: str
     needles: int
@@ -101,39 +101,39 @@ class Trend:
     lengths: list[AtLength]
     median_spread: float
     slope: float | None
-    """Share per doubling of the length, least squares over all contexts at fixed depths; None for one length."""
+    """Change of accuracy per doubling of the length, by least squares over fixed depths; None for one length."""
     slope_interval: list[float | None] | None
-    """95 %."""
+    """95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair(Size):
-    """A model minus the first one on the same contexts."""
+    """Paired difference between a model and the first one on the same contexts."""
 
     arm: str
     baseline: str
     depth: Literal["fixed"] | float | None
-    """``fixed``: all fixed depths together."""
+    """``fixed`` means all fixed depths together."""
     samples: int
     better: int
-    """Contexts that only this model got right."""
+    """Number of contexts that only this model answered correctly."""
     worse: int
-    """Contexts that only the first one got right."""
+    """Number of contexts that only the first model answered correctly."""
     difference: float
     interval: list[float]
-    """95 %, Bonett and Price's."""
+    """95 % interval of Bonett and Price."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needles(Result):
-    """What ``antiphase evaluate needles`` finds."""
+    """Result of ``antiphase evaluate needles``."""
 
     models: list[str] = field(default_factory=list)
-    """The first is what others are compared with."""
+    """Names of the models; the others are compared with the first."""
     task: str | None = None
     """``text`` or ``symbols``."""
     guess_rate: float
-    """In the first cell."""
+    """Guess rate in the first cell."""
     cells: list[CellScore]
     summary: list[Accuracy]
     trends: list[Trend] = field(default_factory=list)

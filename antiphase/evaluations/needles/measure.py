@@ -1,5 +1,4 @@
-"""Whether models find what is asked for: in text by greedy decoding, in the embedded task by their choices; trends and
-paired differences.
+"""Retrieval accuracy of models in text and in the synthetic task; trends and paired differences.
 
 All models read the same contexts, so their differences are paired.
 """
@@ -18,7 +17,14 @@ from antiphase.data.haystacks import Cell, Context
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.evaluations.needles import Needles, NeedlesSettings
 from antiphase.evaluations.needles.text import Generating, text_needles
-from antiphase.evaluations.retrieval import Found, Measuring, Row, cells_of, evaluate_on_contexts, measure_in_text
+from antiphase.evaluations.retrieval import (
+    CellMeasurement,
+    CellRows,
+    Row,
+    cells_of,
+    evaluate_on_contexts,
+    measure_in_text,
+)
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import LoadedModel
@@ -30,8 +36,8 @@ SIZES = ("needles", "queries", "length")
 
 
 def evaluate(settings: NeedlesSettings, output: Path, **options: Any) -> Record:
-    """From settings to record: ``retrieval.evaluate_on_contexts``."""
-    return evaluate_on_contexts(MEASURING, settings, output, **options)
+    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
+    return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 
 def needles_in_text(
@@ -46,18 +52,18 @@ def needles_in_text(
     samples: int = 50,
     seed: int = 0,
 ) -> Needles:
-    """How often a model writes the numbers that it is asked for, in every cell; untrained, with the needle anywhere.
+    """Retrieval accuracy of a model in every cell, and of an untrained one at random depths.
 
     Args:
-        texts: documents that contexts are cut from.
-        lengths: tokens of a context and its output.
-        samples: contexts in each cell.
+        texts: documents from which contexts are cut.
+        lengths: numbers of tokens in a context and its output.
+        samples: number of contexts in each cell.
 
     Raises:
-        InputError: sizes that do not fit together, the model, or the texts.
+        InputError: the sizes do not fit together, the model, or the texts.
     """
     cells = cells_of(needles, queries, lengths, depths)
-    found = measure_in_text(MEASURING, model, tokenizer, texts, cells, samples=samples, seed=seed)
+    found = measure_in_text(MEASUREMENT, model, tokenizer, texts, cells, samples=samples, seed=seed)
     assert isinstance(found, Needles)
     return found
 
@@ -71,7 +77,7 @@ def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: 
     return [needle_cell(predict, task, depth=cell.depth, samples=settings.samples, seed=settings.seed)]
 
 
-def _result(found: Found) -> Needles:
+def _result(found: CellRows) -> Needles:
     arms = list(dict.fromkeys(arm for arm, _ in found.rows))
     baseline = found.rows[arms[0], True]
     tree = {
@@ -88,15 +94,15 @@ def _result(found: Found) -> Needles:
     return build(Needles, finite(tree))
 
 
-MEASURING = Measuring(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=False)
+MEASUREMENT = CellMeasurement(of_texts=_of_texts, of_symbols=_of_symbols, result=_result, untrained_at_depths=False)
 
 
 def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How even one system's score is over depths, and how it changes with length: a row for each N and R.
+    """Uniformity of one system's accuracy over depths, and its change with length: one row per N and R.
 
     Returns:
-        Rows with ``needles``, ``queries``; ``lengths``: for each length the mean ``accuracy`` over fixed depths and
-        the ``spread`` over them, largest minus smallest; ``slope``: points per doubling of the length, least squares
+        Rows with ``needles``, ``queries``; ``lengths``: for each length the mean ``accuracy`` over fixed depths and the
+        ``spread`` over them, largest minus smallest; ``slope``: change per doubling of the length, by least squares
         over all contexts at fixed depths, with its 95 % ``slope_interval``; None for a single length.
     """
     fixed = [row for row in rows if row["depth"] is not None]
@@ -119,12 +125,12 @@ def trends(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def paired(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Difference of two systems on the same contexts: a row for each cell, and one over the fixed depths together.
+    """Paired difference of two systems on the same contexts: one row per cell, and one over all fixed depths.
 
     Returns:
         Rows with ``needles``, ``queries``, ``length``, ``depth`` ("fixed": all depths but None), ``samples``,
-        ``better`` and ``worse`` (contexts that only the one or only the other got right), ``difference`` and its
-        95 % ``interval``.
+        ``better`` and ``worse`` (contexts that only the first or only the second system answered correctly),
+        ``difference`` and its 95 % ``interval``.
     """
     found = []
     for (needles, queries, length), members in _grouped(list(zip(rows, baseline, strict=True)), *SIZES):
@@ -147,7 +153,7 @@ def paired(rows: Sequence[Mapping[str, Any]], baseline: Sequence[Mapping[str, An
 
 
 def _grouped(rows: Sequence[Any], *names: str) -> list[tuple[tuple[Any, ...], list[Any]]]:
-    """Rows, or pairs of rows, by the values of some of their keys, in rising order."""
+    """Rows, or pairs of rows, grouped by some of their keys, in ascending order."""
 
     def key(row: Any) -> tuple[Any, ...]:
         first = row[0] if isinstance(row, tuple) else row

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate needles`` → tables, beside the paper's."""
+"""Records of ``antiphase evaluate needles`` as tables, with the paper's values."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from antiphase.report.tables import Column, Table, depth_text, format_value
 PAPER: dict[tuple[int, int], tuple[float, float]] = {
     (1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85),
 }  # fmt: skip
-"""Needles and questions to the accuracy of softmax and differential attention, 3B parameters, 4K tokens, mean over
-depths (2410.05258, table 2)."""
+"""Accuracies of both kinds by needles and questions; 3B parameters, 4K tokens, over depths (2410.05258, table 2)."""
 SIZES = (Column("Needles", "integer"), Column("Questions", "integer"), Column("Tokens", "integer"))
 
 
 @Needles.from_record
 def accuracies(needles: Needles) -> Table | None:
-    """One row for each model and size, one column for each depth."""
+    """One row per model and size, one column per depth."""
     if not needles.summary:
         return None
     rows = needles.summary
@@ -49,7 +48,7 @@ def accuracies(needles: Needles) -> Table | None:
 
 @Needles.from_record
 def differences(needles: Needles) -> Table | None:
-    """Paired differences from the first model: over the fixed depths, and with the needle anywhere."""
+    """Paired differences from the first model, over the fixed depths and at random depths."""
     cells: list[list[Any]] = []
     for row in needles.paired:
         if row.depth not in ("fixed", None):
@@ -98,7 +97,7 @@ def evenness(needles: Needles) -> Table | None:
 
 @Needles.from_record
 def paper(needles: Needles) -> Table | None:
-    """The paper's accuracies, where the record has one of its numbers of needles and questions."""
+    """The paper's accuracies, for those of its numbers of needles and questions that the record has."""
     has = {(row.needles, row.queries) for row in needles.summary}
     if needles.task != "text" or not has & PAPER.keys():
         return None

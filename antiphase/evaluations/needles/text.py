@@ -1,7 +1,7 @@
-"""Multi-needle retrieval in plain text (2410.05258, section 3.3, table 2, figure 5): greedy decoding, and the first
-whole numbers of the output must be the right ones in the order asked.
+"""Multi-needle retrieval in plain text (2410.05258, section 3.3, table 2, figure 5): with greedy decoding, the first
+whole numbers of the output must be the correct ones in the order of the question.
 
-A system is anything that goes on with a text. All systems read the same contexts, so their differences are paired.
+A system is anything that continues a text. All systems read the same contexts, so their differences are paired.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from antiphase.evaluations.retrieval import prompts_of, room_for
 from antiphase.scoring.likelihood import generated_tokens
 
 System = Callable[[Sequence[Context]], list[str]]
-"""Contexts to what a system writes after each."""
+"""Takes contexts and returns a system's output after each."""
 
 Contexts = Mapping[Cell, Sequence[Context]]
-"""What is read in each cell; the order of cells is that of the results."""
+"""Contexts of each cell; results have the order of the cells."""
 
 NUMBER = re.compile(r"[0-9]+")
 
 
 def is_right(output: str, context: Context) -> bool:
-    """Whether the first R whole numbers of the output are the answers in the order asked. An empty output is wrong."""
+    """Whether the first R whole numbers of the output are the answers in order. An empty output is wrong."""
     return tuple(numbers_of(output, len(context.answers))) == context.answers
 
 
 def numbers_of(output: str, count: int) -> list[str]:
-    """The first ``count`` whole numbers, as written; fewer where there are no more."""
+    """The first ``count`` whole numbers as written, or fewer if there are no more."""
     return NUMBER.findall(output)[:count]
 
 
 @dataclass(frozen=True)
 class Generating:
-    """What a model writes by greedy decoding; memory is linear in the length of a context."""
+    """A model's outputs by greedy decoding; memory is linear in the length of a context."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str = "MODEL"
-    """What messages call it."""
+    """Name of the model in messages."""
 
     def __call__(self, contexts: Sequence[Context]) -> list[str]:
         prompts = prompts_of(self.model, self.tokenizer, contexts, self.name)
@@ -53,12 +53,12 @@ class Generating:
 
 
 def text_needles(system: System, contexts: Contexts) -> list[dict[str, Any]]:
-    """One row for each cell.
+    """One row per cell.
 
     Returns:
         Rows with the cell's ``needles``, ``queries``, ``length``, ``depth`` and ``guess_rate``; ``right``, 0 or 1 for
-        each context; ``samples`` and ``correct``, their numbers; ``by_place``, the share right at each place of the
-        answer; ``silent``, outputs without any number; ``example``, the first output and what was right.
+        each context; ``samples`` and ``correct``, their counts; ``by_place``, the share of correct numbers by position
+        in the answer; ``silent``, outputs without any number; ``example``, the first output and the correct answers.
     """
     rows = []
     for cell, texts in contexts.items():

@@ -1,6 +1,4 @@
-"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and how heavy
-their tails are.
-"""
+"""Activation outliers (2410.05258, section 3.7, table 5): the largest attention logits and hidden states, and tails."""
 
 from __future__ import annotations
 
@@ -23,30 +21,30 @@ SETTINGS = OutlierSettings
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one kind in one layer, or in all of them."""
+    """Magnitudes of one kind in one layer, or in all layers."""
 
     what: str
     """``attention logits`` or ``hidden states``."""
     layer: str
-    """Its number, or ``all``."""
+    """The layer's number, or ``all``."""
     top: dict[str, float]
-    """The largest by place, ``1`` the largest of all."""
+    """The largest magnitudes by rank; ``1`` is the largest of all."""
     median: float
-    """Within 1 %."""
+    """Median, within 1 %."""
     kurtosis: float | None = None
-    """Fourth standardized moment of all values, with their signs: 3 of normal ones (2306.12929); in ``all`` the mean
-    over layers."""
+    """Fourth standardized moment, 3 for a normal distribution (2306.12929); for ``all``, the mean over layers."""
     channel_kurtosis: float | None = None
-    """Of hidden states, E[s⁴] / E[s²]² over the d channels, s a channel's root mean square over tokens (2405.19279):
-    1 where all are equal, d where there is one alone."""
+    """For hidden states, E[s⁴] / E[s²]² over the d channels, where s is a channel's root mean square over tokens
+    (2405.19279): 1 if all are equal, d if only one is nonzero.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outliers(Result):
-    """What ``antiphase evaluate outliers`` finds."""
+    """Result of ``antiphase evaluate outliers``."""
 
     sequences: int | None = None
-    """Older records do not say."""
+    """Missing in older records."""
     rows: list[Sizes]
 
 

@@ -1,7 +1,7 @@
-"""Sizes of attention logits and hidden states over texts, a batch at a time.
+"""Magnitudes of attention logits and hidden states over texts, batch by batch.
 
-One largest value says little of a distribution: the kurtosis counts all of them, in its own units, so that models of
-other scales can be compared.
+A single largest value says little about a distribution. The kurtosis uses all values and does not depend on their
+scale, so different models can be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel
 
 PLACES = (1, 2, 3, 10, 100)
-"""Which of the largest values are told."""
+"""Ranks of the largest values that are reported."""
 
 
 def measure(
@@ -36,7 +36,7 @@ def measure(
     settings: OutlierSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Outliers:
-    """On held-out windows."""
+    """Measure held-out windows."""
     return outliers(loaded.model, data.validation(settings.samples).input_ids)
 
 
@@ -47,7 +47,7 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
         input_ids: (B, N) without padding.
 
     Raises:
-        NonFiniteError: a logit or hidden state that is not finite.
+        NonFiniteError: a logit or hidden state is not finite.
     """
     largest = max(PLACES)
     logits: list[_Sizes] = []
@@ -79,36 +79,36 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
 
 
 def _largest(top: Tensor, counts: Tensor) -> tuple[dict[str, float], float]:
-    """The largest values by place, and the median."""
+    """The largest values by rank, and the median."""
     ordered = top.sort(descending=True).values
     places = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
     return places, histogram_median(counts)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    """Over layers."""
+    """Mean over layers."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
 def channel_kurtosis(squares: Tensor) -> float:
-    """E[s⁴] / E[s²]² over channels, from the sums of their squares over tokens (d,); NaN where all are zero."""
+    """E[s⁴] / E[s²]² over channels, from their sums of squares over tokens (d,); NaN if all are zero."""
     return float(squares.square().mean() / squares.mean().square())
 
 
 @dataclass(frozen=True)
 class _Sizes:
-    """The largest of many numbers, all of them by size, and sums over them, on the CPU."""
+    """The largest of many numbers, a histogram of their magnitudes, and sums over them, on the CPU."""
 
     top: Tensor
     counts: Tensor
     powers: Tensor
     """(5,) fp64."""
     squares: Tensor
-    """(d,) fp64, sums of squares by channel; empty where there are no channels."""
+    """(d,) fp64, sums of squares by channel; empty if there are no channels."""
 
     def tails(self) -> tuple[float | None, float | None]:
-        """How heavy they are: kurtosis, and that over channels."""
+        """Heaviness of the tails: kurtosis over values and over channels."""
         return kurtosis(self.powers), channel_kurtosis(self.squares) if len(self.squares) else None
 
 
@@ -126,7 +126,7 @@ def _merge(layers: list[_Sizes], index: int, more: _Sizes) -> None:
 
 @contextmanager
 def _hidden_states(model: PreTrainedModel, layers: list[_Sizes]) -> Iterator[None]:
-    """Add what comes out of each layer within the block."""
+    """Add the output of each layer within the block."""
 
     def look(index: int) -> Callable[..., None]:
         def add(module: nn.Module, args: Any, output: Any) -> None:

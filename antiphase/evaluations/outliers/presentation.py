@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate outliers`` → table, figure and words."""
+"""Records of ``antiphase evaluate outliers`` as a table, a figure and text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def largest(found: Outliers) -> Table | None:
 @Outliers.from_record
 @matplotlib.rc_context(STYLE)
 def largest_by_layer(found: Outliers) -> Figure | None:
-    """Largest and median sizes by layer."""
+    """Largest and median magnitudes by layer."""
     rows = [row for row in found.rows if row.layer != "all"]
     if not rows:
         return None

@@ -21,19 +21,19 @@ SETTINGS = PerplexitySettings
 
 @dataclass(frozen=True)
 class HeldOutLoss:
-    """On some sequences."""
+    """Loss on some sequences."""
 
     sequences: int
     loss: float
     """Nats per predicted token."""
     perplexity: float
     tokens: int
-    """Predicted ones."""
+    """Number of predicted tokens."""
 
 
 @dataclass(frozen=True)
 class Perplexity(Result):
-    """What ``antiphase evaluate perplexity`` finds."""
+    """Result of ``antiphase evaluate perplexity``."""
 
     rows: list[HeldOutLoss]
 

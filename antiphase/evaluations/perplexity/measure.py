@@ -21,14 +21,14 @@ def measure(
     settings: PerplexitySettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Perplexity:
-    """On at most so many windows as are asked for; fewer, where the text has fewer."""
+    """Measure as many windows as requested, or all if the text has fewer."""
     return held_out_perplexity(loaded.model, data.validation(settings.samples))
 
 
 def held_out_perplexity(model: PreTrainedModel, batch: Batch) -> Perplexity:
-    """Of one batch of sequences.
+    """Loss and perplexity of one batch of sequences.
 
     Raises:
-        NonFiniteError: a loss that is not finite.
+        NonFiniteError: a loss is not finite.
     """
     return Perplexity([HeldOutLoss(sequences=len(batch.input_ids), **perplexity(model, batch))])

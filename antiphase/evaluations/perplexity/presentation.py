@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate perplexity`` → table and words."""
+"""Records of ``antiphase evaluate perplexity`` as a table and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attention does in a model on text: sinks by layer, head, position and token (2406.15765, section 3)."""
+"""Attention sinks of a model on text, by layer, head, position and token (2406.15765, section 3)."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ SETTINGS = ProbeSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of a map, or means over the maps of a layer; over sequences."""
+    """Measurements of a map, or means over the maps of a layer; over sequences."""
 
     layer: int
     sinks: float
     """Share of keys that receive more than α / N on average."""
     sinks_enough_queries: float
-    """Those of them that at least N / α queries see, so that no single query decides."""
+    """Those of them that at least N / α queries see, so that no single query can make them a sink."""
     sink_share: float | None
-    """What a query gives to sinks beside the first token."""
+    """Weight of a query on sinks other than the first token."""
     first_share: float | None
-    """What a query gives to the first token."""
+    """Weight of a query on the first token."""
     entropy: float | None
-    """Nats."""
+    """Entropy in nats."""
     top_logit: float | None
     """The largest |q·k| · scale."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadFigures(Figures):
-    """Of one map."""
+    """Measurements of one map."""
 
     head: int
 
@@ -77,30 +77,30 @@ class TokenSinks:
     token: str
     occurrences: int
     sink_rate: float
-    """Share of maps, at its occurrences."""
+    """Share of maps in which it is a sink, over its occurrences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(Result):
-    """What ``antiphase probe`` finds."""
+    """Result of ``antiphase probe``."""
 
     sequences: int
     length: int
     persistence: float | None
-    """Of the positions that are sinks in a layer, the share that are in the next one too."""
+    """Share of the positions that are sinks in a layer and also in the next one."""
     persistence_chance: float | None
-    """The same, if layers had nothing to do with each other."""
+    """The same if layers were independent."""
     null_local: float
-    """Share of sinks that local maps without any sink reach by arithmetic alone."""
+    """Share of sinks in purely local maps, which have no real sinks."""
     null_uniform: float
-    """The same of uniform maps."""
+    """The same for uniform maps."""
     judged_positions: int
-    """Those that enough queries see."""
+    """Number of positions that enough queries see."""
     layers: list[Figures]
     heads: list[HeadFigures]
     positions: ByPosition
     tokens: list[TokenSinks]
-    """The most frequent sinks first."""
+    """Tokens, ordered by how often they are sinks."""
 
 
 RESULT = Probe

@@ -15,17 +15,17 @@ from antiphase.data.packing import pack
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
-from antiphase.ops.statistics import null_lines
+from antiphase.ops.statistics import sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel
 
 BINS = 256
-"""Most columns of the map of positions; longer sequences share them."""
-RANKED = 40
-"""Tokens in the ranking."""
+"""Largest number of columns in the map of positions; in longer sequences, columns contain several positions."""
+RANKED_TOKENS = 40
+"""Number of tokens in the ranking."""
 FEWEST_OCCURRENCES = 5
-"""A token seen less often is not ranked."""
+"""Tokens with fewer occurrences are not ranked."""
 
 
 def contents(settings: ProbeSettings) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     """Token ids (B, N), spread evenly over the text.
 
     Raises:
-        InputError: text or a length that cannot be used.
+        InputError: the text or the length cannot be used.
     """
     longest = getattr(loaded.model.config, "max_position_embeddings", None)
     if longest is not None and settings.length > longest:
@@ -59,7 +59,7 @@ def measure(
     settings: ProbeSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Probe:
-    """On the sequences of the text."""
+    """Measure the sequences of the text."""
     tokenizer = loaded.tokenizer
     return sinks_on_text(
         loaded.model, ids, lambda token: str(tokenizer.decode([token])), alpha=settings.alpha, report=report
@@ -76,18 +76,18 @@ def sinks_on_text(
 ) -> Probe:
     """Statistics of every layer and map, averaged over sequences.
 
-    Sinks are counted twice: all keys over α / N, and those seen by at least N / α queries, which no single query can
-    make a sink. Beside them stand the counts that maps without any sink reach by arithmetic alone.
+    Sinks are counted in two ways: all keys above α / N, and those seen by at least N / α queries, so that no single
+    query can make them a sink. The counts for maps without real sinks are given for comparison.
 
     Args:
         input_ids: (B, N) without padding.
-        words: a token's id as people read it.
-        report: called with the sequences done and their number.
+        words: converts a token id to readable text.
+        report: called with the number of finished sequences and the total.
     """
     count, length = input_ids.shape
     sums: dict[str, Tensor] = {}
     vocabulary = int(input_ids.max()) + 1
-    occurrences = torch.zeros(vocabulary, dtype=torch.int64)  # where enough queries follow for a judgement
+    occurrences = torch.zeros(vocabulary, dtype=torch.int64)  # only where enough queries follow
     judged = length
     by_token = torch.zeros(vocabulary, dtype=torch.float64)
     layers: list[int] = []
@@ -107,7 +107,7 @@ def sinks_on_text(
         report(min(start + size, count), count)
     means = {name: values / count for name, values in sums.items()}
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
-    lines = null_lines(length, alpha=alpha)
+    lines = sink_baselines(length, alpha=alpha)
     rates = (by_token / occurrences.clamp(min=1)).where(occurrences >= FEWEST_OCCURRENCES, -1.0)
     order = rates.argsort(descending=True)
     stays, before, chance = (float(sums[name]) for name in ("stays", "before", "chance"))
@@ -131,7 +131,7 @@ def sinks_on_text(
         positions=ByPosition(_edges(length), means["positions"].tolist()),
         tokens=[
             TokenSinks(words(token), int(occurrences[token]), float(rates[token]))
-            for token in order[:RANKED].tolist()
+            for token in order[:RANKED_TOKENS].tolist()
             if occurrences[token] >= FEWEST_OCCURRENCES
         ],
     )
@@ -141,7 +141,7 @@ _BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entro
 
 
 def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
-    """What is added up over sequences: (layers, maps) each, (layers, bins), and single numbers."""
+    """The quantities that are summed over sequences: (layers, maps) each, (layers, bins), and single numbers."""
     length = found.sinks.shape[-1]
     bins = torch.bucketize(torch.arange(length), torch.tensor(_edges(length)), right=True) - 1
     positions = torch.zeros(len(sinks), int(bins[-1]) + 1, dtype=torch.float64)

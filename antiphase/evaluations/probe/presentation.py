@@ -1,4 +1,4 @@
-"""Records of ``antiphase probe`` → tables, and figures: sinks by layer and position, by head, by token."""
+"""Records of ``antiphase probe`` as tables, and figures of sinks by layer and position, by head, and by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES = {
     "sink_share": "Weight on sinks|percent", "first_share": "on the first token|percent", "entropy": "Entropy|number",
     "top_logit": "Top logit|number",
 }  # fmt: skip
-"""Fields, with their columns."""
+"""Fields and their columns."""
 
 
 @Probe.from_record
@@ -52,7 +52,7 @@ def sink_map(found: Probe) -> Figure | None:
 @Probe.from_record
 @matplotlib.rc_context(STYLE)
 def sink_heads(found: Probe) -> Figure | None:
-    """Weight on the first token, and on sinks, by layer and head."""
+    """Weight on the first token and on sinks, by layer and head."""
     layers = [row.layer for row in found.layers]
     heads = 1 + max(row.head for row in found.heads)
     panels = {"first_share": "on the first token", "sink_share": "on other sinks"}
@@ -125,7 +125,7 @@ def _numbers(record: Record) -> Table | None:
 
 
 def _positions(record: Record) -> str:
-    """What a sink is, and how many sinks stay sinks."""
+    """The definition of a sink, and how many sinks persist in the next layer."""
     found = Probe.read(record)
     words = (
         "A position is a sink of a map if it receives more than "

@@ -1,4 +1,4 @@
-"""Loss and retrieval with attention logits (2410.05258, section 3.7, figure 8), or weights, in few bits."""
+"""Loss and retrieval with quantized attention logits (2410.05258, section 3.7, figure 8) or weights."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SETTINGS = QuantizationSettings
 def check_weights(bits: int) -> None:
     """
     Raises:
-        InputError: other than 8 or 4 bits, or torchao is not installed.
+        InputError: ``bits`` is not 8 or 4, or torchao is not installed.
     """
     if bits not in WEIGHT_BITS:
         raise InputError(f"--weights must be {' or '.join(map(str, WEIGHT_BITS))}, got {bits}")
@@ -52,27 +52,27 @@ def check_weights(bits: int) -> None:
 
 @dataclass(frozen=True)
 class Bits:
-    """Loss and retrieval with attention logits in so many bits."""
+    """Loss and retrieval with attention logits of a given number of bits."""
 
     bits: int | None
-    """None: all."""
+    """None means unquantized."""
     loss: float
     """Nats per token."""
     retrieval: float
-    """Share of first questions answered right."""
+    """Accuracy on first questions."""
     interval: list[float]
-    """95 %, Wilson."""
+    """Wilson's 95 % interval."""
 
 
 @dataclass(frozen=True)
 class WeightBits:
-    """The same with the weights of linear layers in so many bits."""
+    """Loss and retrieval with weights of linear layers of a given number of bits."""
 
     bits: int
     share: float
-    """Of all weights, those in few bits."""
+    """Share of all weights that are quantized."""
     groups: list[int]
-    """How many weights share a scale; 0 is a whole row."""
+    """Numbers of weights that share a scale; 0 means a whole row."""
     loss: float
     retrieval: float
     interval: list[float]
@@ -80,14 +80,14 @@ class WeightBits:
 
 @dataclass(frozen=True, kw_only=True)
 class Quantization(Result):
-    """What ``antiphase evaluate quantization`` finds."""
+    """Result of ``antiphase evaluate quantization``."""
 
     granularity: str
     guess_rate: float
     samples: int
-    """Retrieval sequences."""
+    """Number of retrieval sequences."""
     sequences: int | None = None
-    """Of held-out text; older records do not say."""
+    """Number of held-out sequences; missing in older records."""
     rows: list[Bits]
     weights: list[WeightBits] = field(default_factory=list)
 

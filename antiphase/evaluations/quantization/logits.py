@@ -1,4 +1,4 @@
-"""Attention logits in few bits (2410.05258, section 3.7, figure 8): outliers make the steps coarse."""
+"""Quantized attention logits (2410.05258, section 3.7, figure 8): outliers make the quantization steps coarse."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from antiphase.instrumentation.hooks import transformed
 def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: str = "head") -> Iterator[None]:
     """Round q·k · scale of every map to ``bits`` bits before the softmax, in every forward pass within the block.
 
-    x becomes s · round(x / s) with s = max|x| / (2^(bits - 1) - 1), the maximum taken over visible pairs of the
-    sequence. In a differential model both maps are rounded before the subtraction. Maps are formed whole, so memory
-    grows with the square of the length.
+    x becomes s · round(x / s) with s = max|x| / (2^(bits - 1) - 1), with the maximum over visible pairs of the
+    sequence. In a differential model both maps are rounded before the subtraction. Maps are computed as a whole, so
+    memory is quadratic in length.
 
     Args:
-        bits: at least 2; 2^(bits - 1) - 1 steps on either side of zero.
-        granularity: what shares a step s: all maps of a layer ("tensor"), a map ("head"), a query's row ("row").
+        bits: at least 2, for 2^(bits - 1) - 1 steps on either side of zero.
+        granularity: the unit that shares a step s: all maps of a layer ("tensor"), a map ("head") or a query's row
+            ("row").
 
     Raises:
-        InputError: bits or granularity out of range, or a model whose attention cannot be read or that has none.
+        InputError: bits or granularity are invalid, or the model has no attention that can be observed.
     """
     if bits < 2:
         raise InputError(f"bits must be at least 2, got {bits}")
@@ -50,10 +51,10 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: str = "h
 
 
 def rounded(scores: Tensor, bits: int, granularity: str) -> Tensor:
-    """Scores (B, G, R, N, M) in ``bits`` bits; -inf stays."""
+    """Scores (B, G, R, N, M) rounded to ``bits`` bits; -inf is kept."""
     hidden = scores == float("-inf")
     sizes = scores.abs().masked_fill(hidden, 0.0)
     shared = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}[granularity]
     step = sizes.amax(shared, keepdim=True) / (2 ** (bits - 1) - 1)
-    step = step.where(step > 0, 1.0)  # all scores are zero, and stay so
+    step = step.where(step > 0, 1.0)  # all scores are zero and stay zero
     return (scores / step).round() * step

@@ -1,4 +1,4 @@
-"""Loss and retrieval with attention logits, or the weights of linear layers, in few bits, beside all bits."""
+"""Loss and retrieval with quantized attention logits or linear weights, compared with the unquantized model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def measure(
     settings: QuantizationSettings,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Quantization:
-    """On held-out windows and retrieval sequences."""
+    """Measure held-out windows and retrieval sequences."""
     task = data.task(**settings.task_sizes())
     check_task(task)
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "quantization"))
@@ -49,12 +49,12 @@ def quantization(
     granularity: str = "head",
     weights: Sequence[int] = (),
 ) -> Quantization:
-    """Loss on ``held_out`` and first-question accuracy on ``batch``, in all bits and in each number of few.
+    """Loss on ``held_out`` and first-question accuracy on ``batch``, unquantized and with each number of bits.
 
     Args:
-        bits: of attention logits.
-        granularity: what shares a step (``quantized_logits``).
-        weights: bits of the weights of linear layers, 8 or 4.
+        bits: numbers of bits of attention logits.
+        granularity: the unit that shares a step (``quantized_logits``).
+        weights: numbers of bits of the weights of linear layers, 8 or 4.
     """
     count = len(batch.input_ids)
 

@@ -1,4 +1,4 @@
-"""Records of ``antiphase evaluate quantization`` → tables, figure and words."""
+"""Records of ``antiphase evaluate quantization`` as tables, a figure and text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphase.report.tables import Column, Table, percents_text
 
 @Quantization.from_record
 def few_bits(found: Quantization) -> Table | None:
-    """Loss and retrieval with attention logits in few bits."""
+    """Loss and retrieval with quantized attention logits."""
     columns = [Column("Bits"), Column("Loss, nats per token", "loss"), Column("Retrieval", "percent"),
                Column("95 %")]  # fmt: skip
     cells = [
@@ -29,7 +29,7 @@ def few_bits(found: Quantization) -> Table | None:
 
 @Quantization.from_record
 def few_bit_weights(found: Quantization) -> Table | None:
-    """Loss and retrieval with the weights of linear layers in few bits."""
+    """Loss and retrieval with quantized weights of linear layers."""
     if not found.weights:
         return None
     whole = _whole(found)
@@ -54,7 +54,7 @@ def _whole(found: Quantization) -> Bits:
 @Quantization.from_record
 @matplotlib.rc_context(STYLE)
 def loss_by_bits(found: Quantization) -> Figure | None:
-    """Loss and retrieval with attention logits in few bits, beside all bits."""
+    """Loss and retrieval by bits of attention logits, compared with the unquantized model."""
     few = sorted((row for row in found.rows if row.bits is not None), key=lambda row: row.bits or 0)
     whole = _whole(found)
     places = range(len(few))

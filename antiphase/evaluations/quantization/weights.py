@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits through torchao: what users do to a model to make it small, and what it costs."""
+"""Weights in 8 and 4 bits through torchao, as users quantize models, and the cost in quality."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from antiphase.errors import InputError
 from antiphase.evaluations.quantization import check_weights
 
 GROUP = 32
-"""Weights of a row that share a scale in 4 bits, at most: the largest divisor of the row's width up to this."""
+"""Largest number of weights that share a scale in 4 bits; the largest divisor of a row's width up to this is used."""
 SMALLEST_GROUP = 8
-"""Below it all weights of a row share one."""
+"""With smaller groups than this, a whole row shares one scale."""
 FOUR = torch.int4  # type: ignore[attr-defined]  # torch's stubs lack it
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A model with its linear layers in few bits."""
+    """A model with quantized linear layers."""
 
     model: PreTrainedModel
     share: float
-    """Of all weights, those in few bits; embeddings, norms and λ stay."""
+    """Share of all weights that are quantized; embeddings, norms and λ are not."""
     groups: tuple[int, ...]
-    """How many weights share a scale, as it occurs: 0 is a whole row."""
+    """Numbers of weights that share a scale, over all layers; 0 means a whole row."""
 
 
 def quantized_weights(model: PreTrainedModel, bits: int) -> Quantized:
-    """A copy of the model whose ``nn.Linear`` layers hold integers; activations stay as they are.
+    """A copy of the model whose ``nn.Linear`` layers hold integers; activations are not quantized.
 
-    8 bits: symmetric, one scale a row. 4 bits: symmetric, one scale for each group of at most ``GROUP`` weights. Models
-    that do not use ``nn.Linear`` (GPT-2) keep most weights: read ``share``.
+    8 bits: symmetric, one scale per row. 4 bits: symmetric, one scale per group of at most ``GROUP`` weights. In models
+    that do not use ``nn.Linear`` (GPT-2), most weights stay unquantized; see ``share``.
 
     Raises:
-        InputError: as ``check_weights``; no linear layer at all.
+        InputError: as for ``check_weights``, or there is no linear layer.
     """
     check_weights(bits)
     from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, PerAxis, PerGroup, quantize_
@@ -67,5 +67,5 @@ def quantized_weights(model: PreTrainedModel, bits: int) -> Quantized:
 
 
 def group_of(width: int) -> int:
-    """Weights of a row of ``width`` that share a scale in 4 bits; 0: all of them."""
+    """Number of weights in a row of ``width`` that share a scale in 4 bits; 0 means all of them."""
     return next((size for size in range(GROUP, SMALLEST_GROUP - 1, -1) if width % size == 0), 0)

@@ -1,1 +1,1 @@
-"""Attention of processors in C++: forward, backward and decoding, behind a plain C interface."""
+"""CPU attention in C++: forward, backward and decoding, behind a plain C interface."""

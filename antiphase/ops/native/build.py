@@ -1,4 +1,4 @@
-"""Builds the library from its sources with the system's C++ compiler; needs nothing but Python's own library."""
+"""Builds the library from its sources with the system's C++ compiler, using only Python's standard library."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fas
          "-fno-trapping-math", "-pthread", "-Wno-psabi")  # fmt: skip
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
 EMULATED = ("-DANTIPHASE_EMULATED_TILES",)
-"""Further flags of a library for tests, which does in plain C++ what AMX tiles do, on processors that have none."""
+"""Extra flags of a test library that emulates AMX tiles in plain C++, for processors without them."""
 SANITIZED = (*EMULATED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
-"""Of one that stops at a wrong address or undefined arithmetic besides."""
+"""Extra flags of a test library that also stops at invalid addresses and undefined arithmetic."""
 COMPILERS = ("g++", "clang++", "c++")
 
 
 class BuildError(Exception):
-    """The library could not be built; says what is missing."""
+    """The library could not be built; the message says what is missing."""
 
 
 def library_path() -> Path:
-    """Where the library lies, built or not."""
+    """Where the library is, or would be once built."""
     return Path(__file__).parent / LIBRARY
 
 
 def is_current() -> bool:
-    """Whether the library lies there and was built from these sources."""
+    """Whether the library exists and was built from these sources."""
     path = library_path()
     return path.is_file() and fingerprint().encode() in path.read_bytes()
 
 
 def fingerprint(extra: tuple[str, ...] = ()) -> str:
-    """Of the sources, the platform and the flags: the library bears that of its own and is not used with another."""
+    """Digest of sources, platform and flags. The library stores its own and is only used if it matches."""
     digest = hashlib.sha256(repr((FLAGS, kernels_of_machine(), sysconfig.get_platform(), extra)).encode())
     for path in sorted([*SOURCE.glob("*.h"), *SOURCE.glob("*.cpp")]):
         digest.update(path.name.encode() + path.read_bytes())
@@ -49,7 +49,7 @@ def fingerprint(extra: tuple[str, ...] = ()) -> str:
 
 
 def kernels_of_machine() -> dict[str, tuple[str, ...]]:
-    """Compiler flags by the name of the kernels that this machine's architecture has."""
+    """Compiler flags by kernel name, for the kernels that exist for this machine's architecture."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return {"portable": ()}
     pairs = (*AVX512, "-mavx512bf16")
@@ -58,7 +58,7 @@ def kernels_of_machine() -> dict[str, tuple[str, ...]]:
 
 
 def why_no_compiler() -> str | None:
-    """Why nothing can be built here and what to do; None: it can."""
+    """Why nothing can be built here, and what to do; None if it can."""
     if os.name != "posix":
         return f"the native kernels are for Linux and macOS, this is {platform.system()}"
     compiler = _compiler()
@@ -70,12 +70,13 @@ def why_no_compiler() -> str | None:
 
 
 def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
-    """Compile the library and put it in its place, or at ``target``; an older one there is replaced.
+    """Compile the library to its usual place, or to ``target``, replacing an older one.
 
-    ``extra`` are further compiler flags. Written beside and renamed, so that a reader never meets half a file.
+    ``extra`` are further compiler flags. The library is written to a temporary file and renamed, so that no process
+    ever loads a partial file.
 
     Raises:
-        BuildError: there is no compiler, it failed (with its words), or the place cannot be written.
+        BuildError: there is no compiler, it failed (with its output), or the target cannot be written.
     """
     reason = why_no_compiler()
     if reason is not None:
@@ -84,7 +85,7 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
     assert compiler is not None
     target = target or library_path()
     kernels, bears = kernels_of_machine(), fingerprint(extra)
-    if "amx" in kernels and not _knows(compiler, kernels["amx"]):  # GCC before 11
+    if "amx" in kernels and not _knows(compiler, kernels["amx"]):  # not supported by GCC before 11
         del kernels["amx"]
     if "amx" in kernels:
         extra = (*extra, "-DANTIPHASE_TILES")
@@ -100,7 +101,8 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY
-        # the portable kernels first: what objects have in common is taken from the first, and must run everywhere
+        # The portable kernels come first: the linker takes code that objects share from the first, and that must run
+        # everywhere.
         objects = [str(folder / f"{name}.o") for name in (*kernels, "library")]
         _run([*compiler, "-shared", "-pthread", *extra, "-o", str(linked), *objects])
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -114,13 +116,13 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
 
 
 def _compiler() -> list[str] | None:
-    """$CXX, with arguments perhaps, as every build tool has it, or the first of the usual ones."""
+    """$CXX, possibly with arguments, as in every build tool, or the first of the usual compilers."""
     named = os.environ.get("CXX")  # noqa: TID251  # the compiler's own variable, not a setting of ours
     return shlex.split(named) if named else next(([name] for name in COMPILERS if shutil.which(name)), None)
 
 
 def _knows(compiler: list[str], flags: tuple[str, ...]) -> bool:
-    """Whether a compiler takes such flags, asked with an empty file."""
+    """Whether a compiler accepts such flags, tried on an empty file."""
     command = [*compiler, *flags, "-x", "c++", "-fsyntax-only", os.devnull]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 

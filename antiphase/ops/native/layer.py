@@ -1,4 +1,4 @@
-"""What a layer does around attention as operators: the norm of rows with its derivatives, λ, and a V1 layer's step."""
+"""Operations of a layer around attention as PyTorch operators: RMSNorm, λ, and a V1 layer's decoding step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.native.library import FEW, check_vectors, library, run, run_norm
-from antiphase.ops.native.operators import empty_output, operator, rows, unwatched
+from antiphase.ops.native.operators import bypassing_dispatcher, empty_output, operator, rows
 
 
 def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
-    """The norm by rows, factor · x / √(mean of x² + eps) · weight over (…, width); one rounding to the dtype.
+    """RMSNorm of each row, factor · x / √(mean of x² + eps) · weight over (…, width), rounded once to the dtype.
 
     Args:
-        tensor: fp32, bf16 or fp64, without derivatives.
+        tensor: fp32, bf16 or fp64; not differentiable.
         weight: (width,) in the same dtype.
     """
     tensor = tensor.contiguous()
@@ -34,7 +34,7 @@ def _(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
 
 
 native_norm_with_derivatives = operator("native_norm_with_derivatives", normalize)
-"""The same: registered derivatives make a call slower, whether they are asked for or not."""
+"""The same with gradients: a separate operator, because registered gradients slow every call down."""
 
 
 @torch.library.register_fake("antiphase::native_norm_with_derivatives")
@@ -80,7 +80,7 @@ torch.library.register_autograd("antiphase::native_norm_backward", _refuse_backw
 
 
 def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
-    """λ = exp(q1 · k1) - exp(q2 · k2) + initial of fp32 vectors (d,), 0-d in fp32, without derivatives."""
+    """λ = exp(q1 · k1) - exp(q2 · k2) + initial from fp32 vectors (d,), 0-d in fp32; not differentiable."""
     vectors = [vector.contiguous() for vector in (q1, k1, q2, k2)]
     check_vectors(vectors, q1.numel())
     found = library()
@@ -116,7 +116,7 @@ def attend_in_v1(
     eps: float,
     factor: float,
 ) -> Tensor:
-    """λ, attention of a few queries and the norm of heads, without derivatives and rounded once: (B, H, N, 2d).
+    """λ, attention of a few queries and the head norm, rounded once and not differentiable: (B, H, N, 2d).
 
     Arguments as in ``operators.attend``, ``exponential_lambda`` and ``normalize``.
     """
@@ -157,7 +157,7 @@ def _(
 
 
 norm, lambda_of, v1_step = (
-    unwatched(function, operator)
+    bypassing_dispatcher(function, operator)
     for function, operator in (
         (normalize, native_norm), (exponential_lambda, native_lambda), (attend_in_v1, native_v1_step)
     )

@@ -1,4 +1,4 @@
-"""The compiled library: where it lies, why it is not there, and one call of it."""
+"""The compiled library: finding it, explaining why it is missing, and calling it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from antiphase.ops.native.build import LIBRARY, fingerprint, library_path
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 FORWARD, BACKWARD, FEW = range(3)
 KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16", "AMX")
-"""By the library's own numbers."""
+"""In the order of the library's own numbers."""
 
 PROBLEM = struct.Struct("@19P21q12q4d4i2P")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
-A call of a short sequence takes as long as filling it in, and this is the fastest way."""
+For a short sequence, filling it in takes as long as the call, and struct is the fastest way.
+"""
 NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
 """``antiphase_norm_problem``."""
 Strides = tuple[int, int, int]
@@ -30,7 +31,7 @@ NO_STRIDES: Strides = (0, 0, 0)
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The library, or why there is none and what to do."""
+    """The library, or a message that says why there is none and what to do."""
     path = library_path()
     if not path.is_file():
         return f"the native kernels are not built ({path.name} is missing): run `antiphase build`"
@@ -53,30 +54,30 @@ def library() -> ctypes.CDLL | str:
 
 @cache
 def threads_of_torch() -> tuple[int, int]:
-    """Addresses of the functions by which PyTorch's own threads run something and tell which they are; 0: it has none.
+    """Addresses of the functions that run code on PyTorch's own threads and give a thread's index; 0 if there are none.
 
-    PyTorch's threads wait for a while for the next thing to do. Threads of our own would compete with them.
+    PyTorch's threads stay busy for a while waiting for work, and threads of our own would compete with them.
     """
     folder = Path(torch.__file__).parent / "lib"
     for path in sorted(folder.glob("libtorch_cpu.*")):
         try:
             torch_cpu = ctypes.CDLL(str(path))
             found = [ctypes.cast(f, c_void_p).value for f in (torch_cpu.GOMP_parallel, torch_cpu.omp_get_thread_num)]
-        except (OSError, AttributeError):  # built without OpenMP
+        except (OSError, AttributeError):  # PyTorch was built without OpenMP
             continue
         return found[0] or 0, found[1] or 0
     return 0, 0
 
 
-@torch.compiler.assume_constant_result  # it is, for as long as a process lives
+@torch.compiler.assume_constant_result  # the answer never changes within a process
 def why_not_built() -> str | None:
-    """Why there are no native kernels, and what to do; None: there are."""
+    """Why there are no native kernels, and what to do; None if there are."""
     found = library()
     return found if isinstance(found, str) else None
 
 
 def why_not(query: Tensor, scale: float) -> str | None:
-    """Why the kernels do not serve such a call, and what would; None: they do."""
+    """Why the kernels do not support such a call, and what would; None if they do."""
     remedy = 'use impl="blockwise"'
     if query.device.type != "cpu":
         return f"the native kernels are for processors, not for {query.device.type}: {remedy}"
@@ -89,7 +90,7 @@ def why_not(query: Tensor, scale: float) -> str | None:
 
 
 def kernels() -> str:
-    """Which of ``KERNELS`` run on this processor; and whether on one thread only."""
+    """Which of ``KERNELS`` run on this processor, and whether they use only one thread."""
     found = library()
     assert not isinstance(found, str)
     name = KERNELS[found.antiphase_kernels()]
@@ -120,13 +121,13 @@ def run(
 ) -> None:
     """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
 
-    ``vectors`` and ``initial`` instead of ``lam`` make λ as ``layer.exponential_lambda``. ``norm`` of a few queries'
-    outputs: weight (dv,), ε and a factor.
+    ``vectors`` and ``initial`` replace ``lam`` and give λ as in ``layer.exponential_lambda``. ``norm`` is the head norm
+    after a few queries: weight (dv,), ε and a factor.
 
     Raises:
-        ValueError: shapes that do not fit together: what lies behind a tensor is never read.
-        MemoryError: the system has no memory left.
-        RuntimeError: there is no library, or it does not know such a problem.
+        ValueError: the shapes do not fit together; this prevents reads beyond a tensor's end.
+        MemoryError: the system is out of memory.
+        RuntimeError: there is no library, or it does not support this problem.
     """
     found = library()
     if isinstance(found, str):
@@ -193,11 +194,11 @@ def run_norm(
     tensor: Tensor, weight: Tensor, grad: Tensor | None, out: Tensor, grad_weight: Tensor | None, eps: float,
     factor: float,
 ) -> None:  # fmt: skip
-    """The norm of rows, or with ``grad`` its gradients; arguments as in ``layer.normalize``, all of them contiguous.
+    """RMSNorm of each row or, with ``grad``, its gradients; arguments as in ``layer.normalize``, all contiguous.
 
     Raises:
-        ValueError: shapes or dtypes that do not fit together.
-        MemoryError: the system has no memory left.
+        ValueError: the shapes or dtypes do not fit together.
+        MemoryError: the system is out of memory.
         RuntimeError: there is no library.
     """
     found = library()
@@ -223,10 +224,10 @@ def run_norm(
 
 
 def check_vectors(vectors: Sequence[Tensor], width: int) -> None:
-    """λ is made of contiguous fp32 vectors of so many numbers.
+    """Check that the λ vectors are contiguous, fp32 and of length ``width``.
 
     Raises:
-        ValueError: these are others.
+        ValueError: one of them is not.
     """
     for vector in vectors:
         if vector.dtype != torch.float32 or vector.numel() != width or not vector.is_contiguous():
@@ -235,7 +236,7 @@ def check_vectors(vectors: Sequence[Tensor], width: int) -> None:
 
 
 def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> None:
-    """Both begin at 0, never fall and end at the length.
+    """Check that the cumulative lengths start at 0, never decrease and end at the total length.
 
     Raises:
         ValueError: they do not.
@@ -247,7 +248,7 @@ def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> Non
 
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether it has as many dimensions and broadcasts."""
+    """Whether a tensor has the rank of a shape and broadcasts to it."""
     return tensor.dim() == len(shape) and all(
         size in (1, target) for size, target in zip(tensor.shape, shape, strict=True)
     )
@@ -258,12 +259,12 @@ def _holds(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where its numbers lie; 0 for none."""
+    """The address of a tensor's data; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def broadcast(tensor: Tensor | None) -> tuple[int, ...]:
-    """Strides of its first three dimensions, 0 where one row serves all."""
+    """Strides of the first three dimensions, 0 for dimensions that broadcast."""
     if tensor is None or tensor.numel() == 1:
         return NO_STRIDES
     return tuple(0 if n == 1 else step for n, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True))

@@ -1,6 +1,6 @@
-"""The native kernels as operators of PyTorch: forward, backward and a few queries, with shapes for tracing.
+"""The native kernels as PyTorch operators: forward, backward and decoding, with shapes for tracing.
 
-One map a head is softmax attention, two are differential attention. Legend as in ``shapes``, with S maps a head.
+One map per head is softmax attention, two are differential attention. Legend as in ``shapes``, with S maps per head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OPERATORS = torch.library.Library("antiphase", "FRAGMENT")
 
 
 def operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` as an operator of processors; it adds less to a call than ``custom_op``."""
+    """Register ``function`` as a CPU operator, with less overhead per call than ``custom_op``."""
     OPERATORS.define(name + torch.library.infer_schema(function, mutates_args=()))
     OPERATORS.impl(name, function, "CPU")
     operator: Callable[..., Any] = getattr(torch.ops.antiphase, name).default
@@ -30,9 +30,9 @@ def operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 PLAIN = frozenset({Tensor, nn.Parameter, NoneType, bool, int, float})
 
 
-def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator without derivatives whose calls bypass PyTorch's dispatcher when no mode, transform, compiler, tracer
-    or profiler would see them there: a decoding step of a small model takes little longer than the dispatcher.
+def bypassing_dispatcher(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator without derivatives that bypasses PyTorch's dispatcher unless a mode, transform, compiler, tracer or
+    profiler needs to see the call: a decoding step of a small model takes little longer than the dispatcher itself.
     """
 
     @wraps(function)
@@ -51,7 +51,7 @@ def unwatched(function: Callable[..., Any], operator: Callable[..., Any]) -> Cal
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """With a contiguous last dimension, copied only where it is not."""
+    """The tensor with a contiguous last dimension, copied only if necessary."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
@@ -64,7 +64,7 @@ def _edges(query_edges: Tensor | None, key_edges: Tensor | None) -> tuple[Tensor
 
 
 def empty_output(query: Tensor, value: Tensor, lam: Tensor | None, groups: int) -> Tensor:
-    """(B, H, N, dv), stored as (B, N, H, dv) so that the layer's reshape costs nothing."""
+    """An empty (B, H, N, dv), stored as (B, N, H, dv) so that the layer's reshape costs nothing."""
     if groups < 1:
         raise ValueError(f"groups must be at least 1, got {groups}")
     batch, maps, queries, _ = query.shape
@@ -92,18 +92,18 @@ def attend(
     scale: float,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs, empty unless ``save``.
+    """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs, which is empty unless ``save``.
 
     Args:
-        query: (B, H · S, N, d), fp32, bf16 or fp64, as all tensors but lam, mask and edges.
+        query: (B, H · S, N, d), fp32, bf16 or fp64, like all tensors except lam, mask and edges.
         key: (B, groups · S or groups, M, d).
-        value: (B, groups, M, dv), or in halves as in a cache, (B, 2 · groups, M, dv / 2).
-        lam: (1|B, 1|H, 1|N) or one number, in the statistics dtype, S = 2; or None, S = 1.
+        value: (B, groups, M, dv), or as halves, as in a cache, (B, 2 · groups, M, dv / 2).
+        lam: (1|B, 1|H, 1|N) or one number, in the statistics dtype (S = 2), or None (S = 1).
         mask: boolean (1|B, 1|H, 1|N, M), True = may attend.
-        query_edges, key_edges: int32 (sequences + 1,) where sequences lie end to end, B = 1.
-        groups: value heads.
-        is_causal: the last query stands at the last key.
-        sliding_window: 0 means none; with one, attention is causal.
+        query_edges, key_edges: int32 (sequences + 1,), cumulative lengths of packed sequences; B = 1.
+        groups: number of value heads.
+        is_causal: the last query is aligned with the last key.
+        sliding_window: 0 means no window; a window implies causality.
         scale: factor of the scores, above 0.
     """
     query, key, value = rows(query), rows(key), rows(value)
@@ -152,10 +152,10 @@ def attend_backward(
     sliding_window: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of query, key, value and lam, in their shapes and dtypes; that of lam is empty where there is none.
+    """Gradients of query, key, value and lam, in their shapes and dtypes; the last is empty without lam.
 
-    With P1, P2 the maps and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP));
-    dS2 = -λ P2∘(dP - rowsum(P2∘dP)); dλ = -rowsum(P2∘dP).
+    With the maps P1, P2 and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP)); dS2 = -λ P2∘(dP -
+    rowsum(P2∘dP)); dλ = -rowsum(P2∘dP).
     """
     grad, query, key, value = rows(grad), rows(query), rows(key), rows(value)
     grads = _empty_grads(query, key, value)
@@ -209,7 +209,7 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # unpacked once: checkpointing computes them anew each time
+    saved = ctx.saved_tensors  # read once: checkpointing recomputes them at every access
     *grads, grad_lam = native_attention_backward(grad, *saved, ctx.groups, ctx.is_causal, ctx.sliding_window, ctx.scale)
     return (*grads, None if saved[3] is None else grad_lam, *[None] * 8)
 
@@ -235,8 +235,8 @@ def attend_few(
     sliding_window: int,
     scale: float,
 ) -> Tensor:
-    """A few queries against many keys, without derivatives; arguments and result as in ``attend``."""
-    # registering an autograd that refuses would cost more than the call
+    """A few queries over many keys, not differentiable; arguments and result as in ``attend``."""
+    # registering an autograd formula that raises would cost more than the call
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, lam)):
         raise RuntimeError("native_attention_of_few has no derivatives; use differential_attention")
     query, key, value = rows(query), rows(key), rows(value)
@@ -266,4 +266,4 @@ def _(
     return empty_output(query, value, lam, groups)
 
 
-attention_of_few = unwatched(attend_few, native_attention_of_few)
+attention_of_few = bypassing_dispatcher(attend_few, native_attention_of_few)

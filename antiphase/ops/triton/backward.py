@@ -1,10 +1,10 @@
-"""Backward kernels: maps recomputed from the saved log-sum-exps, one sweep for keys and values, and queries beside it.
+"""Backward kernels: maps are recomputed from the saved log-sum-exps, in one sweep for keys, values and queries.
 
-With P1, P2 the maps, dP = dO Vᵀ and δi = rowsum(dO∘Oi), which a kernel of its own forms: dV = (P1 - λP2)ᵀ dO;
-dS1 = P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2); dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values
-and meets all queries that see them. The gradient of the queries is added up across programs with atomic additions, 10d
-multiply-adds a pair in all, or, where results must not depend on the order of additions, by a kernel of its own, which
-forms the maps once more: 14d.
+With the maps P1, P2, dP = dO Vᵀ and δi = rowsum(dO∘Oi), which a separate kernel computes: dV = (P1 - λP2)ᵀ dO; dS1 =
+P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2); dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values and
+loops over all queries that see them. The gradient of the queries is summed across programs with atomic additions (10d
+multiply-adds per pair in total) or, if results must not depend on the order of additions, by a separate kernel that
+computes the maps again (14d).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from antiphase.ops.triton.primitives import (
 
 @triton.jit
 def _line(base, first, rows, queries):
-    """Numbers of some rows, 0 beyond the last."""
+    """One number per row, 0 beyond the last row."""
     return tl.load(base + first + rows, mask=rows < queries, other=0.0)
 
 
 @triton.jit
 def _map(queries_tile, keys_tile, logsumexp, seen, scale, RAISE: tl.constexpr):
-    """One softmax map (n, m) from its saved log-sum-exp; +inf where a row saw nothing."""
+    """One softmax map (n, m) from its saved log-sum-exp, which is +inf if a row sees no key."""
     weights = tl.exp2(product(queries_tile, tl.trans(keys_tile), RAISE) * scale - logsumexp[:, None])
     return tl.where(seen, weights, 0.0)
 
@@ -74,7 +74,7 @@ def keys_kernel(
 ):  # fmt: skip
     """Gradients of one block of keys and values. Grid: (batch or sequences) × value heads, blocks of keys.
 
-    ``grad_query`` (B, 2H, N, d) fp32, zeros, ``grad_key`` and ``grad_value`` are contiguous.
+    ``grad_query`` (B, 2H, N, d; fp32, initially zeros), ``grad_key`` and ``grad_value`` are contiguous.
     """
     group, batch, first_query, queries, first_key, keys = owner(
         value_heads, query_edges, key_edges, all_queries, all_keys, PACKED
@@ -152,7 +152,7 @@ def queries_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one block of queries, always the same for the same input. Grid as that of the forward kernel."""
+    """Deterministic gradient of one block of queries. Grid as for the forward kernel."""
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )

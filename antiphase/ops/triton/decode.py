@@ -1,8 +1,8 @@
-"""Decoding kernels: a few queries against many keys, cut into spans of keys so that every multiprocessor reads a part.
+"""Decoding kernels: a few queries over many keys, which are split into spans so that every multiprocessor reads a part.
 
-Keys and values are read once each, and as the cache holds them: in V1 values come in halves there, heads 2i and 2i+1
-the two halves of value head i. Each span leaves both maps' highest scores, totals and sums; a second kernel joins them.
-The sums are those of ``difference_step``, so that errors of rounding cancel where the maps do.
+Keys and values are read once each, in the layout of the cache. There, V1 values are stored as halves: heads 2i and 2i+1
+are the two halves of value head i. Each span writes the highest scores, totals and sums of both maps, and a second
+kernel combines them. The sums are those of ``difference_step``, so that rounding errors cancel where the maps do.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from antiphase.ops.triton.primitives import (
-    NOTHING,
+    MINUS_INFINITY,
     both_maps,
     difference_step,
+    initial_state,
     load_rows,
-    nothing_seen,
     product,
     visible_pairs,
 )
@@ -32,15 +32,15 @@ def span_kernel(
 ):  # fmt: skip
     """One span of keys of one value head. Grid: batch × value heads, spans.
 
-    A row is a query of one of the R heads, ``repeat · queries + position``; ROWS is their number, padded. Sums
-    (B, G, spans, 2, ROWS, dv), highest and totals (B, G, spans, 2, ROWS) are fp32 and contiguous.
+    Row ``repeat · queries + position`` is one query of one of the R heads; ROWS is their number, padded. Sums (B, G,
+    spans, 2, ROWS, dv), highest and totals (B, G, spans, 2, ROWS) are fp32 and contiguous.
     """
     group = (tl.program_id(0) % value_heads).to(tl.int64)
     batch = (tl.program_id(0) // value_heads).to(tl.int64)
     repeats = heads // value_heads
     row = tl.arange(0, ROWS)
     exist = row < repeats * queries
-    known = tl.minimum(row, repeats * queries - 1)  # rows beyond the last repeat it, and are not stored
+    known = tl.minimum(row, repeats * queries - 1)  # rows beyond the last repeat it and are not stored
     position, head = known % queries, group * repeats + known // queries
     asked = query + batch * query_strides[0] + 2 * head * query_strides[1]
     asked = (asked + position * query_strides[2])[:, None]
@@ -57,7 +57,7 @@ def span_kernel(
     value_columns = (columns_v // part) * value_strides[1] + columns_v % part
     inside = (columns_v < VALUE_WIDTH)[None, :]
 
-    state = nothing_seen(ROWS, BLOCK_DV)
+    state = initial_state(ROWS, BLOCK_DV)
     start = tl.program_id(1) * span
     for first in tl.range(start, tl.minimum(start + span, keys), BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
@@ -68,8 +68,8 @@ def span_kernel(
         if KEY_MAPS == 2:
             keys_2 = load_rows(key + key_strides[1], key_strides[2], columns, keys, BLOCK_D, WIDTH)
         seen = visible_pairs(position, columns, queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK)
-        scores_1 = tl.where(seen, product(query_1, tl.trans(keys_1), RAISE) * scale, NOTHING)
-        scores_2 = tl.where(seen, product(query_2, tl.trans(keys_2), RAISE) * scale, NOTHING)
+        scores_1 = tl.where(seen, product(query_1, tl.trans(keys_1), RAISE) * scale, MINUS_INFINITY)
+        scores_2 = tl.where(seen, product(query_2, tl.trans(keys_2), RAISE) * scale, MINUS_INFINITY)
         state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)
 
     highest_1, total_1, sums_1, highest_2, total_2, sums_2 = both_maps(state)
@@ -86,13 +86,13 @@ def span_kernel(
 @triton.jit
 def _joined(sums, highest, totals, line, spans, columns, ROWS: tl.constexpr, VALUE_WIDTH: tl.constexpr,
             BLOCK_DV: tl.constexpr, BLOCK_SPANS: tl.constexpr):  # fmt: skip
-    """One map's output (dv,) of one row from all spans."""
+    """One map's output (dv,) for one row, from all spans."""
     numbers = tl.arange(0, BLOCK_SPANS)
     lines = line + numbers * 2 * ROWS
     exist = numbers < spans
-    tops = tl.load(highest + lines, mask=exist, other=NOTHING)
+    tops = tl.load(highest + lines, mask=exist, other=MINUS_INFINITY)
     top = tl.max(tops, 0)
-    shrink = tl.exp2(tops - tl.where(top == NOTHING, 0.0, top))
+    shrink = tl.exp2(tops - tl.where(top == MINUS_INFINITY, 0.0, top))
     total = tl.sum(tl.load(totals + lines, mask=exist, other=0.0) * shrink, 0)
     inside = exist[:, None] & (columns < VALUE_WIDTH)[None, :]
     parts = tl.load(sums + lines[:, None] * VALUE_WIDTH + columns[None, :], mask=inside, other=0.0)
@@ -104,7 +104,7 @@ def join_kernel(
     sums, highest, totals, lam, out, lam_strides, out_strides, heads, value_heads, queries, spans,
     VALUE_WIDTH: tl.constexpr, BLOCK_DV: tl.constexpr, ROWS: tl.constexpr, BLOCK_SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Output (dv,) of one query of one head. Grid: batch × value heads, R · N rows."""
+    """Output (dv,) for one query of one head. Grid: batch × value heads, R · N rows."""
     row = tl.program_id(1)
     group = (tl.program_id(0) % value_heads).to(tl.int64)
     batch = (tl.program_id(0) // value_heads).to(tl.int64)

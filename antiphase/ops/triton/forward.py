@@ -1,8 +1,8 @@
-"""Forward kernel: both softmaxes online, one sweep over keys and values, the difference formed at the end.
+"""Forward kernel: two online softmaxes in one sweep over keys and values; the difference is computed at the end.
 
-The normalisers of both maps are known only after the last key, so there are two sums over values, the difference as far
-as it is known and the second map: 2d + 4d multiply-adds a pair. What backward needs besides the output: both
-log-sum-exps, and the second map's output.
+The normalisers of both maps are known only after the last key, so there are two sums over values, one of the current
+estimate of the difference and one of the second map: 2d + 4d multiply-adds per pair. Besides the output, backward needs
+both log-sum-exps and the second map's output.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import triton
 import triton.language as tl
 
 from antiphase.ops.triton.primitives import (
-    NOTHING,
+    MINUS_INFINITY,
     at,
     both_maps,
     difference_step,
-    finished,
+    initial_state,
     key_range,
     load_rows,
-    nothing_seen,
+    normalized,
     owner,
     product,
     store_rows,
@@ -34,7 +34,7 @@ def _sweep(
     BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
     CHECKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Keys ``start`` to ``stop`` into the state of both softmaxes; unless CHECKED every query sees all of them."""
+    """Add keys ``start`` to ``stop`` to the state of both softmaxes; unless CHECKED, every query sees all of them."""
     for first in tl.range(start, stop, BLOCK_N):
         columns = first + tl.arange(0, BLOCK_N)
         values = load_rows(value, value_stride, columns, keys, BLOCK_DV, VALUE_WIDTH)
@@ -46,8 +46,8 @@ def _sweep(
         scores_2 = product(query_2, tl.trans(keys_2), RAISE) * scale
         if CHECKED:
             seen = visible_pairs(rows, columns, queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK)
-            scores_1 = tl.where(seen, scores_1, NOTHING)
-            scores_2 = tl.where(seen, scores_2, NOTHING)
+            scores_1 = tl.where(seen, scores_1, MINUS_INFINITY)
+            scores_2 = tl.where(seen, scores_2, MINUS_INFINITY)
         state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)
     return state
 
@@ -65,7 +65,7 @@ def forward_kernel(
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
-    # the last queries of a causal map have the most keys: they go first
+    # the last queries of a causal map have the most keys, so they start first
     first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * BLOCK_M
     if first_row >= queries:
         return
@@ -93,7 +93,7 @@ def forward_kernel(
     whole_stop = tl.maximum(whole_start, whole_stop)
 
     lambdas = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
-    state = nothing_seen(BLOCK_M, BLOCK_DV)
+    state = initial_state(BLOCK_M, BLOCK_DV)
     if WINDOW > 0:
         state = _sweep(
             start, whole_start, state, query_1, query_2, lambdas, key, key + key_strides[1], value,
@@ -113,8 +113,8 @@ def forward_kernel(
     )  # fmt: skip
 
     highest_1, total_1, sums_1, highest_2, total_2, sums_2 = both_maps(state)
-    out_1, lse_1 = finished(highest_1, total_1, sums_1)
-    out_2, lse_2 = finished(highest_2, total_2, sums_2)
+    out_1, lse_1 = normalized(highest_1, total_1, sums_1)
+    out_2, lse_2 = normalized(highest_2, total_2, sums_2)
     difference = out_1 - lambdas[:, None] * out_2
     out = at(out, out_strides, batch, head, first_query)
     store_rows(out, out_strides[2], rows, queries, difference, BLOCK_DV, VALUE_WIDTH)

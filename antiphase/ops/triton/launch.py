@@ -1,6 +1,6 @@
-"""Operators over the kernels: what they cover, sizes of blocks, autograd.
+"""PyTorch operators that launch the Triton kernels: supported calls, block sizes, autograd.
 
-On a processor they run only under Triton's interpreter (``TRITON_INTERPRET=1``), for tests.
+On a CPU they run only under Triton's interpreter (``TRITON_INTERPRET=1``), for tests.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
 REMEDY = 'use impl="blockwise", or attn_implementation="antiphase" for a model'
 LEAST_BLOCK = 16
-"""Rows and columns of the smallest matrix product."""
+"""Smallest number of rows and columns in a matrix product."""
 SHARED_BYTES = 163 * 1024
-"""Of shared memory that a block of threads may need: what compute capability 8.0 has, and not every newer one."""
+"""Shared memory that a thread block may need: what compute capability 8.0 has, though not every newer one."""
 MOST_SPANS = 64
-"""Spans of keys in a decoding step, at most."""
+"""Largest number of key spans in a decoding step."""
 MOST_BLOCKS = 65535
-"""Along a sequence: what CUDA counts in the second dimension of a grid."""
+"""Largest number of blocks along a sequence: CUDA's limit for the second dimension of a grid."""
 
 
 class Blocks(NamedTuple):
-    """How one kernel cuts its work."""
+    """How one kernel divides its work."""
 
     queries: int
     keys: int
@@ -54,51 +54,52 @@ HALF_BEFORE_9 = {
     "keys": (Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 1)),
     "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2)),
 }
-"""For GPUs before compute capability 9, whose matrix products hold their operands in registers too."""
+"""For GPUs before compute capability 9, which also hold the operands of matrix products in registers."""
 FULL = {
     "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
     "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
     "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
 }
-"""By kernel, for widths to 64 and values to 128, and for wider ones: the largest blocks that hardly spill registers in
-causal calls in half precision, compiled for sm_90 or sm_80 (``benchmarks/compiled_kernels.py``). No time was measured
-to choose them."""
+"""Block sizes by kernel, for widths up to 64 with values up to 128, and for wider ones: the largest blocks that hardly
+spill registers in causal half-precision calls, compiled for sm_90 or sm_80 (``benchmarks/compiled_kernels.py``). They
+were not chosen by measured time.
+"""
 
 
 def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int) -> Blocks:
-    """Sizes of blocks by padded widths: ``kernel`` is "forward", "keys", "queries" or "span".
+    """Block sizes for padded widths; ``kernel`` is "forward", "keys", "queries" or "span".
 
     ``major`` is the first number of the compute capability.
     """
-    if kernel in _TRIED:
-        return _TRIED[kernel]
+    if kernel in _OVERRIDES:
+        return _OVERRIDES[kernel]
     table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
     return table[kernel][width > 64 or value_width > 128]
 
 
-_TRIED: dict[str, Blocks] = {}
+_OVERRIDES: dict[str, Blocks] = {}
 
 
 @contextmanager
-def tried(blocks: Mapping[str, Blocks]) -> Iterator[None]:
-    """Within the block these kernels cut their work so, whatever the sizes: for those who time candidates."""
-    before = dict(_TRIED)
-    _TRIED.update(blocks)
+def override_blocks(blocks: Mapping[str, Blocks]) -> Iterator[None]:
+    """Use these block sizes within the context, whatever the widths, in order to time candidates."""
+    before = dict(_OVERRIDES)
+    _OVERRIDES.update(blocks)
     try:
         yield
     finally:
-        _TRIED.clear()
-        _TRIED.update(before)
+        _OVERRIDES.clear()
+        _OVERRIDES.update(before)
 
 
-def major_of(device: torch.device) -> int:
-    """The first number of a GPU's compute capability; under the interpreter that of the newest here."""
+def major_capability(device: torch.device) -> int:
+    """The first number of a GPU's compute capability; under the interpreter, that of the newest GPU in the tables."""
     return torch.cuda.get_device_properties(device).major if device.type == "cuda" else 9
 
 
 def why_not(query: Tensor, value_width: int) -> str | None:
-    """What of a call the kernels do not cover, and what would work; None: nothing."""
+    """Why the kernels do not support a call, and what would work; None if they do."""
     if query.dtype not in DTYPES:
         return f"the Triton kernels take float16, bfloat16 and float32, got {query.dtype}; {REMEDY}"
     if query.shape[-1] > WIDEST or value_width > WIDEST_VALUE:
@@ -106,14 +107,14 @@ def why_not(query: Tensor, value_width: int) -> str | None:
             f"the Triton kernels take queries up to width {WIDEST} and values up to {WIDEST_VALUE}, "
             f"got {query.shape[-1]} and {value_width}; {REMEDY}"
         )
-    return why_not_here(query.device)
+    return why_not_on(query.device)
 
 
-def why_not_here(device: torch.device) -> str | None:
-    """Why the kernels do not run on a device, and what would work; None: they do."""
+def why_not_on(device: torch.device) -> str | None:
+    """Why the kernels do not run on a device, and what would work; None if they do."""
     if device.type == "cuda":
         gpu = torch.cuda.get_device_properties(device)
-        shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # which AMD's do not have
+        shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # missing on AMD GPUs
         if gpu.major < 8 or shared < SHARED_BYTES:
             return (
                 "the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with 163 KiB of shared "
@@ -126,7 +127,7 @@ def why_not_here(device: torch.device) -> str | None:
 
 
 def padded(width: int) -> int:
-    """The next power of two that a matrix product takes."""
+    """The next power of two that a matrix product supports."""
     return max(LEAST_BLOCK, triton.next_power_of_2(width))
 
 
@@ -150,12 +151,12 @@ class _Call:
         self.constants: dict[str, Any] = {
             "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
             "BLOCK_DV": padded(shape.value_width), "KEY_MAPS": shape.key_maps,
-            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _narrower(sliding_window, shape.keys),
+            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _window_of(sliding_window, shape.keys),
             "HAS_MASK": mask is not None, "RAISE": INTERPRETED,
         }  # fmt: skip
 
     def strides(self) -> tuple[tuple[int, ...], ...]:
-        """Of query, key, value, λ and mask."""
+        """Strides of query, key, value, λ and mask."""
         mask = (0, 0, 0, 0) if self.mask is None else self.mask.stride()
         return (*(t.stride()[:3] for t in (self.query, self.key, self.value)), self.lam.stride(), mask)
 
@@ -166,19 +167,19 @@ class _Call:
 
     def blocks(self, kernel: str) -> Blocks:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
-        return blocks_of(kernel, *widths, self.query.dtype, major_of(self.query.device))
+        return blocks_of(kernel, *widths, self.query.dtype, major_capability(self.query.device))
 
 
-def _narrower(sliding_window: int, keys: int) -> int:
-    """The window as the kernels know it: one of all keys hides nothing, and could be more than 32 bits hold."""
+def _window_of(sliding_window: int, keys: int) -> int:
+    """The window as the kernels take it: one that covers all keys hides nothing and might exceed 32 bits."""
     return sliding_window if sliding_window < keys else 0
 
 
-def _along(length: int, block: int) -> int:
-    """Blocks along a sequence.
+def _block_count(length: int, block: int) -> int:
+    """Number of blocks along a sequence.
 
     Raises:
-        ValueError: more than a grid has.
+        ValueError: a grid cannot have so many.
     """
     count: int = triton.cdiv(length, block)
     if count > MOST_BLOCKS:
@@ -216,12 +217,13 @@ def triton_attention(
     scale: float,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs: the second map's output, log-sum-exps.
+    """Output (B, H, N, dv), stored as (B, N, H, dv), with the second map's output and both log-sum-exps for backward.
 
-    Arguments as in ``blockwise.attend``; with edges, int32 (sequences + 1,), B is 1 and ``longest_query`` and
-    ``longest_key`` are the lengths of the longest sequences, else those of all. Without ``save`` the second and third
-    result are empty; else (B, H, N, dv) and (B, H, 2, N), both fp32: the gradient of λ is a sum over the former, in
-    which a rounding to half precision would stand out. The latter is in units of log2, +inf where a query sees no key.
+    Arguments as in ``blockwise.attend``; with edges, int32 (sequences + 1,), B is 1. ``longest_query`` and
+    ``longest_key`` are the lengths of the longest sequences. Without ``save``, the second and third results are empty;
+    otherwise they are (B, H, N, dv) and (B, H, 2, N) in fp32, because the gradient of λ is a sum over the former, where
+    rounding to half precision would be noticeable. The log-sum-exps are in units of log2, and +inf if a query sees no
+    key.
     """
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
@@ -230,10 +232,10 @@ def triton_attention(
     lines = shape.queries if save else 0
     logsumexp = query.new_empty((shape.batch, shape.heads, 2, lines), dtype=torch.float32)
     blocks = call.blocks("forward")
-    grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
-    if save:  # what backward could not do is refused here
-        _along(longest_key, call.blocks("keys").keys)
-        _along(longest_query, call.blocks("queries").queries)
+    grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
+    if save:  # calls that backward does not support are refused here
+        _block_count(longest_key, call.blocks("keys").keys)
+        _block_count(longest_query, call.blocks("queries").queries)
     if out.numel():
         with torch.cuda.device_of(query):
             forward_kernel[grid](
@@ -301,7 +303,7 @@ def triton_attention_backward(
     numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
     packed = {"PACKED": query_edges is not None}
     if out.numel() and shape.keys:
-        grid = (call.sequences * shape.value_heads, _along(longest_key, blocks.keys))
+        grid = (call.sequences * shape.value_heads, _block_count(longest_key, blocks.keys))
         with torch.cuda.device_of(query):
             keys_kernel[grid](
                 *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
@@ -309,7 +311,7 @@ def triton_attention_backward(
             )  # fmt: skip
         if is_exact:
             blocks = call.blocks("queries")
-            grid = (call.sequences * shape.heads, _along(longest_query, blocks.queries))
+            grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
             with torch.cuda.device_of(query):
                 queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
     return (
@@ -334,7 +336,7 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.arguments = longest_query, longest_key, is_causal, sliding_window, scale
     ctx.save_for_backward(*output, *tensors)
     ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)  # of the second and third output: zeros as large as they are
+    ctx.set_materialize_grads(False)  # else the second and third outputs would get zeros of full size
 
 
 def _backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]  # torch.library gives no types
@@ -370,7 +372,7 @@ def triton_attend_few(
     sliding_window: int,
     scale: float,
 ) -> Tensor:
-    """``decoding.attend_few`` in two kernels, without derivatives: arguments and result as there; window 0: none."""
+    """``decoding.attend_few`` in two kernels, not differentiable; arguments and result as there; window 0: none."""
     batch, maps, queries, width = query.shape
     heads, keys = maps // 2, key.shape[2]
     parts = value.shape[1] // groups
@@ -385,7 +387,7 @@ def triton_attend_few(
     rows = padded(repeats * queries)
     programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_of(query.device))
+    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_capability(query.device))
     span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
     spans = triton.cdiv(keys, span)
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
@@ -399,7 +401,7 @@ def triton_attend_few(
             query.stride()[:3], key.stride()[:3], value.stride()[:3], lam.stride(), strides,
             heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
             WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-            CAUSAL=is_causal or sliding_window > 0, WINDOW=_narrower(sliding_window, keys), HAS_MASK=mask is not None,
+            CAUSAL=is_causal or sliding_window > 0, WINDOW=_window_of(sliding_window, keys), HAS_MASK=mask is not None,
             RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
     with torch.cuda.device_of(query):

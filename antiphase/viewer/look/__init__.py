@@ -8,7 +8,7 @@ from antiphase.errors import InputError
 from antiphase.flags import Settings, argument, flag
 
 LONGEST = 512
-"""Most tokens that can be asked for: 12 layers of 12 maps are 38 MB of record then, and a page of some 25 MB."""
+"""Largest number of tokens: 12 layers with 12 maps then give a record of 38 MB and a page of about 25 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class LookSettings(Settings):
         for name, text in (("--text", self.text), ("--target", self.target)):
             if text is not None and not text.strip():
                 raise InputError(f"{name} is empty; give a sentence to look at")
-            if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes of a shell that are not UTF-8
+            if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes from the shell that are not UTF-8
                 raise InputError(f"{name} is not valid Unicode; write it in UTF-8")
         if not 1 <= self.length <= LONGEST:
             raise InputError(

@@ -1,17 +1,17 @@
-// The interactive part of the page of attention maps. Everything it draws lies in the page: `meta` as JSON, arrays as
-// gzip in base85. The difference of two maps is computed here. Text of users reaches the page only as text nodes,
-// attributes, or, in plotly's labels, with its markup escaped.
+// The interactive part of the page of attention maps. Everything it draws is embedded in the page: `meta` as JSON,
+// arrays as gzip in base85. The difference of two maps is computed here. Users' text reaches the page only as text
+// nodes, attributes or, in plotly's labels, with its markup escaped.
 "use strict";
 (async () => {
   const STEPS = 255;
-  const LABELLED = 44; // most tokens whose axis shows them
+  const LABELLED = 44; // largest number of tokens whose axis shows them
   const $ = (id) => document.getElementById(id);
   const meta = JSON.parse($("meta").textContent);
   const narrow = matchMedia("(max-width: 600px)");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const coarse = matchMedia("(pointer: coarse), (max-width: 600px)"); // fingers: no zoom by dragging, no row of buttons
+  const coarse = matchMedia("(pointer: coarse), (max-width: 600px)"); // touch screens: no zoom by dragging, no toolbar
 
-  // base85 with the digits of RFC 1924, but a comma for <
+  // base85 with the digits of RFC 1924, except a comma for <
   const DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~";
   const digit = new Uint8Array(128);
   for (let i = 0; i < 85; i++) digit[DIGITS.charCodeAt(i)] = i;
@@ -41,7 +41,7 @@
     document.head.append(script);
   }
 
-  // ------------------------------------------------------------------------------------------------ the numbers
+  // ------------------------------------------------------------------------------------------------ numbers
 
   async function loadModel(model) {
     for (const mask of model.masks) mask.bits = new Uint8Array(await unpack(mask.blob));
@@ -59,7 +59,7 @@
     if (model.positions) model.positions.values = new Float32Array(await unpack(model.positions.blob));
   }
 
-  // One softmax map as N rows of M weights; what the mask hides stays 0.
+  // One softmax map as N rows of M weights; hidden cells stay 0.
   function softmaxMap(layer, head, which) {
     const [N, M] = layer.shape;
     const index = head * layer.each + which;
@@ -87,7 +87,7 @@
     });
   }
 
-  // Means over queries of what multiplies the values, as shares of the sum of |weight|.
+  // Means over queries of the weights that multiply the values, as shares of the sum of |weight|.
   function measures(layer, head) {
     const rows = weightsOf(layer, head, "difference");
     const [N, M] = layer.shape;
@@ -109,14 +109,14 @@
     return found;
   }
 
-  // ------------------------------------------------------------------------------------------------ words and colours
+  // ------------------------------------------------------------------------------------------------ labels and colours
 
   const shown = (text) => text.replace(/\r?\n/g, "↵").replace(/\t/g, "→").replace(/[\u0000-\u001f\u007f]/g, "·");
   const short = (text, most) => {
     const letters = Array.from(shown(text));
     return letters.length > most ? letters.slice(0, most - 1).join("") + "…" : letters.join("");
   };
-  // plotly reads a little markup in its labels, and TeX between dollars
+  // plotly interprets some markup in its labels, and TeX between dollar signs
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/\$/g, "&#36;");
   const number = (weight) => {
     const size = Math.abs(weight);
@@ -142,7 +142,7 @@
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: style("--hidden"), font: { color: style("--text"), size: 12 },
       hoverlabel: { bgcolor: style("--card"), bordercolor: style("--line"), font: { color: style("--text"), size: 13 }, align: "left" },
-      dragmode: coarse.matches ? false : "zoom", // a finger scrolls the page
+      dragmode: coarse.matches ? false : "zoom", // a touch scrolls the page
       ...more,
     };
   }
@@ -151,10 +151,10 @@
   const configOf = () => ({ ...CONFIG, displayModeBar: coarse.matches ? false : "hover" });
   const draw = (id, traces, layout) => Plotly.react($(id), traces, layoutOf(layout), configOf());
 
-  // ------------------------------------------------------------------------------------------------ the state
+  // ------------------------------------------------------------------------------------------------ state
 
   const state = { model: 0, layer: 0, head: 0, map: "difference", side: "from", query: 0, key: 0 };
-  let weights = []; // of the head that is shown
+  let weights = []; // of the displayed head
   const model = () => meta.models[state.model];
   const layer = () => model().layers[state.layer];
   const tokens = (which) => model().sequences[layer()[which]];
@@ -190,7 +190,7 @@
     shade();
   }
 
-  // ------------------------------------------------------------------------------------------------ the parts
+  // ------------------------------------------------------------------------------------------------ parts of the page
 
   function drawControls() {
     options($("layer"), model().layers.map((one) => one.name), state.layer);
@@ -227,7 +227,7 @@
     $("keys-title").textContent = `Keys: ${layer().keys}`;
   }
 
-  // The weights of the chosen token, on the text, in words and as a table.
+  // The weights of the selected token: on the text, as a sentence and as a table.
   function shade() {
     const from = state.side === "from";
     const chosen = from ? state.query : isSelf() ? state.query : state.key;
@@ -367,7 +367,7 @@
     $("overview-said").textContent = `Layer ${layer().name}, head ${state.head}: ${NAMES[measure]} ${value.toFixed(3)}, mean over queries.`;
   }
 
-  // Small pictures side by side: traces on axes of their own, a title above each.
+  // Small plots side by side: traces with their own axes, and a title above each.
   function panels(count, gap, ratio, width) {
     const columns = Math.min(count, Math.max(2, Math.floor(width / (narrow.matches ? 150 : 190))));
     const lines = Math.ceil(count / columns);
@@ -400,7 +400,7 @@
     return layout;
   }
 
-  let headsLayout = null; // function of the head that is marked
+  let headsLayout = null; // function of the highlighted head
 
   function drawHeads() {
     const one = layer();
@@ -480,7 +480,7 @@
     });
   }
 
-  // ------------------------------------------------------------------------------------------------ hands on it
+  // ------------------------------------------------------------------------------------------------ events
 
   function listen() {
     for (const name of ["model", "layer", "head"]) $(name).addEventListener("change", () => choose({ [name]: Number($(name).value) }));
@@ -535,14 +535,14 @@
     for (const query of [dark, narrow, coarse]) query.addEventListener("change", drawAll);
     let pending = 0, width = innerWidth;
     addEventListener("resize", () => {
-      if (innerWidth === width) return; // a phone's address bar changes the height only
+      if (innerWidth === width) return; // a phone's address bar only changes the height
       width = innerWidth;
       clearTimeout(pending);
       pending = setTimeout(drawAll, 150);
     });
   }
 
-  // Within its box: the page itself stays where it is.
+  // Scroll within the box, without moving the page.
   function reveal(id, index) {
     const box = $(id), span = box.children[index];
     const above = span.offsetTop - 8, below = span.offsetTop + span.offsetHeight + 8 - box.clientHeight;

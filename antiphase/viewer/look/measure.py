@@ -1,4 +1,4 @@
-"""Attention of every layer and head on one text, from request to record: what ``antiphase look`` does."""
+"""Implements ``antiphase look``: attention of every layer and head on one text, from request to record."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from antiphase.viewer.look import LONGEST, LookSettings
 POSITIONS = (50, 128)
 """Positions and width of the matrix of sinusoidal positions."""
 TEXT = "text"
-"""Name of the one sequence: queries and keys both. Maps between two sequences name two."""
+"""Name of the only sequence, for queries and keys. Maps between two sequences name both."""
 SOURCE, TARGET, SO_FAR = "source", "target", "target so far"
-"""Of an encoder and decoder: its two texts, and what the decoder reads as it predicts each token of the target."""
+"""Sequences of an encoder–decoder: its two texts, and the decoder's input when it predicts each token of the target."""
 SIDES = {None: (TEXT, TEXT), "cross": (TARGET, SOURCE), "encoder": (SOURCE, SOURCE), "decoder": (SO_FAR, SO_FAR)}
-"""Sequences of queries and keys by part of the model, in the order of the record: the alignment comes first."""
+"""Sequences of queries and keys by part of the model, in the order of the record: cross-attention comes first."""
 
 
 def look(
@@ -39,13 +39,13 @@ def look(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Every map of every layer on the text, in 8 bits (``codes.py``). Writes ``record.json`` in ``output``.
+    """Compute every map of every layer on the text, in 8 bits (``map_codes.py``); write ``record.json`` in ``output``.
 
-    ``values["maps"]`` lists the layers; each names its sequences of queries and keys, its mask and its arrays:
-    codes (H, S, N, M), scales (H, S, N) and, where S is 2, λ (H, N).
+    ``values["maps"]`` lists the layers; each names its sequences of queries and keys, its mask and its arrays: codes
+    (H, S, N, M), scales (H, S, N) and, if S is 2, λ (H, N).
 
     Raises:
-        InputError: a model or text that cannot be used, attention that cannot be seen, a folder that is not empty.
+        InputError: the model or text cannot be used, attention cannot be observed, or the folder is not empty.
     """
     request.check()
     started = time.perf_counter()
@@ -91,10 +91,10 @@ def look(
 
 
 def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int | None) -> Tensor:
-    """Token ids (1, N) of ``flag``; ``entries`` of the vocabulary, None: ``config.vocab_size``.
+    """Token ids (1, N) of the text of ``flag``; ``entries``: vocabulary size, by default the configuration's.
 
     Raises:
-        InputError: too many tokens, or none that the model knows.
+        InputError: there are too many tokens, or the model knows none of them.
     """
     text = request.text if flag == "--text" else request.target
     side = "text" if flag == "--text" else "text_target"
@@ -118,7 +118,7 @@ def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> dict[str, Any]:
 def _pair(
     loaded: LoadedModel, request: LookSettings, source: Tensor, target: Tensor
 ) -> tuple[Tensor, dict[str, dict[str, Any]]]:
-    """What the decoder reads, (1, N): the start token, then the target but its last token; and all sequences."""
+    """The decoder's input (1, N), which is the start token and the target without its last token; and all sequences."""
     assert request.target is not None
     config = loaded.model.config
     start = getattr(config, "decoder_start_token_id", None)
@@ -149,11 +149,11 @@ def _check_length(flag: str, count: int, request: LookSettings, positions: int |
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> list[dict[str, Any]]:
-    """For each token its id, its piece in the vocabulary, the text it stands for, and the number of its word.
+    """For each token: its id, its piece in the vocabulary, its text, and the index of its word.
 
-    A token that is only some bytes of a character stands as ``日[1/3]``, the first of its three tokens; where the
-    tokenizer does not tell the character, as its piece. Words are those that the tokenizer cuts first; null for
-    special tokens and where the tokenizer does not tell.
+    A token for only some bytes of a character is shown as ``日[1/3]``, the first of its three tokens, or as its piece
+    if the tokenizer does not give the character. Words are those of the tokenizer's pre-tokenization; null for special
+    tokens, and if the tokenizer does not give them.
     """
     listed = ids.tolist()
     texts = [tokenizer.decode([number]) for number in listed]
@@ -179,7 +179,7 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> lis
 
 
 def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """What the record says of each layer and each mask, and their arrays; equal masks are stored once."""
+    """The record's entries for each layer and each mask, and their arrays; equal masks are stored once."""
     maps: list[dict[str, Any]] = []
     masks: list[dict[str, Any]] = []
     kept: list[Tensor] = []
@@ -202,9 +202,7 @@ def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict
 
 
 def mask_kind(visible: Tensor) -> dict[str, Any]:
-    """``kind`` of a mask (N, M): global, causal, local (as far back as ahead) or other; ``window``: keys that a query
-    sees at most, where distance limits them.
-    """
+    """``kind`` of a mask (N, M): global, causal, local or other; ``window``: most keys that a query sees, or None."""
     if visible.all():
         return {"kind": "global", "window": None}
     queries, keys = visible.shape
@@ -227,7 +225,7 @@ def _runs_of(folder: Path) -> list[dict[str, Any]]:
     trained = Record.load(folder)
     if trained.kind in ("classify", "translate"):
         runs = trained.values["runs"]
-        best = trained.values.get("best", runs[0]["folder"])  # a study's folder holds the best run's model
+        best = trained.values.get("best", runs[0]["folder"])  # the best run's model, for the folder of a study
         return [
             {"arm": run["model"], "seed": run["seed"], "curve": run["curve"]} for run in runs if run["folder"] == best
         ]

@@ -1,8 +1,8 @@
-"""Records of ``antiphase look`` → one interactive page: attention of every layer and head, offline, in one file.
+"""Records of ``antiphase look`` as one interactive offline page: attention of every layer and head, in one file.
 
-plotly.js and the maps lie in the page as gzip in base85: 5 characters for 4 bytes, 6 % less than base64, so that any 12
-layers of 12 causal maps on 256 tokens stay below 8 MB. A content security policy allows two scripts, named by their
-hashes, so that no text of a record can run.
+plotly.js and the maps are embedded as gzip in base85 (5 characters for 4 bytes, 6 % less than base64), so that 12
+layers of 12 causal maps on 256 tokens stay below 8 MB. A content security policy allows two scripts, identified by
+their hashes, so that no text in a record can be executed.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from antiphase.viewer.look.tables import (
 
 
 def write_look(records: Sequence[Record], output: Path) -> Path:
-    """Write the interactive page of one record or several. Returns ``output``.
+    """Write the interactive page of one or several records; return ``output``.
 
     Raises:
-        InputError: a record that holds no attention maps, or ``output`` cannot be written.
+        InputError: a record has no attention maps, or ``output`` cannot be written.
     """
     if not records or not all(is_look(record) for record in records):
         raise InputError("an interactive page needs records of antiphase look only")
@@ -69,7 +69,7 @@ def look_page(records: Sequence[Record]) -> str:
 
 
 def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
-    """What the script needs to know of a record; its arrays go to ``blobs``."""
+    """Data of a record for the script; its arrays are added to ``blobs``."""
     values = record.values
     layers = layers_of(record)
     for number, mask in enumerate(values["masks"]):
@@ -116,7 +116,7 @@ def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
 
 
 def layer_bytes(layer: LayerMaps) -> bytes:
-    """Scales (H, S, N) and λ (H, N) as little-endian fp32, then the codes of what the mask shows, row by row."""
+    """Scales (H, S, N) and λ (H, N) as little-endian fp32, then the codes of visible cells, row by row."""
     parts = [numpy.ascontiguousarray(layer.scales, dtype="<f4").tobytes()]
     if layer.lam is not None:
         parts.append(numpy.ascontiguousarray(layer.lam, dtype="<f4").tobytes())
@@ -124,11 +124,11 @@ def layer_bytes(layer: LayerMaps) -> bytes:
 
 
 def _section(record: Record) -> dict[str, Any]:
-    """What stands on the page without the script: pieces of each sequence, the table of layers, where it comes from."""
+    """The part of the page that needs no script: pieces of each sequence, the table of layers, and the source."""
     sequences = []
     for name in record.values["sequences"]:
         pieces, words = piece_counts(record, name)
-        grouped = groupby(enumerate(tokens_of(record, name)), key=lambda pair: (pair[1]["word"], _alone(pair)))
+        grouped = groupby(enumerate(tokens_of(record, name)), key=lambda pair: (pair[1]["word"], _separate_key(pair)))
         sequences.append({
             "name": name, "pieces": pieces, "words": words,
             "groups": [[{**token, "number": number} for number, token in group] for _, group in grouped],
@@ -140,14 +140,14 @@ def _section(record: Record) -> dict[str, Any]:
     }
 
 
-def _alone(pair: tuple[int, dict[str, Any]]) -> int:
-    """Keeps tokens of no word apart."""
+def _separate_key(pair: tuple[int, dict[str, Any]]) -> int:
+    """A grouping key that keeps tokens without a word separate."""
     number, token = pair
     return number if token["word"] is None else -1
 
 
 def _packed(content: bytes) -> str:
-    """Gzip in base85 (RFC 1924's digits), a comma for ``<``: nothing in it can end or begin an element."""
+    """Gzip in base85 (digits of RFC 1924), with a comma for ``<``, so that nothing in it begins or ends an element."""
     return base64.b85encode(gzip.compress(content, compresslevel=9, mtime=0)).decode("ascii").replace("<", ",")
 
 

@@ -1,4 +1,4 @@
-"""Records of ``antiphase look`` → figures: every head, one head with its maps, masks, sinusoidal positions."""
+"""Records of ``antiphase look`` as figures: every head, one head with its maps, masks, sinusoidal positions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from antiphase.report.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_
 from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, tokens_of, used_in
 
 THUMBNAIL = 64
-"""Most cells of a map along each side where all heads stand together; larger ones show blocks by their strongest."""
+"""Largest side of a map in the overview of heads; larger maps show the strongest weight of each block."""
 GAP = 3
 ALIGNED = 3
-"""Layers side by side in the figure of alignments."""
+"""Number of layers side by side in the figure of alignments."""
 
 
 @matplotlib.rc_context(STYLE)
 def every_head(record: Record) -> Figure | None:
-    """A small map for each head: layers downwards, heads to the right, one scale."""
+    """A small map per head: layers downwards, heads to the right, on one scale."""
     layers = layers_of(record)
     if not layers:
         return None
@@ -63,7 +63,7 @@ def every_head(record: Record) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def one_head(record: Record) -> Figure | None:
-    """The head that looks most at tokens other than the first and itself; its maps and their difference."""
+    """The head with the most attention to tokens other than the first and the query's own; its maps and difference."""
     chosen = chosen_head(record)
     if chosen is None:
         return None
@@ -97,7 +97,7 @@ def one_head(record: Record) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def alignment(record: Record) -> Figure | None:
-    """A panel for each layer between two texts, the mean over its heads: rows are written, columns read."""
+    """A panel per cross-attention layer, the mean over its heads: rows are target tokens, columns source tokens."""
     layers = [layer for layer in layers_of(record) if layer.queries != layer.keys]
     if not layers:
         return None
@@ -117,9 +117,9 @@ def aligned(
     across: int,
     right: Sequence[int] = (),
 ) -> Figure:
-    """A panel for each title and map (N, M), NaN where it is hidden; ``queries`` and ``keys`` are a name and tokens.
+    """A panel per title and map (N, M), which is NaN where hidden; ``queries`` and ``keys`` are a name and tokens.
 
-    A ring stands at the key of ``right`` in each of the first rows.
+    A ring marks the key in ``right`` in each of the first rows.
     """
     norm, colours = _scale([numpy.nan_to_num(weights) for _, weights in panels])
     rows, columns = panels[0][1].shape
@@ -132,7 +132,7 @@ def aligned(
     for axes, (title, weights) in zip(grid, panels, strict=False):
         axes.set_facecolor("#e4e7eb")
         axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
-        halo = [withStroke(linewidth=3.5, foreground="white")]  # so that it is seen on dark cells
+        halo = [withStroke(linewidth=3.5, foreground="white")]  # visible on dark cells
         axes.scatter(
             right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1.2, path_effects=halo
         )
@@ -149,7 +149,7 @@ def aligned(
 
 @matplotlib.rc_context(STYLE)
 def masks(record: Record) -> Figure | None:
-    """The masks of the model's layers, and beside them causal and global ones where it has none."""
+    """The masks of the model's layers, with causal and global ones for comparison."""
     layers = layers_of(record)
     if not layers:
         return None
@@ -189,9 +189,9 @@ def positions(record: Record) -> Figure | None:
 
 
 def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
-    """The layer and head whose queries give most of Σ\\|A\\| to tokens other than the first and themselves.
+    """The layer and head with the largest share of Σ\\|A\\| on tokens other than the first and the query's own.
 
-    Of an encoder and decoder, one between its two texts.
+    For an encoder–decoder, it is a head of cross-attention.
     """
     best: tuple[float, LayerMaps, int] | None = None
     layers = layers_of(record)
@@ -202,7 +202,7 @@ def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
         if layer.queries == layer.keys:
             places = numpy.arange(elsewhere.shape[1])
             elsewhere[:, places, places] = 0
-        for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared: pointed, not spread
+        for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared, to prefer concentrated weights
             if best is None or share > best[0]:
                 best = float(share), layer, head
     return None if best is None else best[1:]
@@ -213,7 +213,7 @@ def _sides(layer: LayerMaps) -> set[str]:
 
 
 def _blocks(weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Largest and smallest of each block, at most ``THUMBNAIL`` along each side."""
+    """Largest and smallest weight of each block, with at most ``THUMBNAIL`` blocks per side."""
     steps = [max(1, -(-size // THUMBNAIL)) for size in weights.shape]
     padding = [(0, -size % step) for size, step in zip(weights.shape, steps, strict=True)]
     padded = numpy.pad(weights, padding, mode="edge")
@@ -228,7 +228,7 @@ def _thumbnail(weights: numpy.ndarray) -> numpy.ndarray:
 
 
 def _scale(maps: Sequence[numpy.ndarray]) -> tuple[FuncNorm, str]:
-    """Colour follows the square root, so that small weights are seen; where maps have signs, blue takes away."""
+    """The colour scale is a square root, so that small weights are visible; in signed maps, blue is negative."""
     largest = max(float(numpy.abs(weights).max()) for weights in maps) or 1.0
     signed = any((weights < 0).any() for weights in maps)
     functions = (partial(signed_power, power=0.5), partial(signed_power, power=2))

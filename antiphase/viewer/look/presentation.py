@@ -1,4 +1,4 @@
-"""How records of ``antiphase look`` are shown on a page of several records."""
+"""Presentation of records of ``antiphase look`` on a page of several records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of ``antiphase look`` read: sequences, masks and maps of each layer, and their table."""
+"""Reads records of ``antiphase look``: sequences, masks and maps of each layer, and their table."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class LayerMaps:
     visible: numpy.ndarray
     """(N, M) bool."""
     codes: numpy.ndarray
-    """(H, S, N, M) uint8, as ``codes.encode`` gives them."""
+    """(H, S, N, M) uint8, codes from ``map_codes.encode``."""
     scales: numpy.ndarray
     """(H, S, N) fp32."""
     lam: numpy.ndarray | None
-    """(H, N) fp32 where S is 2."""
+    """(H, N) fp32 if S is 2."""
     between: str = ""
-    """``target → source``: the sequences, where the record has maps of several kinds or between two; else empty."""
+    """``target → source``: the sequences, if the record has maps of several kinds or between two texts; else empty."""
 
     @property
     def name(self) -> str:
-        """The layer's number, with its sequences where they must be told."""
+        """The layer's number, with its sequences if the record has several."""
         return f"{self.layer} ({self.between})" if self.between else str(self.layer)
 
     @cached_property
@@ -50,20 +50,20 @@ class LayerMaps:
 
     @cached_property
     def weights(self) -> numpy.ndarray:
-        """What multiplies the values, (H, N, M) fp32, signed where maps are subtracted."""
+        """The weights that multiply the values, (H, N, M) fp32, signed if maps are subtracted."""
         if self.lam is None:
             return numpy.asarray(self.maps[:, 0])
         return numpy.asarray(self.maps[:, 0] - self.lam[..., None] * self.maps[:, 1])
 
     @cached_property
     def shares(self) -> numpy.ndarray:
-        """\\|A\\| / Σ\\|A\\| of each query, (H, N, M); zeros where a query sees nothing."""
+        """\\|A\\| / Σ\\|A\\| of each query, (H, N, M); zeros if a query sees nothing."""
         size = numpy.abs(self.weights)
         return numpy.asarray(size / numpy.maximum(size.sum(-1, keepdims=True), 1e-30))
 
 
 def is_look(record: Record) -> bool:
-    """Whether the record holds attention maps."""
+    """Whether the record has attention maps."""
     return record.kind == "look" and bool(record.values.get("maps"))
 
 
@@ -76,7 +76,7 @@ def layers_of(record: Record) -> list[LayerMaps]:
     """Every layer's maps, in order; empty for other records.
 
     Raises:
-        InputError: arrays are missing or do not fit what the record says of them.
+        InputError: arrays are missing or do not match the record.
     """
     if not is_look(record):
         return []
@@ -114,7 +114,7 @@ def _between(entry: dict[str, Any], *, several: bool) -> str:
 
 
 def used_in(layers: Sequence[LayerMaps]) -> str:
-    """``layers 0, 1``, or between which sequences: where a mask is used."""
+    """Where a mask is used: for example ``layers 0, 1``, or between which sequences."""
     kinds = dict.fromkeys(layer.between for layer in layers if layer.between)
     if kinds:
         return ", ".join(kinds)
@@ -124,13 +124,13 @@ def used_in(layers: Sequence[LayerMaps]) -> str:
 
 
 def mask_words(mask: dict[str, Any]) -> str:
-    """``causal, window 4``."""
+    """For example ``causal, window 4``."""
     words = MASK_WORDS.get(mask["kind"], str(mask["kind"]))
     return words if mask["window"] is None else f"{words}, window {mask['window']}"
 
 
 def layer_table(record: Record) -> Table | None:
-    """What each layer does on this text, as means over heads and queries."""
+    """Statistics of each layer on this text, means over heads and queries."""
     rows = []
     for layer in layers_of(record):
         share, weights = layer.shares, layer.weights
@@ -164,7 +164,7 @@ def layer_table(record: Record) -> Table | None:
 
 
 def piece_counts(record: Record, sequence: str) -> tuple[int, int | None]:
-    """Number of pieces, and of words where the tokenizer told them; special tokens count as neither."""
+    """Number of pieces, and of words if the tokenizer gave them; special tokens count as neither."""
     tokens = tokens_of(record, sequence)
     words = {token["word"] for token in tokens if token["word"] is not None}
     if not words:

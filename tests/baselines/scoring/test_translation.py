@@ -13,10 +13,10 @@ from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceFo
 from antiphase.baselines.scoring.translation import (
     alignment_accuracy,
     alignment_hits,
-    commonest_token,
+    greedy_outputs,
+    most_common_token,
     sentence_scores,
     teacher_forced,
-    written,
 )
 from antiphase.models.configuration import ATTENTION_TYPES
 from antiphase.models.initialization import seeded
@@ -34,7 +34,7 @@ def test_systems_of_known_score():
     assert scores(REFERENCES) == (1, 1, 1)
     assert scores([[], [], []]) == (0, 0, 0)
     assert scores([[END], [END], [END]]) == (0, 0, 1)
-    constant = commonest_token(REFERENCES)
+    constant = most_common_token(REFERENCES)
     assert constant == 7
     assert scores([[constant] * len(reference) for reference in REFERENCES]) == (0, 4 / 10, 0)
     assert scores([[7, 8, END], [7, END], [7, 7, 7, 6, END]]) == (2 / 3, 9 / 10, 1)
@@ -102,7 +102,7 @@ def test_what_is_written_is_the_likeliest_token_after_each_other_and_padding_cha
     with torch.no_grad():
         model.lm_head.weight[END] *= 2  # some of the texts end
     sources = EncodedTexts([[4, 5, 6, 7, 8], [9], [10, 11, 4], [6, 6]], PAD)
-    found = written(model, sources, 7)
+    found = greedy_outputs(model, sources, 7)
     assert model.training
     model.eval()
     for ids, output in zip(sources.ids, found, strict=True):

@@ -209,7 +209,7 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
         seen.append((rows(held), rows(next(batches) for _ in range(75))))  # an epoch
         return iter(())
 
-    monkeypatch.setattr(gradients, "followed", watched)
+    monkeypatch.setattr(gradients, "train_and_measure", watched)
     request = gradients.GradientsSettings(models=["rnn"], layers=2, seeds=(0, 1), device="cpu")
     gradients.gradients(request, tmp_path / "r")
     (held, first), (again, second) = seen

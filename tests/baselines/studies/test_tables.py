@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from antiphase.baselines.studies.dependency.presentation import accuracy_details
-from antiphase.baselines.studies.style import look_of
+from antiphase.baselines.studies.style import style_of
 from antiphase.baselines.studies.throughput.presentation import speed_details
 from antiphase.records import Record
 from antiphase.report import figures, summary
@@ -91,7 +91,7 @@ def test_the_figure_of_distances_shows_every_model_and_which_lengths_were_traine
 
 
 def test_no_two_models_look_alike():
-    looks = [look_of(name) for name in MODELS]
+    looks = [style_of(name) for name in MODELS]
     assert len({look["color"] for look in looks}) == len({look["marker"] for look in looks}) == len(MODELS)
 
 

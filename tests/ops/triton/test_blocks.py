@@ -21,9 +21,9 @@ def case():
 
 def test_tried_blocks_give_way_again():
     usual = launch.blocks_of("forward", 64, 128, torch.bfloat16, 9)
-    with launch.tried({"forward": SMALL}):
+    with launch.override_blocks({"forward": SMALL}):
         assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL
-        with launch.tried({"forward": OTHER, "keys": SMALL}):
+        with launch.override_blocks({"forward": OTHER, "keys": SMALL}):
             assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == OTHER
         assert launch.blocks_of("keys", 64, 128, torch.bfloat16, 9) != SMALL
         assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL

@@ -372,10 +372,10 @@ def test_devices_that_the_kernels_do_not_cover(monkeypatch):
         has = {} if shared is None else {"shared_memory_per_block_optin": shared}  # AMD's say nothing of it
         gpu = SimpleNamespace(name="This GPU", major=major, **has)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
-        reason = launch.why_not_here(here)
+        reason = launch.why_not_on(here)
         assert (reason is None) is is_covered
         assert is_covered or ("This GPU is none" in reason and 'impl="blockwise"' in reason)
-    assert "need a CUDA device, got xpu" in launch.why_not_here(torch.device("xpu"))
+    assert "need a CUDA device, got xpu" in launch.why_not_on(torch.device("xpu"))
 
 
 def test_sequences_longer_than_a_grid(monkeypatch):

@@ -1,4 +1,4 @@
-"""Text classifiers, trained and tested side by side: ``antiphase classify``."""
+"""Training and comparing text classifiers: ``antiphase classify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of ``antiphase classify`` → figures: accuracy by epoch, and the confusion of each model."""
+"""Records of ``antiphase classify`` as figures: accuracy by epoch, and the confusion matrix of each model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from antiphase.records import Record
 from antiphase.report.plots import LINES, PERCENT, STYLE, arm_colour, visible
 
 NUMBERED = 12
-"""Labels of a confusion matrix whose cells carry their numbers and whose axes the labels."""
+"""Largest number of labels for which a confusion matrix shows numbers in its cells and labels on its axes."""
 
 
 ACROSS = 3
-"""Matrices side by side."""
+"""Number of matrices side by side."""
 
 
 @matplotlib.rc_context(STYLE)
 def epochs(record: Record) -> Figure | None:
-    """Accuracy and loss on the development part after each epoch, a line for each run; a dot marks the epoch kept.
+    """Accuracy and loss on the development part after each epoch, one line per run; a dot marks the best epoch.
 
-    The loss on the training part, the mean over an epoch, stands beside them as a fainter line.
+    A fainter line shows the loss on the training part, mean over an epoch.
     """
     models = [row["model"] for row in record.values["models"]]
     titles = ("Accuracy on the development part", "Loss: development, and training (fainter)")
@@ -36,14 +36,14 @@ def epochs(record: Record) -> Figure | None:
 def epoch_curves(
     runs: Sequence[dict[str, Any]], models: Sequence[str], *, titles: tuple[str, str], unit: str
 ) -> Figure:
-    """``accuracy`` on the left, ``loss`` and fainter ``train_loss`` on the right, a line for each run."""
+    """``accuracy`` on the left, ``loss`` and fainter ``train_loss`` on the right, one line per run."""
     figure = Figure(figsize=(10.4, 4.1), layout="constrained")
     axes, losses = figure.subplots(1, 2)
     named = set()
     for run in runs:
         name, curve = run["model"], run["curve"]
         colour, line = arm_colour(models, name), LINES[models.index(name) % len(LINES)]
-        label = f"_{name}" if name in named else visible(name)  # the underscore keeps it out of the legend
+        label = f"_{name}" if name in named else visible(name)  # the underscore hides it from the legend
         named.add(name)
         points = [(point["epoch"], point["accuracy"]) for point in curve]
         axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.2, label=label)
@@ -68,7 +68,7 @@ def epoch_curves(
 
 @matplotlib.rc_context(STYLE)
 def confusions(record: Record) -> Figure | None:
-    """A heat map for each model: shares of each right label, over all runs; numbers are counts."""
+    """A heat map per model: shares of each true label, over all runs; numbers are counts."""
     labels = [visible(label) for label in record.values["labels"]]
     models = [row["model"] for row in record.values["models"]]
     across = min(ACROSS, len(models))

@@ -1,4 +1,4 @@
-"""Text classifiers from request to record: what ``antiphase classify`` does."""
+"""Implements ``antiphase classify``: text classifiers, from request to record."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from antiphase.baselines.data.labelled_texts import (
     check_labels,
     duplicates,
     held_out_tenth,
+    normal_form,
     read_examples,
-    same_text,
     stratified_parts,
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
@@ -45,7 +45,7 @@ KIND = "classify"
 
 @dataclass(frozen=True)
 class Parts:
-    """What one seed and fold trains, stops and is judged on."""
+    """Training, development and test parts of one seed and fold."""
 
     seed: int
     fold: int | None
@@ -62,14 +62,14 @@ def classify(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Train and test every model with every seed and fold. Writes ``record.json`` and the models in ``output``.
+    """Train and test every model with every seed and fold; write ``record.json`` and the models in ``output``.
 
-    Each run has a folder, ``MODEL-seedK`` or ``MODEL-seedK-foldF``, which appears when it is finished; ``resume``
-    trains what has none. The run with the best development part is copied to ``output`` itself.
+    Each run has a folder, ``MODEL-seedK`` or ``MODEL-seedK-foldF``, which is created when it is finished; ``resume``
+    trains the missing ones. The run with the best development score is copied to ``output`` itself.
 
     Raises:
-        InputError: files, labels or settings that cannot be used, or a folder with other contents.
-        Interrupted: Ctrl-C; finished runs are kept.
+        InputError: files, labels or settings cannot be used, or the folder has other contents.
+        Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
     request.check()
     classifiers = chosen_classifiers(request.models, request.settings)
@@ -144,7 +144,7 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
 
 
 class Study:
-    """Runs one after the other."""
+    """Executes the runs one after the other."""
 
     def __init__(self, request: ClassifySettings, labels: list[str], device: torch.device, output: Path) -> None:
         self.request, self.labels, self.device, self.output = request, labels, device, output
@@ -152,7 +152,7 @@ class Study:
         self.tokenizers: dict[tuple[int, int | None], PreTrainedTokenizerBase] = {}
 
     def check(self, classifiers: Mapping[str, Classifier], parts: Parts) -> None:
-        """Build every model and encode every text once, so that no late run is refused after hours."""
+        """Build every model and encode every text once, so that no late run fails after hours."""
         tokenizer = self._tokenizer(parts)
         for name, classifier in classifiers.items():
             model = self._model(classifier, tokenizer, seed=parts.seed)
@@ -166,7 +166,7 @@ class Study:
         say: Callable[[str], None],
         report: Callable[[float, int], None],
     ) -> list[dict[str, Any]]:
-        """What there is to say of each run; those with a folder are read from it."""
+        """The values of each run; finished runs are read from their folders."""
         jobs = [(parts, name) for parts in splits for name in classifiers]
         folders = [
             f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}") for parts, name in jobs
@@ -225,11 +225,11 @@ class Study:
         return run
 
     def judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> dict[str, Any]:
-        """Scores on the test part, and on those of its texts that training and development did not hold."""
+        """Scores on the test part, and on those of its texts that are not in the training and development parts."""
         labels = len(self.labels)
         whole = classification_scores(confusion := confusion_matrix(predicted, targets, labels))
-        seen = {same_text(example.text) for example in (*parts.train, *parts.development)}
-        fresh = torch.tensor([same_text(example.text) not in seen for example in parts.test])
+        seen = {normal_form(example.text) for example in (*parts.train, *parts.development)}
+        fresh = torch.tensor([normal_form(example.text) not in seen for example in parts.test])
         unseen = classification_scores(confusion_matrix(predicted[fresh], targets[fresh], labels))
         return {
             "test_accuracy": whole["accuracy"],
@@ -243,7 +243,7 @@ class Study:
     def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
         key = (parts.seed, parts.fold)
         if key not in self.tokenizers:
-            self.tokenizers.clear()  # those of earlier parts are not asked for again
+            self.tokenizers.clear()  # those of earlier parts are no longer needed
             self.tokenizers[key] = self._train_tokenizer([example.text for example in parts.train])
         return self.tokenizers[key]
 
@@ -261,7 +261,7 @@ class Study:
         return classifier.build(tokenizer, self.labels, seed=seed).to(self.device)
 
     def _set_vectors(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int | None:
-        """Words whose vectors come from ``--word-vectors``; None without it."""
+        """Number of words with vectors from ``--word-vectors``; None without it."""
         path = self.request.word_vectors
         if path is None:
             return None
@@ -299,14 +299,14 @@ def _sentence(run: Mapping[str, Any]) -> str:
 
 
 def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
-    """One row for each model: means over its runs, with an interval.
+    """One row per model: means over its runs, with an interval.
 
     The folds of a seed count as one test of all rows. With several seeds the interval covers seeds and test rows
-    (``uncertainty/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is paired by seed with the first
-    model.
+    (``uncertainty/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is the difference from the first
+    model, paired by seed.
 
     Args:
-        one_test_part: whether all seeds are tested on the same rows; otherwise each holds out its own.
+        one_test_part: whether all seeds are tested on the same rows; otherwise each seed holds out other rows.
     """
     found: list[dict[str, Any]] = []
     first: tuple[dict[int, float], Sample] | None = None
@@ -349,7 +349,7 @@ def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list
 
 
 def _pooled(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of one seed's folds together."""
+    """Combined scores of one seed's folds."""
     scores = classification_scores(sum((torch.tensor(run["confusion"]) for run in folds), torch.zeros(1).long()))
     unseen = sum(run["unseen"]["samples"] for run in folds)
     right = sum(run["unseen"]["correct"] for run in folds)
@@ -357,7 +357,7 @@ def _pooled(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(values: Any) -> float | None:
-    """The mean of what is not None."""
+    """The mean of the values that are not None."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
@@ -370,14 +370,14 @@ def _record(
     labels: Sequence[str],
     runs: list[dict[str, Any]],
 ) -> Record:
-    trained = {same_text(example.text) for example in examples}
+    trained = {normal_form(example.text) for example in examples}
     models = summaries(runs, one_test_part=bool(test or request.folds))
     split = "official test part" if test else f"{request.folds} folds" if request.folds else "held-out tenth"
     data = {
         "split": split,
         "train": duplicates(examples),
         "test": duplicates(test) if test else None,
-        "test_rows_in_train": sum(same_text(example.text) in trained for example in test) if test else None,
+        "test_rows_in_train": sum(normal_form(example.text) in trained for example in test) if test else None,
         "rows_by_label": {label: sum(example.label == label for example in examples) for label in labels},
     }
     return Record(

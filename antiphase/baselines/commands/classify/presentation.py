@@ -1,4 +1,4 @@
-"""How records of ``antiphase classify`` are shown."""
+"""Presentation of records of ``antiphase classify``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of ``antiphase classify`` → tables."""
+"""Records of ``antiphase classify`` as tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from antiphase.records import Record
 from antiphase.report.tables import Column, Table
 
 LARGEST_CONFUSION = 12
-"""Labels of a confusion matrix that is shown as a table."""
+"""Largest number of labels for which a confusion matrix is shown as a table."""
 
 
 def models(record: Record) -> Table | None:
-    """One row for each model: how well it does."""
+    """Scores, one row per model."""
     rows = [
         [row["model"], row["accuracy"], _interval(row["interval"]), row["macro_f1"], row["unseen_accuracy"],
          row["seconds"]]
@@ -31,7 +31,7 @@ def models(record: Record) -> Table | None:
 
 
 def model_details(record: Record) -> Table | None:
-    """One row for each model: what it is, and how far it is from the first."""
+    """Size and training of each model, and its difference from the first."""
     rows = [
         [row["model"], row["parameters"], row["seeds"], row["folds"], row["development_accuracy"], _difference(row)]
         for row in record.values["models"]
@@ -60,7 +60,7 @@ def _difference(row: dict[str, Any]) -> str | None:
 
 
 def runs(record: Record) -> Table | None:
-    """One row for each run."""
+    """One row per run."""
     rows = [
         [
             run["model"], run["seed"], run["fold"], run["test_accuracy"], run["correct"], run["samples"],
@@ -80,7 +80,7 @@ def runs(record: Record) -> Table | None:
 
 
 def data(record: Record) -> Table | None:
-    """What was read, and what of it stands more than once."""
+    """The data that was read, and its duplicates."""
     found = record.values.get("data")
     if not found:
         return None
@@ -107,13 +107,13 @@ def data(record: Record) -> Table | None:
 
 
 def confusion_of(record: Record, model: str) -> list[list[int]]:
-    """Counts over all runs of a model; rows are the right labels."""
+    """Counts over all runs of a model; rows are the true labels."""
     found = [run["confusion"] for run in record.values["runs"] if run["model"] == model]
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
 
 
 def confusions(record: Record) -> list[Table]:
-    """A matrix for each model, unless there are too many labels."""
+    """One matrix per model, unless there are too many labels."""
     if len(record.values["labels"]) > LARGEST_CONFUSION:
         return []
     labels = record.values["labels"]

@@ -1,4 +1,4 @@
-"""New texts, classified by a trained model: ``antiphase predict``."""
+"""Classification of new texts by a trained model: ``antiphase predict``."""
 
 from __future__ import annotations
 

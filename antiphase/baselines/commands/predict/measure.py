@@ -1,4 +1,4 @@
-"""New texts through a trained classifier: what ``antiphase predict`` does."""
+"""Implements ``antiphase predict``: classification of new texts by a trained model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def predict(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """The probability of each label for each text; with ``output`` the record is saved there.
+    """The probability of each label for each text; with ``output``, the record is saved there.
 
     Raises:
-        InputError: a folder without a classifier, no text, a file that cannot be read, a text longer than the model's
-            positions (file and line are named), or a folder that is not empty.
+        InputError: the folder has no classifier, there is no text, a file cannot be read, a text is longer than the
+            model's positions (the message names file and line), or the output folder is not empty.
     """
     request.check()
     if output is not None:
@@ -40,7 +40,7 @@ def predict(
     given: list[tuple[str, str]] = []
     for number, text in enumerate(request.texts, start=1):
         place = "--text" if len(request.texts) == 1 else f"--text ({number})"
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes of a shell that are not UTF-8
+        if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes from the shell that are not UTF-8
             raise InputError(f"{place} is not valid Unicode; write it in UTF-8")
         given.append((place, text))
     for file in request.files:

@@ -1,4 +1,4 @@
-"""How records of ``antiphase predict`` are shown."""
+"""Presentation of records of ``antiphase predict``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table, format_value
 
 MOST_COLUMNS = 8
-"""Labels that get a column each; of more, one cell lists the probabilities."""
+"""Largest number of labels with a column each; with more, one cell lists the probabilities."""
 
 
 def predictions(record: Record) -> Table | None:

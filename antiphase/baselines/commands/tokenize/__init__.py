@@ -1,4 +1,4 @@
-"""A text cut by several tokenizers: ``antiphase tokenize``."""
+"""Comparing tokenizers on a text: ``antiphase tokenize``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TokenizeSettings(Settings):
         super().check()
         if not self.text.strip():
             raise InputError("TEXT is empty; give a sentence to tokenize")
-        if any("\ud800" <= letter <= "\udfff" for letter in self.text):  # bytes of a shell that are not UTF-8
+        if any("\ud800" <= letter <= "\udfff" for letter in self.text):  # bytes from the shell that are not UTF-8
             raise InputError("TEXT is not valid Unicode; write it in UTF-8")
         if len(set(self.tokenizers)) < len(self.tokenizers):
             raise InputError("--tokenizer must not name one twice")

@@ -1,4 +1,4 @@
-"""A text cut by several tokenizers, piece by piece: what ``antiphase tokenize`` does."""
+"""Implements ``antiphase tokenize``: the tokens of a text in several tokenizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from antiphase.viewer.look.measure import tokens_of
 
 FROM_DATA = 8000
 FROM_TEXT = 300
-"""Entries of a tokenizer trained on data, or on the text alone: more would make a piece of every word."""
+"""Vocabulary size of a tokenizer trained on data or only on the text: with more, every word would be one token."""
 
 
 def tokenize(
@@ -31,12 +31,12 @@ def tokenize(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Words, pieces and ids of the text, and pieces per word; with ``output`` the record is saved there.
+    """Words, pieces and ids of the text, and pieces per word; with ``output``, the record is saved there.
 
-    Words are those of ``data/vocabularies.py`` for every tokenizer, so that the ratios can be compared.
+    All tokenizers use the words of ``data/vocabularies.py``, so that the ratios can be compared.
 
     Raises:
-        InputError: a text, data or tokenizer that cannot be used, or a folder that is not empty.
+        InputError: the text, data or a tokenizer cannot be used, or the folder is not empty.
     """
     request.check()
     if output is not None:
@@ -83,10 +83,10 @@ def _tokenizer(name: str, request: TokenizeSettings, say: Callable[[str], None])
 def piece_rows(
     tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of pieces that belong together: ``words``, one of them as a rule, and ``pieces`` with id, piece and text.
+    """Rows of related words and pieces: ``words``, usually one, and ``pieces`` with id, piece and text.
 
-    White space at the begin of a piece counts for nothing; a piece of white space alone has no word. Words that share a
-    piece share a row. Each word stands in one row.
+    White space at the beginning of a piece is ignored; a piece of only white space has no word. Words that share a
+    piece share a row, and each word is in one row.
     """
     tokens = tokens_of(tokenizer, text, tokenizer(text, return_tensors="pt")["input_ids"][0].long())
     places: list[tuple[int, int]] = [(0, 0)] * len(tokens)
@@ -108,9 +108,9 @@ def piece_rows(
 
 
 def visible(text: str) -> str:
-    """The text with spaces as ``␣`` and whatever has no shape of its own as an escape: ``\\n``, ``\\x00``, ``\\u200b``.
+    """The text with spaces as ``␣`` and invisible characters as escapes: ``\\n``, ``\\x00``, ``\\u200b``.
 
-    A mark that stands alone gets the circle ``◌`` to stand on.
+    An isolated combining mark is shown on the circle ``◌``.
     """
     shown = []
     for letter in text:

@@ -1,4 +1,4 @@
-"""How records of ``antiphase tokenize`` are shown."""
+"""Presentation of records of ``antiphase tokenize``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ratios(record: Record) -> Table | None:
 
 
 def pieces(record: Record) -> list[Table]:
-    """Words, pieces and ids, a table for each tokenizer."""
+    """Words, pieces and ids, one table per tokenizer."""
     return [
         Table(
             title=f"Pieces of {found['tokenizer']}",

@@ -1,4 +1,4 @@
-"""Encoders and decoders on parallel text: ``antiphase translate``."""
+"""Encoder–decoders on parallel text: ``antiphase translate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoders and decoders on parallel text, from request to record: what ``antiphase translate`` does."""
+"""Implements ``antiphase translate``: encoder–decoders on parallel text, from request to record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.baselines.commands.translate import SAMPLES, TEST_SAMPLES, TranslateSettings
 from antiphase.baselines.data.generated_language import generated_pairs, lexicon
-from antiphase.baselines.data.labelled_texts import same_text
+from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
@@ -22,10 +22,10 @@ from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceFo
 from antiphase.baselines.named_models import chosen_models
 from antiphase.baselines.scoring.translation import (
     alignment_accuracy,
-    commonest_token,
+    greedy_outputs,
+    most_common_token,
     sentence_scores,
     teacher_forced,
-    written,
 )
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
@@ -42,12 +42,12 @@ from antiphase.uncertainty.seeds import Sample, seeds_interval
 KIND = "translate"
 START, END = "<|start|>", "<|end|>"
 CHOOSING = 200
-"""Training pairs on which the layer and the head are chosen whose alignment on held-out pairs is reported."""
+"""Number of training pairs on which the layer and head with the best alignment are selected."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What one seed trains, and what it is judged on."""
+    """Training and test parts of one seed."""
 
     seed: int
     train: list[Pair]
@@ -62,15 +62,15 @@ def translate(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Train and test every model with every seed. Writes ``record.json`` and the models in ``output``.
+    """Train and test every model with every seed; write ``record.json`` and the models in ``output``.
 
-    Each run has a folder, ``MODEL-seedK``, which appears when it is finished; ``resume`` trains what has none. All
-    models of a seed learn from the same pairs in the same order. The record's arrays are the alignment of the held-out
-    pair in ``values["example"]``, (layers, heads, target tokens, source tokens), of each model's first run.
+    Each run has a folder, ``MODEL-seedK``, which is created when it is finished; ``resume`` trains the missing ones.
+    All models of a seed are trained on the same pairs in the same order. The record's arrays are the alignments of the
+    held-out pair in ``values["example"]``, (layers, heads, target tokens, source tokens), in each model's first run.
 
     Raises:
-        InputError: files or settings that cannot be used, or a folder with other contents.
-        Interrupted: Ctrl-C; finished runs are kept.
+        InputError: files or settings cannot be used, or the folder has other contents.
+        Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
     request.check()
     translators = chosen_models(request.models, request.settings, known=TRANSLATORS, flag="--models")
@@ -85,7 +85,7 @@ def translate(
             content = hash_of([texts, _own_tokenizer(request)])
             work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
             study = Study(request, device, output)
-            for parts in splits if request.train else splits[:1]:  # generated ones differ in nothing that is checked
+            for parts in splits if request.train else splits[:1]:  # generated parts do not differ in what is checked
                 study.check(translators, parts)
         first = splits[0]
         kind = "pairs" if request.train else "generated pairs"
@@ -116,7 +116,7 @@ def _splits(request: TranslateSettings) -> list[Parts]:
 
 
 def _own_tokenizer(request: TranslateSettings) -> str | None:
-    """What a folder or Hub name of ``--tokenizer`` holds."""
+    """Digest of the folder or Hub name of ``--tokenizer``."""
     if request.tokenizer is None or request.tokenizer in TOKENIZERS:
         return None
     tokenizer = load_tokenizer(request.tokenizer, flag="--tokenizer")
@@ -124,14 +124,14 @@ def _own_tokenizer(request: TranslateSettings) -> str | None:
 
 
 class Study:
-    """Runs one after the other."""
+    """Executes the runs one after the other."""
 
     def __init__(self, request: TranslateSettings, device: torch.device, output: Path) -> None:
         self.request, self.device, self.output = request, device, output
         self.tokenizers: dict[int, PreTrainedTokenizerBase] = {}
 
     def check(self, translators: Mapping[str, Translator], parts: Parts) -> None:
-        """Build every model and encode every text once, so that no late run is refused after hours."""
+        """Build every model and encode every text once, so that no late run fails after hours."""
         tokenizer = self._tokenizer(parts)
         for name, translator in translators.items():
             model = translator.build(tokenizer, seed=parts.seed)
@@ -145,7 +145,7 @@ class Study:
         say: Callable[[str], None],
         report: Callable[[float, int], None],
     ) -> list[dict[str, Any]]:
-        """What there is to say of each run; those with a folder are read from it."""
+        """The values of each run; finished runs are read from their folders."""
         jobs = [(parts, name) for parts in splits for name in translators]
         folders = [f"{name}-seed{parts.seed}" for parts, name in jobs]
 
@@ -199,11 +199,14 @@ class Study:
         train: tuple[EncodedTexts, EncodedTexts],
         test: tuple[EncodedTexts, EncodedTexts],
     ) -> dict[str, Any]:
-        """Scores on the held-out part. Layer and head of the alignment are chosen on training pairs."""
+        """Scores on the held-out part. Layer and head of the alignment are selected on training pairs."""
         sources, targets = test
         longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
         scores = sentence_scores(
-            written(model, sources, longest), targets.ids, end=tokenizer.eos_token_id, unknown=unknown_id(tokenizer)
+            greedy_outputs(model, sources, longest),
+            targets.ids,
+            end=tokenizer.eos_token_id,
+            unknown=unknown_id(tokenizer),
         )
         forced = teacher_forced(model, sources, targets, unknown=unknown_id(tokenizer))
         found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
@@ -217,7 +220,7 @@ class Study:
 
     def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
         if parts.seed not in self.tokenizers:
-            self.tokenizers.clear()  # those of earlier parts are not asked for again
+            self.tokenizers.clear()  # those of earlier parts are no longer needed
             self.tokenizers[parts.seed] = self._train_tokenizer(parts.train)
         return self.tokenizers[parts.seed]
 
@@ -247,7 +250,7 @@ class Study:
         model: SequenceToSequenceForConditionalGeneration,
         name: str,
     ) -> tuple[EncodedTexts, EncodedTexts]:
-        """``encode_pairs``, or an InputError that names the place of what the model cannot read."""
+        """``encode_pairs``, or an InputError that names the place of a text that exceeds the model's positions."""
         found = encode_pairs(tokenizer, pairs)
         remedy = f"shorten it, or add --set {name}.max_position_embeddings={{longest}}"
         for side, texts in zip(("source", "target"), found, strict=True):
@@ -268,7 +271,7 @@ class Study:
     def record(
         self, translators: Mapping[str, Translator], splits: Sequence[Parts], runs: list[dict[str, Any]]
     ) -> Record:
-        """Everything about all runs."""
+        """The record of all runs."""
         parts = splits[0]
         tokenizer = self._tokenizer(parts)
         sources, targets = encode_pairs(tokenizer, parts.test)
@@ -281,7 +284,7 @@ class Study:
             "target": [tokenizer.decode([number]) for number in targets.ids[row]],
             "alignment": None if pair.alignment is None else list(pair.alignment),
         }
-        trained = {same_text(pair.source) for pair in parts.train}
+        trained = {normal_form(pair.source) for pair in parts.train}
         return Record(
             kind=KIND,
             values=finite({
@@ -291,7 +294,7 @@ class Study:
                     else "held-out tenth",
                     "training_samples": len(parts.train),
                     "test_samples": len(parts.test),
-                    "test_sources_in_train": sum(same_text(pair.source) in trained for pair in parts.test),
+                    "test_sources_in_train": sum(normal_form(pair.source) in trained for pair in parts.test),
                 },
                 "models": summaries(runs, one_test_part=bool(self.request.test or not self.request.train)),
                 "baselines": self._baselines(tokenizer, parts, sources, targets),
@@ -312,9 +315,9 @@ class Study:
     def _baselines(
         self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
     ) -> list[dict[str, Any]]:
-        """What needs no learning: the commonest token at every place, the source itself, word for word."""
+        """Scores without learning: the most common token at every position, and copying the source word for word."""
         end, unknown = tokenizer.eos_token_id, unknown_id(tokenizer)
-        common = commonest_token(encode_pairs(tokenizer, parts.train)[1].ids)
+        common = most_common_token(encode_pairs(tokenizer, parts.train)[1].ids)
         systems = {
             "commonest token": [[common] * len(ids) for ids in targets.ids],
             "copy of the source": [with_end(ids, end) for ids in sources.ids],
@@ -329,25 +332,25 @@ class Study:
 
 
 def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> tuple[EncodedTexts, EncodedTexts]:
-    """Sources, and targets with the end token, which some tokenizers add by themselves."""
+    """Encode sources, and targets with the end token, which some tokenizers add by themselves."""
     end = tokenizer.eos_token_id
     sources, plain = (encode(tokenizer, [getattr(pair, side) for pair in pairs]) for side in ("source", "target"))
     return sources, EncodedTexts([with_end(ids, end) for ids in plain.ids], plain.pad_id)
 
 
 def with_end(ids: list[int], end: int) -> list[int]:
-    """With the end token, once."""
+    """The ids, ending with the end token."""
     return ids if ids[-1:] == [end] else [*ids, end]
 
 
 def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The token of words that it does not know; byte-level tokenizers name the end token so, and know every word."""
+    """The id of unknown words; None for byte-level tokenizers, which know every word and name the end token instead."""
     number = tokenizer.unk_token_id
     return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
 
 
 def shown_pair(sources: EncodedTexts) -> int:
-    """The held-out pair whose alignment is shown: the first of middling length."""
+    """The held-out pair whose alignment is shown: the first one of median length."""
     lengths = sorted(map(len, sources.ids))
     return next(row for row, ids in enumerate(sources.ids) if len(ids) == lengths[len(lengths) // 2])
 
@@ -377,12 +380,13 @@ def _sentence(run: Mapping[str, Any]) -> str:
 
 
 def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
-    """One row for each model, before and after training: means over its seeds.
+    """One row per model, before and after training: means over its seeds.
 
-    The interval of ``exact_match`` covers seeds and sentences (``uncertainty/seeds.py``); with one seed it is Wilson's.
+    The interval of ``exact_match`` covers seeds and sentences (``uncertainty/seeds.py``); with one seed, it is
+    Wilson's.
 
     Args:
-        one_test_part: whether all seeds are tested on the same pairs; otherwise each holds out its own.
+        one_test_part: whether all seeds are tested on the same pairs; otherwise each seed holds out other pairs.
     """
     found = []
     for name in dict.fromkeys(run["model"] for run in runs):
@@ -412,6 +416,6 @@ ALIGNMENT = ("mean_of_heads", "best_head", "chance", "same_place")
 
 
 def _mean(values: Any) -> float | None:
-    """The mean of what is not None."""
+    """The mean of the values that are not None."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None

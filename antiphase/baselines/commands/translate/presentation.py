@@ -1,4 +1,4 @@
-"""How records of ``antiphase translate`` are shown: figures of learning curves and of one alignment, and words."""
+"""Presentation of records of ``antiphase translate``: learning curves, one alignment, and text."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _models(record: Record) -> list[str]:
 
 @matplotlib.rc_context(STYLE)
 def epochs(record: Record) -> Figure | None:
-    """Held-out token accuracy and losses after each epoch, a line for each run."""
+    """Held-out token accuracy and losses after each epoch, one line per run."""
     titles = ("Held-out tokens that are right", "Loss: held-out, and training (fainter)")
     return epoch_curves(record.values["runs"], _models(record), titles=titles, unit="nats per token")
 
 
 @matplotlib.rc_context(STYLE)
 def alignment(record: Record) -> Figure | None:
-    """A row of panels for each model, a panel for each layer: the mean over its heads on one held-out pair."""
+    """A row of panels per model, with one panel per layer: the mean over its heads on one held-out pair."""
     example, names = record.values.get("example"), {name: f"alignment.{name}" for name in _models(record)}
-    if not example or not set(names.values()) <= record.arrays.keys():  # the record without the file beside it
+    if not example or not set(names.values()) <= record.arrays.keys():  # the record's arrays are missing
         return None
     maps = {name: record.arrays[array].mean(1) for name, array in names.items()}
     layers = max(map(len, maps.values()))
-    if any(len(found) != layers for found in maps.values()):  # `--set MODEL.num_hidden_layers`
+    if any(len(found) != layers for found in maps.values()):  # possible with `--set MODEL.num_hidden_layers`
         layers = 1
     panels = [
         (f"{visible(name)}, layer {layer}", weights)

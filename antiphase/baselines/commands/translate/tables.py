@@ -1,4 +1,4 @@
-"""Records of ``antiphase translate`` → tables."""
+"""Records of ``antiphase translate`` as tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from antiphase.report.tables import Column, Table, format_value
 
 
 def models(record: Record) -> Table | None:
-    """One row for each model, trained and untrained, and for each system that needs no learning."""
+    """One row per model, trained and untrained, and per system without learning."""
     found = record.values["models"]
     rows: list[list[Any]] = [
         [
@@ -58,7 +58,7 @@ def _share(share: float, interval: Any) -> str:
 
 
 def data(record: Record) -> Table | None:
-    """How many pairs there are, and how the tested ones were held out."""
+    """Number of pairs, and how the test pairs were held out."""
     found = record.values.get("data")
     if not found:
         return None
@@ -72,7 +72,7 @@ def data(record: Record) -> Table | None:
 
 
 def runs(record: Record) -> Table | None:
-    """One row for each run."""
+    """One row per run."""
     rows = [
         [
             run["model"], run["seed"], run["exact"], run["samples"], run["token_accuracy"], run["loss"], run["ended"],
@@ -89,7 +89,7 @@ def runs(record: Record) -> Table | None:
 
 
 def heads(record: Record) -> Table | None:
-    """Alignment accuracy of every head; a row for each layer of each run."""
+    """Alignment accuracy of every head; one row per layer of each run."""
     if not record.values["runs"][0]["alignment"]:
         return None
     aligned = [(run, run["alignment"]) for run in record.values["runs"]]

@@ -11,9 +11,9 @@ from antiphase.errors import InputError
 from antiphase.flags import Settings, flag
 
 LONGEST = 512
-"""Words of the longest distance."""
+"""Longest distance in words."""
 DEVELOPMENT = 10
-"""Training sentences for each one of the development part."""
+"""Number of training sentences per sentence of the development part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class DependencySettings(Settings):
 
     @property
     def distances(self) -> list[int]:
-        """Distances that are tested."""
+        """Distances of the test sentences."""
         return sorted({*self.tested, *self.held_out})
 
 

@@ -1,10 +1,10 @@
 """Accuracy against dependency length: ``antiphase study dependency``.
 
-Every model of the line learns to name the number of a verb whose subject stands some words before it, across clauses
-(``data/agreement.py``), from sentences of many distances; tested are some of those, and others between and beyond them.
-Many, because a network that knows few distances can learn to count back so many words, whatever stands between. The
-held-out ones between them are the sharper test: in training no noun at that distance from the cut was ever the subject,
-so a network that has learned places, and not clauses, looks past it.
+Every model learns to predict the number of a verb whose subject is several words earlier, across clauses
+(``data/agreement.py``), from sentences with many distances. It is tested on some of these, and on others between and
+beyond them. Many distances are used because with few, a network can learn to count back words without regard to
+clauses. The held-out distances between them are the stricter test: no noun at that distance from the cut was the
+subject in training, so a network that learned positions instead of clauses ignores it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from antiphase.uncertainty.seeds import Sample, seeds_interval
 
 @dataclass(frozen=True)
 class _Part:
-    """Sentences, their tokens and their right labels."""
+    """Sentences, their tokens and their true labels."""
 
     sentences: list[AgreementSentence]
     texts: EncodedTexts
@@ -54,12 +54,12 @@ def dependency(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
-    """Train every model with every seed and test it at every distance. Writes ``record.json`` in ``output``.
+    """Train every model with every seed and test it at every distance; write ``record.json`` in ``output``.
 
-    All models of a seed learn from the same sentences; the test sentences are the same for all seeds.
+    All models of a seed are trained on the same sentences; the test sentences are the same for all seeds.
 
     Raises:
-        InputError: settings that cannot be used, or a folder that is not empty.
+        InputError: the settings cannot be used, or the folder is not empty.
     """
     request.check()
     models = chosen_models(request)
@@ -67,7 +67,7 @@ def dependency(
     device = choose_device(request.device)
     with new_folder(output):
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
-        for model in models.values():  # refused before anything is trained
+        for model in models.values():  # errors are raised before anything is trained
             model.build(tokenizer, LABELS, seed=0)
         test = part_of(request, tokenizer, request.distances, request.test_samples, "test")
         rows: list[dict[str, Any]] = []
@@ -110,9 +110,7 @@ def dependency(
 
 
 def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
-    """The models asked for. All epochs are run, so that no model gets more for being slow; there are positions for
-    every sentence.
-    """
+    """The selected models, without early stopping, and with positions for every sentence."""
     longest = max(*request.trained, *request.distances) + 8 * (request.depth + 1)  # opening and earlier subjects
     found = {}
     for name, one in chosen_classifiers(
@@ -129,7 +127,7 @@ def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
 def part_of(
     request: DependencySettings, tokenizer: PreTrainedTokenizerBase, distances: Sequence[int], each: int, *key: object
 ) -> _Part:
-    """``each`` sentences of every distance, as pairs."""
+    """``each`` sentences of every distance, in pairs."""
     found = [
         sentence
         for distance in distances
@@ -185,9 +183,9 @@ def _sentence(run: dict[str, Any], rows: Sequence[dict[str, Any]], trained: Sequ
 
 
 def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for each model, before and after training, and distance: means over seeds.
+    """One row per model (before and after training) and distance: means over seeds.
 
-    Intervals cover seeds and sentences, which are the same for all seeds; with one seed they are Wilson's. Where some
+    Intervals cover seeds and sentences, which are the same for all seeds; with one seed, they are Wilson's. If some
     seeds learned and others did not, ``learned`` counts them and there is no interval.
     """
     groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""How records of ``antiphase study dependency`` are shown."""
+"""Presentation of records of ``antiphase study dependency``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphase.report.tables import Column, Table
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import handles, look_of
+from antiphase.baselines.studies.style import handles, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 
@@ -47,7 +47,7 @@ def accuracies(record: Record) -> Table | None:
 
 
 def accuracy_details(record: Record) -> Table | None:
-    """Every mean with its interval, and that on sentences whose nearest noun has the other number."""
+    """Every mean with its interval, also for sentences whose nearest noun has the other number."""
     rows = [
         [
             row["model"], "trained" if row["trained"] else "untrained", row["distance"],
@@ -67,7 +67,7 @@ def accuracy_details(record: Record) -> Table | None:
 
 
 def dependency_runs(record: Record) -> Table | None:
-    """One row for each model and seed."""
+    """One row per model and seed."""
     rows = [
         [run["model"], run["seed"], run["parameters"], run["development_accuracy"], run["best_epoch"], run["seconds"]]
         for run in record.values["runs"]
@@ -80,19 +80,19 @@ def dependency_runs(record: Record) -> Table | None:
 
 
 def summary_of(record: Record) -> list[dict[str, Any]]:
-    """Means over seeds of a study of dependency lengths; empty for other records."""
+    """Means over seeds from a record of this study; empty for other records."""
     return list(record.values["summary"])
 
 
 def _mean_or_counts(row: dict[str, Any] | None) -> str | None:
-    """Per cent, or ``2 of 3`` where some seeds learned and others did not."""
+    """Per cent, or for example ``2 of 3`` if some seeds learned and others did not."""
     if row is None or not row.get("learned"):
         return _percent(None if row is None else row["accuracy"])
     return "{} of {}".format(*row["learned"])
 
 
 def _with_interval(row: dict[str, Any]) -> list[Any]:
-    """Mean and interval; counts, where some seeds learned and others did not."""
+    """Mean and interval, or counts if some seeds learned and others did not."""
     if row.get("learned"):
         return ["learned: {} of {}".format(*row["learned"]), None]
     return [row["accuracy"], _interval(row["interval"])]
@@ -107,12 +107,12 @@ def _interval(bounds: Any) -> str | None:
 
 
 SHIFT = 0.012
-"""By how much neighbouring models stand apart along the axis of distances, so that equal accuracies can be seen."""
+"""Offset of neighbouring models along the axis of distances, so that equal accuracies remain visible."""
 
 
 @matplotlib.rc_context(STYLE)
 def accuracy_by_distance(record: Record) -> Figure | None:
-    """Accuracy over the distance between subject and verb: on all sentences, and where the nearest noun misleads."""
+    """Accuracy by distance between subject and verb, on all sentences and on those with a misleading nearest noun."""
     rows = [row for row in summary_of(record) if row["trained"]]
     if not rows:
         return None
@@ -123,7 +123,7 @@ def accuracy_by_distance(record: Record) -> Figure | None:
     for axes, (title, part) in zip(panels, parts.items(), strict=True):
         for index, name in enumerate(models):
             own = sorted((row for row in rows if row["model"] == name), key=lambda row: row["distance"])
-            style = look_of(name)
+            style = style_of(name)
             x = [row["distance"] * (1 + SHIFT * (index - (len(models) - 1) / 2)) for row in own]
             y = [part(row)["accuracy"] for row in own]
             axes.plot(x, y, style["linestyle"], color=style["color"], linewidth=1.3, label=name)

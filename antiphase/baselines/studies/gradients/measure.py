@@ -1,8 +1,8 @@
-"""Gradient norms by depth, norms before or behind the sublayers: ``antiphase study gradients``.
+"""Gradient norms by depth, with norms before or after the sublayers: ``antiphase study gradients``.
 
-Xiong et al. (2002.04745, section 3 and figure 3): with norms behind the sublayers gradients at the start are large near
-the output, with norms before them they are even. Deep models of the line take agreement sentences
-(``data/agreement.py``); gradients are measured before training and after some steps of it.
+Xiong et al. (2002.04745, section 3 and figure 3): with norms after the sublayers, gradients at initialization are large
+near the output; with norms before them, they are uniform. Deep models are trained on agreement sentences
+(``data/agreement.py``); gradients are measured before training and after some steps.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from antiphase.training.device import choose_device
 from antiphase.training.run_model import layers_of
 
 DISTANCES = (4, 8, 16)
-"""Between subject and verb, in the sentences."""
+"""Distances between subject and verb in the sentences."""
 PAIRS = 400
-"""Training sentences of each distance are twice as many."""
+"""Number of sentence pairs per distance."""
 BATCH = 32
 MEASURED = 4
-"""Batches over which a norm is averaged; no step is taken on them."""
+"""Number of batches over which a gradient norm is averaged; they are not used for training."""
 
 
 def gradients(
@@ -47,13 +47,13 @@ def gradients(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
-    """Measure every model, place and norm with every seed. Writes ``record.json`` in ``output``.
+    """Measure every model, norm position and norm with every seed; write ``record.json`` in ``output``.
 
-    Each entry of ``values["rows"]`` has the ``gradient_norms`` of the layers, the first to the last, and the ``loss``
-    on the same sentences.
+    Each entry of ``values["rows"]`` has the ``gradient_norms`` of the layers in order and the ``loss`` on the same
+    sentences.
 
     Raises:
-        InputError: settings that cannot be used, or a folder that is not empty.
+        InputError: the settings cannot be used, or the folder is not empty.
     """
     request.check()
     models = _models(request)
@@ -71,7 +71,7 @@ def gradients(
                 model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
                 about = {"model": name, "place": place, "norm": norm, "seed": seed}
                 steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
-                for step, found in followed(model, classifier, request.steps, steps, held):
+                for step, found in train_and_measure(model, classifier, request.steps, steps, held):
                     rows.append({**about, "step": step, **found})
                 report(next(done), total)
         record = Record(
@@ -92,7 +92,7 @@ def gradients(
 
 
 def _models(request: GradientsSettings) -> dict[str, Classifier]:
-    """The models asked for, ``layers`` deep."""
+    """The selected models with ``layers`` layers."""
     chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
     for name, one in chosen.items():
         if one.config is ConvolutionConfig:
@@ -102,7 +102,7 @@ def _models(request: GradientsSettings) -> dict[str, Classifier]:
 
 
 def _forms(classifier: Classifier, norms: Sequence[str]) -> Iterator[tuple[str | None, str | None, Classifier]]:
-    """Place, norm and model; a recurrent network has neither."""
+    """Norm position, norm and model; a recurrent network has neither norm nor position."""
     if classifier.config is not VanillaConfig:
         yield None, None, classifier
         return
@@ -117,7 +117,7 @@ Batch = dict[str, torch.Tensor]
 def training_batches(
     tokenizer: PreTrainedTokenizerBase, device: torch.device, *key: object, pairs: int
 ) -> Iterator[Batch]:
-    """Batches without an end, epoch after epoch."""
+    """Endless batches, epoch after epoch."""
     found = [
         sentence
         for distance in DISTANCES
@@ -132,14 +132,14 @@ def training_batches(
             yield {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def followed(
+def train_and_measure(
     model: PreTrainedModel,
     classifier: Classifier,
     steps: Sequence[int],
     batches: Iterator[Batch],
     held: Sequence[Batch],
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Each step that is asked for, and what is measured there."""
+    """Train, and yield each requested step with its measurements."""
     optimizer = torch.optim.Adam(model.parameters(), lr=classifier.training.learning_rate, fused=True)
     model.train()
     for step in range(max(steps) + 1):
@@ -153,7 +153,7 @@ def followed(
 def gradient_norms(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, Any]:
     """``gradient_norms``: L2 norm over all parameters of each layer, mean over batches; and the mean ``loss``.
 
-    The model trains (batch norms take the batch's own statistics) and its running statistics stay as they are.
+    The model is in training mode (batch norms use the batch's statistics), and its running statistics are restored.
     """
     layers = layers_of(model)
     sums, loss_sum = torch.zeros(len(layers), dtype=torch.float64), 0.0

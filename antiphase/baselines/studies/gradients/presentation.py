@@ -1,4 +1,4 @@
-"""How records of ``antiphase study gradients`` are shown."""
+"""Presentation of records of ``antiphase study gradients``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from antiphase.report.tables import Column, Table, readable
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import look_of, plain_logarithm
+from antiphase.baselines.studies.style import plain_logarithm, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 Form = tuple[str, str | None, str | None, int]
-"""Model, place of its norms, kind of norm, step."""
+"""Model, position of its norms, kind of norm, step."""
 
 
 def gradient_ratios(record: Record) -> Table | None:
-    """How much larger the last layer's gradient is than the first one's, for each model, norm, place and step."""
+    """Ratio of the last layer's gradient to the first layer's, for each model, norm, position and step."""
     found = gradients_of(record)
     if not found:
         return None
@@ -69,7 +69,7 @@ def gradient_details(record: Record) -> Table | None:
 
 
 def gradients_of(record: Record) -> dict[Form, list[tuple[list[float], float]]]:
-    """Gradient norms by layer and the loss, of every seed; empty for other records."""
+    """Gradient norms by layer and the loss, for every seed; empty for other records."""
     found: dict[Form, list[tuple[list[float], float]]] = {}
     for row in record.values["rows"]:
         key = (row["model"], row["place"], row["norm"], row["step"])
@@ -78,13 +78,13 @@ def gradients_of(record: Record) -> dict[Form, list[tuple[list[float], float]]]:
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
-    """None where a value is not above 0."""
+    """Geometric mean; None if a value is not positive."""
     return statistics.geometric_mean(values) if min(values) > 0 else None
 
 
 @matplotlib.rc_context(STYLE)
 def gradients_by_depth(record: Record) -> Figure | None:
-    """Gradient norm of each layer: a column for each step, a row for each kind of norm and for models without."""
+    """Gradient norm of each layer: one column per step, one row per kind of norm and for models without norms."""
     found = gradients_of(record)
     if not found:
         return None
@@ -96,7 +96,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
     grid = figure.subplots(len(norms), len(steps), squeeze=False, sharex=True, sharey="row")
     for (model, place, norm, step), members in found.items():
         axes = grid[norms.index(norm)][steps.index(step)]
-        style = look_of(model) | {"linestyle": LINES[place == "post"]}
+        style = style_of(model) | {"linestyle": LINES[place == "post"]}
         values = numpy.array([gradient for gradient, _ in members])  # (seeds, layers)
         layers = range(values.shape[1])
         axes.plot(layers, numpy.exp(numpy.log(values).mean(0)), markersize=4.5, linewidth=1.4, **style)
@@ -111,7 +111,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
         line[0].set_ylabel("gradient norm")
     for axes in grid[-1]:
         axes.set_xlabel("layer (0 is the first)")
-    handles = [Line2D([], [], label=name, **(look_of(name) | {"linestyle": "-"})) for name in models]
+    handles = [Line2D([], [], label=name, **(style_of(name) | {"linestyle": "-"})) for name in models]
     if any(norm is not None for norm in norms):
         words = {"pre": "norms before sublayers (pre)", "post": "norms behind them (post)"}
         handles += [Line2D([], [], color="#333333", linestyle=LINES[i], label=words[p]) for i, p in enumerate(words)]

@@ -1,4 +1,4 @@
-"""Training speed against sequence length: ``antiphase study throughput``."""
+"""Training speed by sequence length: ``antiphase study throughput``."""
 
 from __future__ import annotations
 

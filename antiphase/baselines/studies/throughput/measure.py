@@ -1,7 +1,7 @@
-"""Training tokens per second against sequence length: ``antiphase study throughput``.
+"""Training tokens per second by sequence length: ``antiphase study throughput``.
 
-A training step (forward, backward, Adam) of every model of the line on the same number of tokens, in sequences of
-growing length. The models take turns, so that a slow moment of the machine meets all of them.
+It times a training step (forward, backward, Adam) of every model on the same number of tokens, in sequences of
+increasing length. The models alternate, so that a slow phase of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from antiphase.records import Record, finite
 from antiphase.training.device import choose_device
 
 BASELINE = "transformer"
-"""What times are divided by, where it is among the models; else the first of them."""
+"""The model that is the baseline if it is selected; else the first model is."""
 
 
 def throughput(
@@ -39,13 +39,13 @@ def throughput(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
-    """Time every model at every length. Writes ``record.json`` in ``output``.
+    """Time every model at every length; write ``record.json`` in ``output``.
 
-    ``values["speeds"]`` has the median seconds of a step and the tokens per second; ``values["rows"]`` each model's
-    time over the baseline's, the median over rounds and its quartiles: above 1 the model is slower.
+    ``values["speeds"]`` has the median seconds of a step and the tokens per second; ``values["rows"]`` has each model's
+    time relative to the baseline's, median over rounds and quartiles; the model is slower if this is above 1.
 
     Raises:
-        InputError: settings that cannot be used, or a folder that is not empty.
+        InputError: the settings cannot be used, or the folder is not empty.
     """
     request.check()
     classifiers = _models(request)
@@ -85,7 +85,7 @@ def throughput(
 
 
 def _models(request: ThroughputSettings) -> dict[str, Classifier]:
-    """The models asked for, with positions for the longest sequence."""
+    """The selected models, with positions for the longest sequence."""
     longest = {"max_position_embeddings": max(request.lengths)}
     chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
     return {
@@ -95,10 +95,10 @@ def _models(request: ThroughputSettings) -> dict[str, Classifier]:
 
 
 def training_step(model: PreTrainedModel, length: int, request: ThroughputSettings, classifier: Classifier) -> Work:
-    """One step on random words, without padding; what the model runs on is waited for."""
+    """One step on random words without padding, which waits for the device to finish."""
     generator = keyed_generator(request.seed, "throughput", length)
     count = request.tokens // length
-    special = 2  # padding and unknown words
+    special = 2  # ids of padding and unknown words
     ids = torch.randint(special, model.config.vocab_size, (count, length), generator=generator).to(model.device)
     labels = torch.randint(len(LABELS), (count,), generator=generator).to(model.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=classifier.training.learning_rate, fused=True)

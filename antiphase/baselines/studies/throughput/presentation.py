@@ -1,4 +1,4 @@
-"""How records of ``antiphase study throughput`` are shown."""
+"""Presentation of records of ``antiphase study throughput``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from antiphase.report.tables import Column, Table
 
 if TYPE_CHECKING:
     pass
-from antiphase.baselines.studies.style import handles, look_of, plain_logarithm
+from antiphase.baselines.studies.style import handles, plain_logarithm, style_of
 from antiphase.report.presentation import Drawing, Presentation
 
 
 def speeds(record: Record) -> Table | None:
-    """Training tokens a second of each model by sequence length."""
+    """Training tokens per second of each model by sequence length."""
     lengths = sorted({row["length"] for row in record.values["speeds"]})
     known = {(row["model"], row["length"]): row["tokens_per_second"] for row in record.values["speeds"]}
     rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in lengths)] for name in record.values["models"]]
@@ -35,7 +35,7 @@ def speeds(record: Record) -> Table | None:
 
 
 def speed_ratios(record: Record) -> Table | None:
-    """Time of each model over the baseline's."""
+    """Time of each model relative to the baseline's."""
     if not record.values["rows"]:
         return None
     lengths = sorted({row["length"] for row in record.values["rows"]})
@@ -51,7 +51,7 @@ def speed_ratios(record: Record) -> Table | None:
 
 
 def speed_details(record: Record) -> Table | None:
-    """What was timed, in full."""
+    """All timing results."""
     ratios = {(row["subject"], row["length"]): ratio_text(row) for row in record.values["rows"]}
     rows = [
         [
@@ -72,7 +72,7 @@ def speed_details(record: Record) -> Table | None:
 
 @matplotlib.rc_context(STYLE)
 def speed_by_length(record: Record) -> Figure | None:
-    """Training tokens a second over sequence length, and each model's time over the baseline's."""
+    """Training tokens per second by sequence length, and each model's time relative to the baseline's."""
     models, baseline = record.values["models"], record.values["baseline"]
     drawn = {"Training speed": record.values["speeds"]}
     if record.values["rows"]:
@@ -85,7 +85,7 @@ def speed_by_length(record: Record) -> Figure | None:
             if own:
                 lengths = [row["length"] for row in own]
                 middle = [row["ratio" if is_ratio else "tokens_per_second"] for row in own]
-                style = look_of(name)
+                style = style_of(name)
                 axes.plot(lengths, middle, markersize=5.5, linewidth=1.4, label=name, **style)
                 axes.fill_between(
                     lengths, *zip(*(row["quartiles"] for row in own), strict=True), color=style["color"], alpha=0.18,
@@ -99,7 +99,7 @@ def speed_by_length(record: Record) -> Figure | None:
         plain_logarithm(axes)
         axes.set(title=title, xlabel="tokens of a sequence", ylabel="time ratio" if is_ratio else "tokens per second")
         if is_ratio:
-            axes.axhline(1.0, color=look_of(baseline)["color"], linewidth=1.4)
+            axes.axhline(1.0, color=style_of(baseline)["color"], linewidth=1.4)
     figure.legend(handles=handles(models), loc="outside lower center", ncols=min(4, len(models)), handlelength=3)
     return figure
 

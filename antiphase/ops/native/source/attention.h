@@ -1,9 +1,10 @@
-// Attention of many queries: subtract first, as in antiphase/ops/blockwise.py, but a block of 48 queries and a tile of
-// keys at a time, so that scores are read back from the cache that they were written to.
+// Attention of many queries: the maps are subtracted before the product with the values, as in
+// antiphase/ops/blockwise.py, but for a block of 48 queries and a tile of keys at a time, so that scores stay in the
+// cache that they were written to.
 //
-// Work is taken in one fixed order: the keys and values of a group are packed, then its blocks follow. Whoever takes a
-// part waits only for parts taken before it, so nobody waits in a circle, and every sum is formed in the same order
-// whatever the number of threads.
+// Parts of the work are taken in a fixed order: the keys and values of a group are packed, then its blocks follow. A
+// part waits only for parts taken before it, so there are no deadlocks, and every sum is computed in the same order for
+// any number of threads.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -17,15 +18,15 @@
 namespace {
 
 constexpr int BLOCK = 48;  // queries; a multiple of ROWS
-constexpr int TILE = 256;  // keys between two looks at a row's maximum; a multiple of every PANEL
+constexpr int TILE = 256;  // keys between two updates of a row's maximum; a multiple of every PANEL
 constexpr int PACKED_AT_ONCE = 1024;  // keys
-constexpr size_t SLOTS_BYTES = size_t(4) << 20;  // groups are packed ahead as long as they fit in here
+constexpr size_t SLOTS_BYTES = size_t(4) << 20;  // groups are packed ahead as long as they fit
 static_assert(BLOCK % ROWS == 0);
 
 inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 inline int64_t round_up(int64_t a, int64_t b) { return divide_up(a, b) * b; }
 
-// Queries and keys that see each other: a batch row, or one of the sequences that lie end to end.
+// Queries and keys that see each other: a batch row, or one of several packed sequences.
 struct Item {
   int64_t batch, first_query, queries, first_key, keys;
 };
@@ -42,7 +43,7 @@ inline std::vector<Item> items_of(const antiphase_problem &call) {
   return items;
 }
 
-// Scratch memory of the thread that calls, and of each thread that works.
+// Scratch memory of the calling thread, and of each worker thread.
 inline thread_local Arena shared_room, own_room;
 
 template <typename In, int S, bool BACKWARD> class Attention {
@@ -52,36 +53,36 @@ template <typename In, int S, bool BACKWARD> class Attention {
   static constexpr int L = LANES<T>, PW = PANEL<T>, PW_STEPS = PW / STEPS<E>, GROUPS = BLOCK / ROWS, TP = TILE / PW;
   static constexpr int64_t END = std::numeric_limits<int64_t>::max();
 
-  // What a group of keys and values is packed into, and the sums of its gradients.
+  // Packed keys and values of a group, and the sums of their gradients.
   struct Slot {
     E *keys_across;    // (K, panels, d steps, PW)
     E *keys_along;     // (K, panels, PW steps, columns), for the gradient of queries
     E *values_across;  // (panels, dv steps, PW), for the gradient of the map
     E *values_along;   // (panels, PW steps, columns)
-    T *key_sums[2], *value_sum;  // (M, columns); in the gradients themselves where they can hold them
-    std::atomic<int64_t> *passed;  // by block: the panel up to which its sums are in, the largest number at its end
-    std::atomic<int64_t> *ended;   // so many blocks at least, from the first on
+    T *key_sums[2], *value_sum;  // (M, columns); in the gradients themselves if their layout allows it
+    std::atomic<int64_t> *passed;  // by block: panel up to which its sums are added; the largest number at its end
+    std::atomic<int64_t> *ended;   // at least this many of the first blocks have ended
   };
-  // What a thread needs for a block.
+  // Memory of a thread for one block.
   struct Room {
-    T *scores[3];  // (panels, BLOCK, PW): both maps and, going back, the gradient of their difference
+    T *scores[3];  // (panels, BLOCK, PW): both maps and, in backward, the gradient of their difference
     E *query;      // (S, BLOCK, d stride)
     T *result;     // (BLOCK, dv columns): outputs
     E *grad;       // (BLOCK, dv stride): gradients of outputs
-    E *query_down, *grad_down;  // (S, BLOCK steps, d columns), (BLOCK steps, dv columns): the same, except in pairs
+    E *query_down, *grad_down;  // (S, BLOCK steps, d columns), (BLOCK steps, dv columns): the same, transposed in pairs
     E *slopes_down;  // (S, panels of a tile, BLOCK steps, PW): gradients of the scores, in pairs
     T *grad_query;  // (S, BLOCK, d columns)
-    T *maximum;     // (S, tiles, BLOCK): under which a tile's exponentials were formed
-    E *converted;   // (L, the most steps of d and a part of dv)
-    uint8_t *hides;  // (panels): of keys, by a mask that all queries share: 0 none, 1 some, 2 all
+    T *maximum;     // (S, tiles, BLOCK): maximum subtracted from a tile's exponents
+    E *converted;   // (L, largest number of steps of d and a part of dv)
+    uint8_t *hides;  // (panels): keys hidden by a mask that all queries share: 0 none, 1 some, 2 all
   };
   struct Block {
     Item item;
-    int64_t group, head, first, rows, offset, panels_begin, panels_end;  // head counts from the first of all
+    int64_t group, head, first, rows, offset, panels_begin, panels_end;  // head is an index over all heads
     int groups;
     int64_t begin[GROUPS], end[GROUPS];  // panels that rows of a group can see
     const uint8_t *mask;
-    bool same_mask;  // for all queries
+    bool same_mask;  // all queries have the same mask
   };
 
  public:
@@ -101,7 +102,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     most_panels_ = divide_up(most_keys_, PW);
   }
 
-  // 0, or 1 where the system has no memory left.
+  // Returns 0, or 1 if the system is out of memory.
   int run() {
     const int64_t all = int64_t(items_.size()) * call_.groups;
     if (all == 0) return 0;
@@ -133,7 +134,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   }
 
  private:
-  // Operands of so many numbers, padded as products want it.
+  // Number of operands for a row of numbers, padded as the products require.
   static int64_t steps_of(int64_t width) { return round_up(divide_up(width, STEPS<E>), TILE_STEPS); }
   const Item &item_of(int64_t group) const { return items_[group / call_.groups]; }
   int64_t packs(int64_t group) const { return std::max<int64_t>(1, divide_up(item_of(group).keys, PACKED_AT_ONCE)); }
@@ -183,7 +184,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     Cutter counted(nullptr);
     cut_room(counted);
     char *base = own_room.take(counted.used() + 64);
-    if (!base) return;  // the others do it; nobody: run tells
+    if (!base) return;  // other threads do the work; if there are none, run reports the error
     Cutter cutter(base);
     const Room room = cut_room(cutter);
     const Tiles tiles;
@@ -207,7 +208,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     own_room.trim();
   }
 
-  // Where a group's keys or values begin.
+  // The first key or value of a group.
   const In *key_rows(int64_t group, int map) const {
     const Item &item = item_of(group);
     return static_cast<const In *>(call_.key) + item.batch * call_.key_stride[0] +
@@ -249,7 +250,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     if (BACKWARD) clear_sums(group, begin, end, index == 0, slot);
   }
 
-  // (count, depth) into (depth steps, PW), zeros behind the last row and column
+  // (count, depth) to (depth steps, PW), with zeros after the last row and column
   void pack_across(const In *rows, int64_t stride, int count, int64_t depth, E *to, const Room &room) {
     for (int half = 0; half < PW; half += L) {
       const int here = std::max(0, std::min(L, count - half));
@@ -278,8 +279,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     }
   }
 
-  // (count, width) into columns first to stop of (PW steps, columns), which is cut in strips of two vectors; zeros behind
-  // the last row and column
+  // (count, width) to columns first to stop of (PW steps, columns), in strips of two vectors; zeros after the last row
+  // and column
   void pack_along(const In *rows, int64_t stride, int count, int64_t first, int64_t width, int64_t stop,
                   int64_t columns, E *to) {
     for (int64_t c = first; c < stop;) {
@@ -292,7 +293,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     }
   }
 
-  // A row of `width` numbers as `steps` operands, zeros behind it.
+  // A row of `width` numbers as `steps` operands, padded with zeros.
   static void load_row(const In *from, int64_t width, int64_t steps, E *to) {
     int64_t c = 0;
     if constexpr (IN_PAIRS) {
@@ -304,7 +305,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     }
     for (; c < steps; ++c) to[c] = E(0);
   }
-  // As many rows as an operand holds, one under the other, as `columns` operands; zeros behind the last row and column.
+  // The rows of one operand, one below the other, as `columns` operands; zeros after the last row and column.
   static void load_down(const In *from, int64_t stride, int64_t rows, int64_t width, int64_t columns, E *to) {
     int64_t c = 0;
     if constexpr (IN_PAIRS) {
@@ -336,7 +337,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t i = 0; i < blocks(group); ++i) slot.passed[i].store(0);
       slot.ended->store(0);
     }
-    // of a slot that points into the gradients every packing thread sets the same pointers anew, before any block
+    // If a slot points into the gradients, all packing threads set its pointers to the same values before any block
+    // starts.
     for (int k = 0; k < K_; ++k) {
       T *sums = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
       std::fill(sums + begin * d_columns_, sums + end * d_columns_, T(0));
@@ -367,7 +369,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       }
   }
 
-  // The last key + 1 and the first key that a query sees, by causality and window.
+  // The last key + 1 and the first key that a query sees, given causality and window.
   int64_t keys_end(const Block &block, int64_t row) const {
     const int64_t after = block.offset + block.first + row + 1;
     return std::max<int64_t>(0, call_.causal || call_.window ? std::min(block.item.keys, after) : block.item.keys);
@@ -380,7 +382,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     Block block{};
     block.item = item_of(group);
     const int64_t count = divide_up(block.item.queries, BLOCK);
-    const int64_t within = BACKWARD ? index % count : count - 1 - index % count;  // the longest first
+    const int64_t within = BACKWARD ? index % count : count - 1 - index % count;  // the longest blocks first
     block.group = group % call_.groups;
     block.head = block.group * call_.repeats + index / count;
     block.first = within * BLOCK;
@@ -413,7 +415,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return block;
   }
 
-  // -inf into the scores (PW) of a row that it may not look at; panel counts from the first key
+  // Writes -inf to the hidden scores (PW) of a row; the panel index counts from the first key.
   void hide(const Block &block, const Room &room, int64_t row, int64_t panel, T *scores) const {
     const int64_t first = panel * PW, begin = keys_begin(block, row) - first, end = keys_end(block, row) - first;
     const Vec<T> hidden = splat(-std::numeric_limits<T>::infinity());
@@ -429,7 +431,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     if (block.mask && !(block.same_mask && room.hides[panel] == 0)) {
       const uint8_t *bytes = block.mask + row * call_.mask_stride[2] + first;
       uint8_t last[PW];
-      if (block.item.keys - first < PW) {  // nothing is read behind the mask
+      if (block.item.keys - first < PW) {  // do not read beyond the mask
         std::memset(last, 0, sizeof(last));
         std::memcpy(last, bytes, size_t(block.item.keys - first));
         bytes = last;
@@ -442,12 +444,12 @@ template <typename In, int S, bool BACKWARD> class Attention {
       }
     }
   }
-  // Hides what a row may not look at in the panels from begin to end.
+  // Hides keys from rows in the panels from begin to end.
   void hide_all(const Block &block, const Room &room, int64_t row, int64_t begin, int64_t end, T *scores) const {
     const int64_t clear = divide_up(keys_begin(block, row), PW), stop = keys_end(block, row) / PW;
     for (int64_t p = begin; p < end; ++p) {
       if (p >= clear && p < stop) {
-        if (!block.mask) p = stop;  // no mask: nothing is hidden between the two edges
+        if (!block.mask) p = stop;  // without a mask, nothing is hidden between the two edges
         else if (block.same_mask && room.hides[p] == 0) continue;
         if (p >= end) break;
       }
@@ -459,8 +461,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return scores + ((panel - block.panels_begin) * BLOCK + row) * PW;
   }
 
-  // Rows of a block, `all` of them with those that are none: (all, row_stride) and, in pairs, (all / 2, columns) besides.
-  // A row consists of so many parts, each padded to whole operands.
+  // Rows of a block, `all` including padding rows: (all, row_stride) and, for pairs, also (all / 2, columns). A row
+  // consists of several parts, each padded to whole operands.
   void load_block(const In *from, int64_t stride, int64_t rows, int64_t all, int64_t width, int64_t parts,
                   int64_t row_stride, int64_t columns, E *to, E *down) const {
     const int64_t part = width / parts, steps = steps_of(part);
@@ -493,7 +495,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
         lam[r] = static_cast<const T *>(call_.lam)[block.item.batch * call_.lam_stride[0] +
                                                    block.head * call_.lam_stride[1] +
                                                    (block.item.first_query + block.first + r) * call_.lam_stride[2]];
-    T *statistics = nullptr;  // of the first map's first row; the second map's follow after `next`
+    T *statistics = nullptr;  // of the first map's first row; the second map's start after `next`
     const int64_t next = call_.queries * 2;
     if (call_.statistics)
       statistics = static_cast<T *>(call_.statistics) +
@@ -513,7 +515,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
                       scores_at(block, scores, p, g * ROWS));
   }
 
-  // result (rows, columns) += the weights of a tile · what lies along the keys
+  // result (rows, columns) += weights of a tile · packed values along the keys
   void weigh_tile(const Block &block, T *weights, const E *along, int64_t columns, int64_t p0, int64_t p1,
                   T *result) const {
     for (int64_t c = 0; c < columns; c += 2 * L)
@@ -581,7 +583,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int64_t c = 0; c < dv_; ++c) put(out + r * call_.out_stride[2] + c, room.result[r * dv_columns_ + c]);
   }
 
-  // PW weights of a row, in place of its scores.
+  // PW weights of a row, written over its scores.
   static INLINE void put_along(T *to, Vec<T> first, Vec<T> second) {
 #if defined(__AVX512BF16__)
     if constexpr (IN_PAIRS) {
@@ -592,7 +594,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     store<T>(to, first), store<T>(to + L, second);
   }
 
-  // Of a row whose exponentials are all zero: zero where it sees no key; not a number where it sees some, all at -inf.
+  // The normalizer of a row whose exponentials are all zero: 0 if it sees no key, NaN if all its visible scores are
+  // -inf.
   T nothing_seen(const Block &block, int64_t row) const {
     const int64_t begin = keys_begin(block, row), end = keys_end(block, row);
     bool sees = begin < end;
@@ -603,7 +606,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return sees ? std::numeric_limits<T>::quiet_NaN() : T(0);
   }
 
-  // The scores of a row in a tile become 2^((score - maximum) · factor); returns that maximum, the largest so far.
+  // Replaces the scores of a row in a tile by 2^((score - maximum) · factor); returns that maximum, the largest so far.
   T exponentials(const Block &block, const Room &room, int64_t row, int64_t p0, int64_t p1, T *scores, T &running,
                  T &sum) const {
     const int64_t begin = std::max(p0, block.begin[row / ROWS]), end = std::min(p1, block.end[row / ROWS]);
@@ -638,7 +641,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     load_block(grad, call_.grad_stride[2], block.rows, block.groups * ROWS, dv_, call_.value_parts, dv_stride_,
                dv_columns_, room.grad, room.grad_down);
     std::fill(room.grad_query, room.grad_query + S * BLOCK * d_columns_, T(0));
-    T means[S][BLOCK] = {};  // sums over a row of P · dP
+    T means[S][BLOCK] = {};  // row sums of P · dP
     T *const slope = room.scores[S];
     for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
       const int64_t p1 = std::min(block.panels_end, p0 + TP);
@@ -683,7 +686,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       for (int m = 0; m < S; ++m)
         weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW_STEPS, d_columns_, p0, p1,
                    room.grad_query + m * BLOCK * d_columns_);
-      wait_until([&] { return all_passed(slot, index, p1); });  // sums in one order
+      wait_until([&] { return all_passed(slot, index, p1); });  // fixed order of sums
       for (int64_t p = p0; p < p1; ++p) {
         int from = 0, to = block.groups;
         while (from < to && !(block.begin[from] <= p && p < block.end[from])) ++from;
@@ -724,8 +727,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return room.slopes_down + ((map * TP + panel) * BLOCK + row) / 2 * PW;
   }
 
-  // Of as many rows as an operand holds, from `row` on: maps and dP become the gradients of the scores, as products along
-  // the keys and along the queries want them, and the difference of the maps in the place of dP.
+  // For the rows of one operand, from `row`: maps and dP become the gradients of the scores, in the layouts of the
+  // products along keys and along queries; the difference of the maps replaces dP.
   INLINE void slopes(const Block &block, const Room &room, int64_t row, int64_t panel, int64_t panel_of_tile,
                      const T (&means)[S][BLOCK], const T *lam) const {
     const T scale = T(call_.scale);
@@ -765,8 +768,8 @@ template <typename In, int S, bool BACKWARD> class Attention {
     store<T>(g, difference[0][0]), store<T>(g + L, difference[0][1]);
   }
 
-  // Whether every block before this one is done with the panels up to there. Each has to be asked: one that sees few
-  // keys ends before an earlier one that sees more.
+  // Whether every earlier block has finished the panels up to there. All must be checked: a block that sees few keys
+  // ends before an earlier one that sees more.
   static bool all_passed(const Slot &slot, int64_t index, int64_t panel) {
     for (int64_t i = slot.ended->load(); i < index; ++i) {
       const int64_t passed = slot.passed[i].load();
@@ -777,7 +780,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return true;
   }
 
-  // sums (M, columns), the rows of a panel's keys, += scores (count, PW)ᵀ · rows (count, columns)
+  // sums (M, columns), for the rows of a panel's keys, += scores (count, PW)ᵀ · rows (count, columns)
   void add_to_keys(const Block &block, const E *scores, int64_t scores_stride, const E *rows, int64_t row_stride,
                    int64_t columns, int64_t panel, int count, T *sums) const {
     const int keys = int(std::min<int64_t>(PW, block.item.keys - panel * PW));

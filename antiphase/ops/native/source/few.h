@@ -1,10 +1,11 @@
-// Attention of a few queries against many keys: a decoding step, whose time is that of reading keys and values, once
-// each and as the cache holds them. No derivatives.
+// Attention of a few queries over many keys: a decoding step, whose time is that of reading keys and values, once each
+// and in the layout of the cache. Has no derivatives.
 //
-// Keys are cut in chunks of one size, whatever the number of threads, so that every sum is formed in the same order.
-// First all chunks' scores and their exponentials, then, when a group's rows are whole, the product with the values.
-// A thread begins with its own share of the groups, the same in every call: what it read in the step before, and copied
-// where the cache grew by a copy, is near it. Then it takes what others have left.
+// Keys are split into chunks of a fixed size, independent of the number of threads, so that every sum is computed in
+// the same order. First the scores and exponentials of all chunks are computed; when a group's rows are complete, the
+// product with the values follows. A thread starts with its own share of the groups, which is the same in every call:
+// memory that it read in the previous step, or copied when the cache grew, is close to it. Then it takes remaining
+// parts of other shares.
 #pragma once
 #include <cmath>
 
@@ -67,7 +68,7 @@ template <typename In, int S> class FewQueries {
   }
 
  private:
-  struct alignas(64) Share {  // of the parts: a group and a chunk of its keys
+  struct alignas(64) Share {  // the parts: a group and a chunk of its keys
     std::atomic<int64_t> next;
   };
 
@@ -85,7 +86,7 @@ template <typename In, int S> class FewQueries {
 
   int64_t begin(int share) const { return units_ * chunks_ * share / threads_; }
 
-  // Calls what(unit, chunk) for the parts of a thread's share, then for those of the others that nobody has taken.
+  // Calls what(unit, chunk) for the parts of a thread's own share, then for remaining parts of other shares.
   template <typename What> void each(Share *shares, int thread, What what) const {
     for (int i = 0; i < threads_; ++i) {
       const int share = (thread + i) % threads_;
@@ -99,7 +100,7 @@ template <typename In, int S> class FewQueries {
       score(unit, chunk);
       scored_[unit].fetch_add(1);
     });
-    each(to_weigh_, thread, [&](int64_t unit, int64_t chunk) {  // all scores are taken: nobody waits for long
+    each(to_weigh_, thread, [&](int64_t unit, int64_t chunk) {  // all scores are already taken, so waits are short
       wait_until([&] { return scored_[unit].load() == chunks_; });
       weigh_chunk(unit, chunk);
       if (weighed_[unit].fetch_add(1) + 1 == chunks_) write(unit);
@@ -146,7 +147,7 @@ template <typename In, int S> class FewQueries {
     }
   }
 
-  // One query with `count` keys, LANES at most: key by key, in the order in which they lie.
+  // One query with `count` keys, at most LANES: key by key, in memory order.
   INLINE Vec<T> dot(const T *query, const In *keys, int count) const {
     const In *rows[L];
     for (int i = 0; i < L; ++i) rows[i] = keys + std::min(i, count - 1) * call_.key_stride[2];
@@ -189,7 +190,7 @@ template <typename In, int S> class FewQueries {
            row % call_.queries * call_.mask_stride[2];
   }
 
-  // Whether a row may look at any of these keys; and whether any row may.
+  // Whether a row sees any of these keys; and whether any row does.
   bool sees(int64_t unit, int64_t row, int64_t first, int64_t count) const {
     const int64_t begin = std::max(first, keys_begin(row)), end = std::min(first + count, keys_end(row));
     if (begin >= end || !call_.mask) return begin < end;
@@ -223,14 +224,14 @@ template <typename In, int S> class FewQueries {
     sum = sum_of<T>(sums);
   }
 
-  // What the exponentials of a chunk count for in the whole row.
+  // The factor of a chunk's exponentials in the whole row.
   T share(int64_t unit, int64_t chunk, int map, int64_t row) const {
     T most = -std::numeric_limits<T>::infinity(), total = 0;
     for (int64_t c = 0; c < chunks_; ++c) {
       const T other = maximum_[place(unit, c, map, row)];
       most = other > most || other != other ? other : most;
     }
-    if (most == -std::numeric_limits<T>::infinity())  // of scores: no key, or keys that count for nothing
+    if (most == -std::numeric_limits<T>::infinity())  // largest score: no key is visible, or all scores are -inf
       return sees(unit, row, 0, call_.keys) ? std::numeric_limits<T>::quiet_NaN() : T(0);
     for (int64_t c = 0; c < chunks_; ++c) {
       const int64_t at = place(unit, c, map, row);
@@ -318,7 +319,7 @@ template <typename In, int S> class FewQueries {
     }
   }
 
-  // As norm.h has it; what lies behind the row is zero.
+  // As in norm.h; padding after the row is zero.
   void normalize(T *row) const {
     const In *weight = static_cast<const In *>(call_.norm_weight);
     Vec<T> squares{};

@@ -1,4 +1,4 @@
-// The kernels for one kind of processor: compiled once for each, with ANTIPHASE_KIND naming it.
+// The kernels for one kind of processor: compiled once per kind, which ANTIPHASE_KIND names.
 #include <new>
 
 #include "few.h"
@@ -41,12 +41,12 @@ extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *ca
       case ANTIPHASE_FLOAT64: return dispatch<double>(*call);
       default: return 2;
     }
-  } catch (const std::bad_alloc &) {  // nothing throws where several threads work
+  } catch (const std::bad_alloc &) {  // worker threads never throw
     return 1;
   }
 }
 #else
-// Of these kernels only those that multiply pairs of bfloat16: the others are the same as without.
+// For this kind, only the kernels that multiply pairs of bfloat16 are compiled; the others are the same as without.
 extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *call) {
   try {
     return call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW ? run<BFloat16>(*call) : 2;

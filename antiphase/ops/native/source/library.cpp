@@ -1,4 +1,4 @@
-// The library's way in: takes the kernels that the processor at hand can run.
+// Entry points of the library: select the kernels that the processor supports.
 #include <cmath>
 #if defined(ANTIPHASE_TILES)
 #include <cpuid.h>
@@ -28,7 +28,7 @@ namespace {
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, AMX = 4 };
 
 #if defined(ANTIPHASE_TILES)
-// Whether the processor multiplies tiles of bfloat16, and Linux lets this process: it gives room for them to who asks.
+// Whether the processor multiplies tiles of bfloat16 and Linux permits it to this process, which must request it.
 bool has_tiles() {
 #if defined(ANTIPHASE_EMULATED_TILES)
   return true;
@@ -58,22 +58,23 @@ int best() {
 int chosen = best();
 }  // namespace
 
-// What these sources are, by antiphase/ops/native/build.py.
+// Fingerprint of the sources, set by antiphase/ops/native/build.py.
 EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
 EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
 
-// Which kernels run: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 by tiles.
+// The selected kernels: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 with tiles.
 EXPORT int antiphase_kernels() { return chosen; }
 
-// Takes other kernels, for tests; returns whether this processor can run them.
+// Selects other kernels, for tests; returns whether this processor supports them.
 EXPORT int antiphase_choose(int kernels) {
   if (kernels < PORTABLE || kernels > best()) return 0;
   chosen = kernels;
   return 1;
 }
 
-// λ = exp(q1 · k1) - exp(q2 · k2) + initial (2410.05258, equation 2); a sum in double has no rounding to speak of.
+// λ = exp(q1 · k1) - exp(q2 · k2) + initial (2410.05258, equation 2), summed in double, whose rounding error is
+// negligible.
 EXPORT float antiphase_lambda(const float *const vectors[4], int64_t width, double initial) {
   double first = 0, second = 0;
   for (int64_t i = 0; i < width; ++i)
@@ -81,7 +82,7 @@ EXPORT float antiphase_lambda(const float *const vectors[4], int64_t width, doub
   return float(std::exp(first) - std::exp(second) + initial);
 }
 
-// 0: done; 1: no memory left; 2: a problem that no kernel knows.
+// 0: success; 1: out of memory; 2: a problem that no kernel supports.
 EXPORT int antiphase_run(const antiphase_problem *call) {
   if (call->lambda_vectors[0]) {
     const float lam = antiphase_lambda(call->lambda_vectors, call->width, call->lambda_initial);

@@ -1,7 +1,7 @@
-// The norm by root mean square of every row, forward and backward. The norm of heads is this with a factor.
+// RMSNorm of every row, forward and backward. The head norm is this with a factor.
 //
-// Rows are cut in chunks of one size, whatever the number of threads, so that the weight's gradient is always summed in
-// the same order.
+// Rows are split into chunks of a fixed size, independent of the number of threads, so that the weight's gradient is
+// always summed in the same order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace {
 
 constexpr int64_t ROWS_OF_CHUNK = 128;
-constexpr int64_t NUMBERS_OF_THREAD = 32768;  // below that a thread costs more than it helps
+constexpr int64_t NUMBERS_OF_THREAD = 32768;  // with fewer, another thread costs more than it saves
 
 template <typename In> class Norm {
   using T = typename Statistics<In>::type;
@@ -50,7 +50,7 @@ template <typename In> class Norm {
         call_.grad ? backward(r, weight_sums_ + chunk * columns_) : forward(r);
   }
 
-  // Calls what(column, how many) for the row, LANES columns at a time; fewer at its end.
+  // Calls what(column, how many) for the row, LANES columns at a time, and fewer at its end.
   template <typename What> INLINE void columns(What what) const {
     int64_t c = 0;
     for (; c + L <= call_.width; c += L) what(c, std::integral_constant<int, L>{});

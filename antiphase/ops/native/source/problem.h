@@ -1,8 +1,8 @@
-// One call of the library, as the caller describes it. Plain C, so that any language can fill it in.
+// One call of the library, as described by the caller. Plain C, so that any language can fill it in.
 //
-// Sizes: B batch, G value heads (groups), R heads of a group, S maps of a head (2: differential, 1: softmax), K keys of
-// a group (S, or 1 where both maps share one), N queries, M keys, d and dv widths. Strides count elements; the last
-// dimension of every tensor is contiguous, but for lam.
+// Sizes: B batch, G value heads (groups), R heads per group, S maps per head (2: differential, 1: softmax), K keys per
+// group (S, or 1 if both maps share one), N queries, M keys, d and dv widths. Strides count elements; the last
+// dimension of every tensor except lam is contiguous.
 #pragma once
 #include <stdint.h>
 
@@ -13,31 +13,32 @@ typedef struct {
   const void *query;  // (B, G R S, N, d)
   const void *key;    // (B, G K, M, d)
   const void *value;  // (B, G parts, M, dv / parts)
-  const void *lam;    // (B, G R, N) by strides; float, in float64 problems double. Not read where S = 1
-  const uint8_t *mask;  // (B, G R, N, M) by strides, not 0 = may attend; or null
-  const int32_t *query_edges, *key_edges;  // (sequences + 1,) where sequences lie end to end and B = 1; or null
+  const void *lam;    // (B, G R, N) by strides; float, or double in float64 problems. Not read if S = 1
+  const uint8_t *mask;  // (B, G R, N, M) by strides, nonzero = may attend; or null
+  const int32_t *query_edges, *key_edges;  // (sequences + 1,) for packed sequences with B = 1; or null
   void *out;         // (B, G R, N, dv)
   void *statistics;  // (B, G R S, N, 2), contiguous: largest score and 1 / sum of each row; float or double; or null
   const void *grad;  // (B, G R, N, dv)
   void *grad_query, *grad_key, *grad_value;  // contiguous
   void *grad_lam;    // (B, G R, N), contiguous, float or double
-  const float *lambda_vectors[4];  // (d,) each: λ is made of them as in antiphase_lambda, and `lam` not read; or null
-  const void *norm_weight;  // (dv,); few queries: a norm of every row of the output follows, as below; or null
+  const float *lambda_vectors[4];  // (d,) each: λ is computed as in antiphase_lambda and `lam` is not read; or null
+  const void *norm_weight;  // (dv,); for few queries: a norm of every output row follows, as below; or null
   int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
   int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
-  int64_t window;  // 0: none
+  int64_t window;  // 0: no window
   double scale;    // above 0
   double lambda_initial, norm_epsilon, norm_factor;
   int32_t causal, dtype, task, threads;
-  // runs function(data) on so many threads at once, as GOMP_parallel does
+  // runs function(data) on the given number of threads, as GOMP_parallel does
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);
-  int (*thread)(void);  // which of those threads asks, from 0, as omp_get_thread_num does
+  int (*thread)(void);  // index of the calling thread, from 0, as in omp_get_thread_num
 } antiphase_problem;
 
-// y = factor · x / √(mean of x² + epsilon) · weight, by rows; with `grad`, the gradients of x and of weight instead.
+// y = factor · x / √(mean of x² + epsilon) · weight for each row; with `grad`, the gradients of x and of weight
+// instead.
 typedef struct {
   const void *input, *weight;  // (rows, width) and (width,), contiguous
-  const void *grad;            // (rows, width), contiguous; null: forward
+  const void *grad;            // (rows, width), contiguous; null in forward
   void *output;                // (rows, width): y, or the gradient of x
   void *grad_weight;           // (width,)
   int64_t rows, width;

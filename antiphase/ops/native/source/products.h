@@ -1,15 +1,15 @@
-// The three matrix products of attention, each a block of scores at a time and all sums in registers. Sums begin at zero
-// and are added to what is there at the end: in two steps they lose less to rounding than in one. Operands E hold STEPS
-// numbers each, neighbours in the dimension that is summed over.
+// The three matrix products of attention, each for a block of scores with all sums in registers. Sums start at zero and
+// are added to memory at the end; these two steps lose less to rounding than one. Operands E contain STEPS numbers
+// each, neighbours in the dimension of the sum.
 #pragma once
 #include "tiles.h"
 
 namespace {
 
-// Rows of a block that go through a product together. Two vectors of sums a row: 12 of AVX2's 16 registers, 24 of
-// AVX-512's 32; or the rows of a tile.
+// Rows of a block that are multiplied together. Two vectors of sums per row: 12 of AVX2's 16 registers, 24 of AVX-512's
+// 32; or the rows of a tile.
 constexpr int ROWS = HAS_TILES ? 16 : VECTOR_BYTES == 64 ? 12 : 6;
-// Keys of a panel: two vectors.
+// Keys in a panel: two vectors.
 template <typename T> constexpr int PANEL = 2 * LANES<T>;
 
 // scores (ROWS, PANEL) = rows (ROWS, depth) · panel (depth, PANEL), depth in operands
@@ -37,8 +37,8 @@ INLINE void multiply(const E *rows, int64_t row_stride, const E *panel, int64_t 
   }
 }
 
-// result (ROWS, VECTORS · LANES) += weights (panels, ROWS, PANEL) · values (panels, PANEL, VECTORS · LANES), PANEL keys in
-// operands; the weights of a row begin PANEL operands after those of the one before
+// result (ROWS, VECTORS · LANES) += weights (panels, ROWS, PANEL) · values (panels, PANEL, VECTORS · LANES), PANEL keys
+// in operands; the weights of a row start PANEL operands after those of the previous row
 template <typename E, int VECTORS>
 INLINE void weigh(const E *weights, int64_t weights_stride, const E *values, int64_t values_stride, SumOf<E> *result,
                   int64_t result_stride, int64_t panels) {

@@ -1,4 +1,4 @@
-// Vectors of the width the file is compiled for, by the vector extensions that GCC and Clang share.
+// Vectors of the compiled width, by the vector extensions that GCC and Clang share.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -43,14 +43,14 @@ template <typename T> INLINE IntVec<T> iota() {
   for (int i = 0; i < LANES<T>; ++i) v[i] = i;
   return v;
 }
-// GCC has Clang's name for it since its version 12.
+// GCC supports Clang's name since version 12.
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLED(V, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 template <typename V> using IndexVec = decltype(V{} < V{});
 #define SHUFFLED(V, a, b, ...) __builtin_shuffle(a, b, IndexVec<V>{__VA_ARGS__})
 #endif
-// Every lane gets what stands HALF lanes away, in blocks of twice that size.
+// Every lane gets the value HALF lanes away, in blocks of twice that size.
 template <typename V, int HALF, int... I> INLINE V swapped(V v, std::integer_sequence<int, I...>) {
   return SHUFFLED(V, v, v, (I ^ HALF)...);
 }
@@ -64,8 +64,8 @@ template <typename T, int HALF = LANES<T> / 2> INLINE T max_of(Vec<T> v) {
   else return max_of<T, HALF / 2>(larger<T>(v, swapped<Vec<T>, HALF>(v, std::make_integer_sequence<int, LANES<T>>{})));
 }
 
-// 2^x, 0 far below the smallest normal number; NaN stays NaN. Relative error: 2.5e-9 before rounding in float (degree 6,
-// interpolated at the Chebyshev nodes of [-1/2, 1/2]), 5e-18 in double (Taylor).
+// 2^x, which is 0 far below the smallest normal number and NaN for NaN. Relative error: 2.5e-9 before rounding in float
+// (degree 6, interpolated at the Chebyshev nodes of [-1/2, 1/2]), 5e-18 in double (Taylor).
 INLINE Vec<float> exp2_of(Vec<float> x) {
 #if defined(__AVX512DQ__)
   const Vec<float> f = _mm512_reduce_ps(x, 0);
@@ -101,7 +101,7 @@ INLINE Vec<double> exp2_of(Vec<double> x) {
 }
 template <typename T> inline T exp2_one(T x) { return exp2_of(splat(x))[0]; }
 
-// How the library sees numbers of the caller's types.
+// Conversion of the caller's types.
 struct BFloat16 { uint16_t bits; };
 template <typename In> struct Statistics { using type = In; };
 template <> struct Statistics<BFloat16> { using type = float; };
@@ -133,8 +133,8 @@ template <typename In> INLINE Vec<typename Statistics<In>::type> load_wide(const
   }
 }
 
-// What products take their numbers from, STEPS of them in each: two bfloat16, the earlier one in the low half, where the
-// processor multiplies such pairs; else one of the type in which sums are kept.
+// Operand of the products with STEPS numbers: two bfloat16, the earlier one in the low half, if the processor
+// multiplies such pairs; else one number of the type of the sums.
 using Pair = uint32_t;
 #if defined(__AVX512BF16__)
 constexpr bool HAS_PAIRS = true;
@@ -156,18 +156,18 @@ template <typename E> INLINE Vec<SumOf<E>> add_product(Vec<SumOf<E>> sums, Vec<E
 }
 INLINE Pair pair_of(BFloat16 low, BFloat16 high) { return low.bits | Pair(high.bits) << 16; }
 #if defined(__AVX512BF16__)
-// Two vectors rounded: numbers 2i and 2i + 1 of both in a row make pair i.
+// Two vectors rounded: neighbours 2i and 2i + 1 of their concatenation form pair i.
 INLINE Vec<Pair> pairs_along(Vec<float> first, Vec<float> second) {
   return (Vec<Pair>)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
 }
-// Number i of the first and number i of the second make pair i.
+// Number i of the first and number i of the second form pair i.
 INLINE Vec<Pair> pairs_across(Vec<float> first, Vec<float> second) {
   const auto wide = [](Vec<float> v) { return (Vec<Pair>)_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v)); };
   return wide(first) | wide(second) << 16;
 }
 #endif
 
-// Transposes LANES × LANES numbers in registers: log2(LANES) rounds, each exchanging blocks of half the size.
+// Transposes LANES × LANES numbers in registers: log2(LANES) rounds, each of which exchanges blocks of half the size.
 template <typename V, int HALF, bool HIGH, int... I>
 INLINE V exchange(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int count = sizeof...(I);

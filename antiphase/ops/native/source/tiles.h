@@ -1,5 +1,5 @@
-// The products of products.h by AMX: tiles of 16 × 16 pairs of bfloat16, with sums in float. Dimensions that are summed
-// over come padded with zeros, to 16 pairs, or to 8 where they are a block's queries.
+// The products of products.h with AMX: tiles of 16 × 16 pairs of bfloat16, with sums in float. Dimensions of sums are
+// padded with zeros to 16 pairs, or to 8 for a block's queries.
 #pragma once
 #include "simd.h"
 
@@ -14,8 +14,8 @@ namespace {
 #if HAS_TILES
 constexpr int TILE_STEPS = 16;  // pairs in a row of a tile, and rows of a tile
 
-// Shapes of the eight tiles, as the processor reads them. 0 and 1 hold sums, 2 the left factor and 3 and 4 the right one;
-// 5, 6 and 7 are the factors where only 8 pairs are left.
+// Shapes of the eight tiles in the processor's format. Tiles 0 and 1 contain sums, 2 the left factor, 3 and 4 the right
+// one; 5, 6 and 7 are the factors if only 8 pairs are left.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, none[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 32, 64, 64};
@@ -23,7 +23,7 @@ struct alignas(64) TileShapes {
 };
 
 #if defined(ANTIPHASE_EMULATED_TILES)
-// What the instructions do in plain C++, for tests on processors that have none.
+// Emulation of the instructions in plain C++, for tests on processors without them.
 inline thread_local Pair emulated[8][16][16];
 inline thread_local TileShapes shapes;
 inline void tile_load(int tile, const void *from, int64_t stride) {
@@ -55,7 +55,7 @@ inline void tile_multiply(int sums, int left, int right) {
 inline void shape_tiles(const TileShapes &given) { shapes = given; }
 inline void release_tiles() {}
 #else
-// What was written before has to lie in memory: GCC's intrinsic does not say that it reads any.
+// Forces earlier writes to memory: GCC's intrinsic does not declare that it reads memory.
 #define TILE_LOAD(tile, from, stride)     \
   do {                                    \
     __asm__ volatile("" ::: "memory");    \
@@ -68,7 +68,7 @@ inline void shape_tiles(const TileShapes &given) { _tile_loadconfig(&given); }
 inline void release_tiles() { _tile_release(); }
 #endif
 
-// The tiles of a thread have these shapes until the end of the scope.
+// Gives the tiles of a thread these shapes until the end of the scope.
 class Tiles {
  public:
   Tiles() { shape_tiles(TileShapes{}); }
@@ -76,7 +76,7 @@ class Tiles {
   Tiles(const Tiles &) = delete;
 };
 
-// As products.h has it, with 16 rows; depth is a multiple of 16 pairs.
+// As in products.h, with 16 rows; depth is a multiple of 16 pairs.
 INLINE void multiply_tiles(const Pair *rows, int64_t row_stride, const Pair *panel, int64_t depth, float *scores) {
   TILE_ZERO(0);
   TILE_ZERO(1);
@@ -91,7 +91,7 @@ INLINE void multiply_tiles(const Pair *rows, int64_t row_stride, const Pair *pan
   TILE_STORE(1, scores + 16, 128);
 }
 
-// result (rows, VECTORS · 16) += what stands in tiles 0 and 1
+// result (rows, VECTORS · 16) += contents of tiles 0 and 1
 template <int VECTORS> INLINE void add_tiles(float *result, int64_t result_stride, int rows) {
   alignas(64) float sums[16][32];
   TILE_STORE(0, sums[0], 128);
@@ -103,7 +103,7 @@ template <int VECTORS> INLINE void add_tiles(float *result, int64_t result_strid
     }
 }
 
-// As products.h has it, with 16 rows.
+// As in products.h, with 16 rows.
 template <int VECTORS>
 INLINE void weigh_tiles(const Pair *weights, int64_t weights_stride, const Pair *values, int64_t values_stride,
                         float *result, int64_t result_stride, int64_t panels) {
@@ -121,13 +121,13 @@ INLINE void weigh_tiles(const Pair *weights, int64_t weights_stride, const Pair 
   add_tiles<VECTORS>(result, result_stride, TILE_STEPS);
 }
 
-// result (keys, columns) += scores (count, PANEL)ᵀ · rows (count, columns), count in pairs, at most 32, columns a multiple
-// of 16; rows behind the last one, up to 8 pairs, are zero.
+// result (keys, columns) += scores (count, PANEL)ᵀ · rows (count, columns), count in pairs, at most 32, columns a
+// multiple of 16; up to 8 pairs of rows after the last one are zero.
 inline void collect_tiles(int keys, const Pair *scores, int64_t scores_stride, const Pair *rows, int64_t row_stride,
                           int64_t columns, float *result, int count) {
   const int steps = (count + 7) / 8 * 8;
   for (int half = 0; half < keys; half += 16) {
-    alignas(64) Pair turned[16][32];  // of 16 keys: the scores of one in a row
+    alignas(64) Pair turned[16][32];  // for 16 keys: the scores of one key per row
     for (int k = 0; k < steps; k += 16) {
       Vec<Pair> block[16];
       for (int i = 0; i < 16; ++i) block[i] = k + i < count ? load(scores + (k + i) * scores_stride + half) : Vec<Pair>{};

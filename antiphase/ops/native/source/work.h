@@ -1,4 +1,4 @@
-// Memory that threads keep, and work that they take in one fixed order.
+// Memory that threads keep between calls, and work that they take in a fixed order.
 #pragma once
 #include <sched.h>
 
@@ -9,13 +9,13 @@
 
 namespace {
 
-constexpr size_t KEPT_BYTES = size_t(16) << 20;  // what a thread keeps of its largest call so far
+constexpr size_t KEPT_BYTES = size_t(16) << 20;  // memory that a thread keeps of its largest call so far
 
-// Room that a thread keeps from call to call: memory fresh from the system costs a page fault for every 4 KiB.
+// Memory that a thread keeps between calls, because fresh memory from the system costs a page fault per 4 KiB.
 class Arena {
  public:
   ~Arena() { std::free(memory_); }
-  // Room for so many bytes, whatever stands there; null where the system has none.
+  // Room for this many bytes, with undefined contents; null if the system is out of memory.
   char *take(size_t bytes) {
     if (bytes > size_) {
       std::free(memory_);
@@ -38,7 +38,7 @@ class Arena {
   size_t size_ = 0;
 };
 
-// Hands out parts of one piece of memory, or, with a null base, only counts them.
+// Hands out parts of one piece of memory or, with a null base, only counts them.
 class Cutter {
  public:
   explicit Cutter(char *base) : base_(base) {}
@@ -60,7 +60,7 @@ inline void wait_a_moment(int &turns) {
     __builtin_ia32_pause();
 #endif
   } else {
-    sched_yield();  // whom we wait for may want this core
+    sched_yield();  // the thread that we wait for may need this core
   }
 }
 template <typename Ready> inline void wait_until(Ready ready) {

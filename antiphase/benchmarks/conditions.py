@@ -1,4 +1,4 @@
-"""Timing beside other work: another thread count, and a busy process that takes a core."""
+"""Timing under other conditions: another thread count, or a busy process that occupies a core."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import torch
 
 @dataclass(frozen=True)
 class Condition:
-    """Under which calls are timed on a processor."""
+    """A condition under which calls are timed on a CPU."""
 
     threads: int
     is_busy: bool
-    """Whether another process computes all the while, on one core."""
+    """Whether another process computes all the time, on one core."""
 
     @property
     def words(self) -> str:
-        """``2 threads beside a busy process``."""
+        """For example ``2 threads beside a busy process``."""
         return f"{self.threads} thread{'s' * (self.threads > 1)}{' beside a busy process' * self.is_busy}"
 
     @contextmanager
     def holds(self) -> Iterator[None]:
-        """The condition, until the block ends."""
+        """Apply the condition within the block."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
@@ -37,13 +37,13 @@ class Condition:
             torch.set_num_threads(before)
 
     def described(self) -> dict[str, Any]:
-        """For a record's row."""
+        """Values for a record's row."""
         return {"threads": self.threads, "beside_busy_process": self.is_busy}
 
 
 @contextmanager
 def busy_process() -> Iterator[None]:
-    """Another process that never waits; it ends with the block."""
+    """Another process that is busy all the time; it ends with the block."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
@@ -53,7 +53,7 @@ def busy_process() -> Iterator[None]:
 
 
 def conditions() -> list[Condition]:
-    """One thread, all threads, and all threads beside a busy process."""
+    """One thread, all threads, and all threads with a busy process."""
     threads = torch.get_num_threads()
     found = [Condition(1, False), Condition(threads, False), Condition(threads, True)]
     return list(dict.fromkeys(found))
