@@ -10,49 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.evaluations.allocation import NOISE
-from antiphase.studies.reproduce.abilities import (
-    Ability,
-    can_tell,
-    costs_something,
-    equally_trained,
-    finding,
-    has_orders,
-    is_judged,
-    knows_gain,
-    naming_labels,
-    was_asked,
-)
-from antiphase.studies.reproduce.claim_samples import (
-    Samples,
-    downstream_samples,
-    faithful_samples,
-    flip_samples,
-    gain_samples,
-    loss_samples,
-    needle_samples,
-    shot_samples,
-)
-from antiphase.studies.reproduce.readings import (
-    Floor,
-    Found,
-    Series,
-    allocated,
-    compared,
-    counted,
-    downstream,
-    faithful,
-    flips,
-    gained,
-    largest,
-    lost_to_four_bits,
-    majority,
-    most_shots,
-    pooled,
-    right_in,
-    telling_cells,
-    untrue,
-    without_reading,
-)
+from antiphase.studies.reproduce import abilities, claim_samples, readings
+from antiphase.studies.reproduce.abilities import Ability
+from antiphase.studies.reproduce.claim_samples import Samples
+from antiphase.studies.reproduce.readings import Floor, Found, Series
 from antiphase.studies.verdicts import Metric
 
 
@@ -97,47 +58,48 @@ CLAIMS = (
         "Downstream tasks: higher accuracy", "harness", "Tables 1 and 8",
         "mean of seven tasks, zero-shot 55.4 → 56.2, five-shot 56.4 → 58.0 (350B tokens)",
         "mean of the tasks given and their numbers of examples",
-        Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True), downstream,
-        without_reading, samples=downstream_samples,
+        Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True), readings.downstream,
+        readings.without_reading, samples=claim_samples.downstream_samples,
     ),
     Claim(
         PRIMARY, "compare", "Figure 3, Table 6",
         "3.087 → 3.062 at 1.4B; 6.8B as good as 11B, 160B tokens as 251B", "held-out text",
-        Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), compared("held-out loss"),
-        samples=loss_samples,
+        Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), readings.compared("held-out loss"),
+        samples=claim_samples.loss_samples,
     ),
     Claim(
         "Long context: more gained from context", "long-context", "Figure 4", "loss lower at every length to 64K",
         "loss of the last eighth of the length of training behind as many tokens, minus that behind the whole window; "
         "no model was extended",
         Metric("gain from context", "nats a token", lower_is_better=False, digits=4),
-        gained, guard=knows_gain, samples=gain_samples,
+        readings.gained, guard=abilities.knows_gain, samples=claim_samples.gain_samples,
     ),
     Claim(
         "Key information retrieval: more of several needles found", "needles", "Table 2",
         "R = 2, N = 2: 85 → 92; N = 4: 62 → 84; N = 6: 55 → 85 (4K tokens)",
         "R = 1, needles anywhere; mean over the N where the softmax models are off floor and ceiling: {cells}",
         Metric("right outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        lambda found: right_in(found, telling_cells(found)),
-        lambda found: pooled(telling_cells(found).values()), can_tell, samples=needle_samples, cells=counted,
+        lambda found: readings.right_in(found, readings.telling_cells(found)),
+        lambda found: readings.pooled(readings.telling_cells(found).values()), abilities.can_tell,
+        samples=claim_samples.needle_samples, cells=readings.counted,
     ),
     Claim(
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
-        allocated("answer"), guard=was_asked, abilities=finding,
+        readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding,
     ),
     Claim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",
         "share of Σ|A| on other needles and filler",
         Metric("share on noise", "points", lower_is_better=True, digits=1, is_share=True),
-        allocated(*NOISE), guard=was_asked, abilities=finding,
+        readings.allocated(*NOISE), guard=abilities.was_asked, abilities=abilities.finding,
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
         "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
-        most_shots, majority, samples=shot_samples,
+        readings.most_shots, readings.majority, samples=claim_samples.shot_samples,
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
@@ -145,31 +107,33 @@ CLAIMS = (
         "the same words; answers that flip between two orders, over 2p(1-p), the share for random answers of the same "
         "accuracy p",
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
-        flips, guard=has_orders, abilities=naming_labels, samples=flip_samples,
+        readings.flips, guard=abilities.has_orders, abilities=abilities.naming_labels,
+        samples=claim_samples.flip_samples,
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
         "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        faithful, untrue, is_judged,
-        samples=faithful_samples,
+        readings.faithful, readings.untrue, abilities.is_judged, samples=claim_samples.faithful_samples,
     ),
     Claim(
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",
         Metric("largest attention logit", "", lower_is_better=True, digits=2),
-        largest("attention logits"), abilities=lambda found: equally_trained(found.compare, found.outliers),
+        readings.largest("attention logits"),
+        abilities=lambda found: abilities.equally_trained(found.compare, found.outliers),
     ),
     Claim(
         "Outliers: smaller largest hidden state", "outliers", "Table 5", "3608.6 → 1688.2", "over all layers",
         Metric("largest hidden state", "", lower_is_better=True, digits=2),
-        largest("hidden states"), abilities=lambda found: equally_trained(found.compare, found.outliers),
+        readings.largest("hidden states"),
+        abilities=lambda found: abilities.equally_trained(found.compare, found.outliers),
     ),
     Claim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
         Metric("loss added by 4 bits", "nats a token", lower_is_better=True, digits=4),
-        lost_to_four_bits, guard=costs_something,
-        abilities=lambda found: equally_trained(found.compare, found.quantization),
+        readings.lost_to_four_bits, guard=abilities.costs_something,
+        abilities=lambda found: abilities.equally_trained(found.compare, found.quantization),
     ),
 )  # fmt: skip
 UNJUDGED = (
