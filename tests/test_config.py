@@ -295,7 +295,7 @@ positive = st.floats(min_value=1e-300, max_value=1e300)
 words = st.text(max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     description=words,
     paths=st.lists(words, max_size=3),

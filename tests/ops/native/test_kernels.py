@@ -166,7 +166,7 @@ def test_the_number_of_threads_changes_no_bit(heads, groups, queries, keys, wind
     mask = torch.rand(2, heads, 1, keys) > 0.2  # heads that see keys of their own end at places of their own
     mask[:, ::2, :, : keys // 2] = False
     found = []
-    for count in range(1, 9):
+    for count in (1, 2, 3, 5, 8):
         torch.set_num_threads(count)
         few = differential_attention(query[:, :, -1:].detach(), key.detach(), value.detach(), 0.3, impl="native")
         plain, masked = (
