@@ -474,6 +474,6 @@ def test_nothing_is_evaluated_twice(
     assert antiphase(f"{start} 2 --resume")[0] == 0
     assert (tmp_path / "new" / "record.json").read_bytes() == record
     refused("--output new exists and is not empty; add --resume", f"{start} 2")
-    refused(r"--output new holds work .*\(--samples\); choose another folder", f"{start} 3 --resume")
+    refused(r"--output new contains work .*\(--samples\); choose another folder", f"{start} 3 --resume")
     (tmp_path / words.split()[0] / "config.json").write_text("{}")
-    refused(r"--output new holds work .*\(the files of MODEL\); choose another folder", f"{start} 2 --resume")
+    refused(r"--output new contains work .*\(the files of MODEL\); choose another folder", f"{start} 2 --resume")
