@@ -102,10 +102,9 @@ READERS = {
     ),
     "statistics": lambda model: attention_statistics(model, input_ids=batch().input_ids),
     "rows": lambda model: attention_rows(model, batch().input_ids, batch().prompt_end[:, None]),
-    "allocation": lambda model: allocation(model, batch()),
-    "cancellation": lambda model: cancellation(model, batch()),
+    "allocation": lambda model: allocation(model, batch()), "cancellation": lambda model: cancellation(model, batch()),
     "sinks": lambda model: sinks_on_text(model, batch().input_ids, str, alpha=2.0),
-}
+}  # fmt: skip
 every_reader = pytest.mark.parametrize("reader", READERS)
 
 

@@ -42,20 +42,17 @@ def go_on(path):
 READERS = {
     "a preset": ("bad.yaml", "--preset", lambda path: load_preset(str(path))),
     "settings of a run": ("run.yaml", "MODEL", lambda path: kept_run(path, flag="MODEL")),
-    "a task": ("task.yaml", "--task", lambda path: read_task(str(path))),
-    "a record": ("other.json", "", Record.load),
-    "a plan": ("plan.json", "--plan", CalibrationPlan.load),
-    "a request": ("request.json", "--output", go_on),
+    "a task": ("task.yaml", "--task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
+    "a plan": ("plan.json", "--plan", CalibrationPlan.load), "a request": ("request.json", "--output", go_on),
     "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
     "a key": (
-        "key.txt",
-        "--judge-key-file",
+        "key.txt", "--judge-key-file",
         lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),
     ),
     "word vectors": ("vectors.txt", "", lambda path: read_word_vectors(path, {}, width=2)),
     "text": ("text.txt", "--data", lambda path: whole_text(path, "--data")),
     "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
-}
+}  # fmt: skip
 """What reads a file: its name, the flag that names it, the call."""
 TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request"}
 """They hold a mapping."""
@@ -79,8 +76,7 @@ FAULTS = {
     "empty": (bytes(b""), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
     "white space": (bytes(b"\n \n"), "the file is empty; ", lambda reader: reader in TREES | {"a key", "a curve"}),
     "not UTF-8": (
-        bytes(b"a: 1\nb: \xff"),
-        ", line 2: the text is not UTF-8 at byte 8 of the file (0xff); save it as UTF-8",
+        bytes(b"a: 1\nb: \xff"), ", line 2: the text is not UTF-8 at byte 8 of the file (0xff); save it as UTF-8",
         lambda reader: reader != "word vectors",
     ),
     "cut short": (bytes(b'{"a": ['), "this is not ", lambda reader: reader in TREES | {"a curve"}),
@@ -90,7 +86,7 @@ FAULTS = {
     "too deep": (bytes(b"[" * 100_000), "this is not ", lambda reader: reader in TREES | {"a curve"}),
     "other keys": (bytes(b'{"a": 1}'), "", lambda reader: reader in TREES),
     "too large": (bytes(b"a: 1" * 100), "the file is larger than ", lambda reader: reader in TREES | {"a key"}),
-}
+}  # fmt: skip
 """What may be wrong: how it comes about, what is said, and of which readers."""
 
 
@@ -164,14 +160,12 @@ def check(name):
 
 
 LOADERS = {
-    "a language model": ("MODEL", load_model),
-    "any model": ("MODEL", lambda name: load_model(name, with_head=False)),
+    "a language model": ("MODEL", load_model), "any model": ("MODEL", lambda name: load_model(name, with_head=False)),
     "a classifier": (
-        "RUN",
-        lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, flag="RUN"),
+        "RUN", lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, flag="RUN"),
     ),
     "tensor by tensor": ("SOURCE", check),
-}
+}  # fmt: skip
 
 
 def tensors(change):
@@ -238,10 +232,8 @@ HARMS = [
     (file("generation_config.json", b"[1]"), "/generation_config.json: this is not a JSON object; save the model"),
     (lambda folder: (folder / WEIGHTS).unlink(), " holds no safetensors; give a folder that holds the weights"),
     (pickled, " holds no safetensors; pytorch_model.bin is a pickle file, which is never opened: save it as"),
-    (linked(WEIGHTS), f": {WEIGHTS} is damaged (No such file"),
-    (file(WEIGHTS, b""), f": {WEIGHTS} is damaged ("),
-    (file(WEIGHTS, b"these are words"), f": {WEIGHTS} is damaged ("),
-    (cut, f": {WEIGHTS} is damaged ("),
+    (linked(WEIGHTS), f": {WEIGHTS} is damaged (No such file"), (file(WEIGHTS, b""), f": {WEIGHTS} is damaged ("),
+    (file(WEIGHTS, b"these are words"), f": {WEIGHTS} is damaged ("), (cut, f": {WEIGHTS} is damaged ("),
     (indexed("{"), f"/{INDEX}: this is not JSON (Expecting"),
     (indexed("{}"), f"/{INDEX} is damaged: its weight_map names no files; save the model once more"),
     (indexed('{"weight_map": {"a": "b.safetensors"}}'), f" lacks b.safetensors, which its {INDEX} names"),
@@ -262,7 +254,7 @@ HARMS = [
         tensors(lambda tensors: tensors.update(extra=torch.ones(2))),
         " is no whole model: its configuration has no place for extra",
     ),
-]
+]  # fmt: skip
 TOKENIZER_HARMS = [
     (lambda folder: (folder / "tokenizer.json").unlink(), ": no tokenizer could be loaded from this folder ("),
     (file("tokenizer.json", b"{}"), ": no tokenizer could be loaded from this folder ("),

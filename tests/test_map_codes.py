@@ -23,11 +23,8 @@ def weights(request):
 def test_no_weight_errs_more_than_its_bound(weights):
     codes, scales = encode(weights)
     assert (codes.dtype, scales.dtype, codes.shape, scales.shape) == (
-        numpy.uint8,
-        numpy.float32,
-        weights.shape,
-        (5, 2, 37),
-    )
+        numpy.uint8, numpy.float32, weights.shape, (5, 2, 37),
+    )  # fmt: skip
     error = numpy.abs(decode(codes, scales).astype(float) - weights)
     largest = weights.max(-1, keepdims=True)
     assert (error <= error_bound(weights) + FP32 * largest).all()

@@ -112,10 +112,9 @@ def test_one_file_for_each_label(tmp_path):
     (tmp_path / "rt.neg").write_text("bad\n")
     found = labelled_rows({"positive": str(tmp_path / "rt.pos"), "negative": str(tmp_path / "rt.neg")})
     assert [row.values for row in found] == [
-        {"text": "fine", "label": "positive"},
-        {"text": "great", "label": "positive"},
+        {"text": "fine", "label": "positive"}, {"text": "great", "label": "positive"},
         {"text": "bad", "label": "negative"},
-    ]
+    ]  # fmt: skip
     assert column_of(str(tmp_path / "rt.pos")) == ["fine", "great"]
     with pytest.raises(InputError, match="there is no such file"):
         labelled_rows({"positive": str(tmp_path / "missing.txt")})

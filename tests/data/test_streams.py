@@ -81,13 +81,6 @@ def test_of_a_repeated_sequence_all_but_the_first_time_counts():
         assert torch.equal(labels[period:], ids[period:])
 
 
-def test_of_a_synthetic_retrieval_sequence_the_answers_count():
-    batch = synthetic(needle_share=1.0).batch(2)
-    counted = batch.labels != IGNORED_LABEL
-    assert torch.equal(batch.labels[counted], batch.input_ids[counted])
-    assert ((batch.labels[counted] >= 11) & (batch.labels[counted] < 22)).all()  # numbers
-
-
 def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
     stream = text(blocks=13, batch_size=4)
     shown = torch.cat([stream.batch(step).input_ids[:, 0] for step in range(39 // 4 + 1)]).tolist()
@@ -322,13 +315,6 @@ def test_the_share_of_long_documents_is_kept_and_each_kind_is_shown_once_an_epoc
         shown += [row for row in batch if END not in row]
     assert sorted(shown[: len(inside)]) == (sorted(inside) if rows else [])
     assert torch.equal(stream.batch(3).input_ids, stream.batch(3).input_ids)
-
-
-def test_without_a_long_share_the_order_is_that_of_all_blocks():
-    packed = documents([6 * LENGTH, 5, 5, 4 * LENGTH, 4])
-    stream = TextStream(packed, TASK, batch_size=len(packed), needle_share=0.0, key=(0, "training"))
-    shown = sorted(map(tuple, stream.batch(0).input_ids.tolist()))
-    assert shown == sorted(tuple(packed.block(index).tolist()) for index in range(len(packed)))
 
 
 def test_text_without_long_documents_is_refused():

@@ -143,19 +143,12 @@ def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fiel
     assert not (folder / "out").exists()
 
 
-@pytest.mark.parametrize("place", ["function", "template"])
-def test_a_folders_own_python_runs_only_on_demand(folder, place):
+def test_a_folders_own_python_runs_only_on_demand(folder):
     """Also what only a row deep in the data brings to light."""
     path = folder / "tasks" / "first.yaml"
-    if place == "function":
-        code = f"open({str(folder / 'mark')!r}, 'w').close()\ndef same(rows):\n    return rows\n"
-        (folder / "tasks" / "code.py").write_text(code)
-        path.write_text(path.read_text() + "process_docs: !function code.same\n")
-    else:
-        call = f"cycler.__init__.__globals__.os.popen('touch {folder / 'mark'}').read()"
-        task = yaml.safe_load(path.read_text())
-        text = f"{{% if q == 'word 5 or 2' %}}{{{{ {call} }}}}{{% endif %}}"
-        path.write_text(yaml.safe_dump({**task, "doc_to_text": text}))
+    call = f"cycler.__init__.__globals__.os.popen('touch {folder / 'mark'}').read()"
+    text = f"{{% if q == 'word 5 or 2' %}}{{{{ {call} }}}}{{% endif %}}"
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), "doc_to_text": text}))
     asked = {"names": ["softmax"], "tasks": ["first"], "num_fewshot": [0]}
     with pytest.raises(InputError, match=r"--tasks first.*read it, then add --trust-task-code"):
         evaluate(request(**asked), folder / "out")

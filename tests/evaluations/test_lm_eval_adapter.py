@@ -49,10 +49,9 @@ def build(tokenizer):
     def make(attention_type="differential", **fields):
         sizes = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4}
         config = antiphase.AntiphaseConfig(
-            attention_type=attention_type,
-            vocab_size=len(tokenizer),
+            attention_type=attention_type, vocab_size=len(tokenizer),
             **{"max_position_embeddings": 128, **sizes, **fields},
-        )
+        )  # fmt: skip
         return antiphase.AntiphaseForCausalLM(config).eval()
 
     return make

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import DynamicCache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -84,19 +83,6 @@ def test_softmax_attention_is_multihead_attention_in_output_and_every_gradient(c
     gradients = torch.cat([projection.weight.grad for projection in projections])
     torch.testing.assert_close(gradients, theirs.in_proj_weight.grad, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(layer.o_proj.weight.grad, theirs.out_proj.weight.grad, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("function", [antiphase_attention, eager_attention])
-def test_softmax_attention_with_grouped_keys_is_sdpa(function, window):
-    layer = build("softmax", attention=function, sliding_window=window)
-    x, places = tokens(), torch.arange(9)
-    distance = places[:, None] - places
-    visible = (distance >= 0) & (distance < (window or 9))
-    query, key, value = (maps_of(projection, x) for projection in (layer.q_proj, layer.k_proj, layer.v_proj))
-    wanted = scaled_dot_product_attention(query, key, value, attn_mask=visible, enable_gqa=True)
-    wanted = layer.o_proj(wanted.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(layer(x)[0], wanted, rtol=1e-10, atol=1e-10)
 
 
 # ------------------------------------------------------------------------------------------ the reference

@@ -1,4 +1,4 @@
-"""The attention layers are those of the paper, of Llama, of DiffLlama and of the official differential code."""
+"""The attention layers are those of the paper and of the official differential code."""
 
 import math
 
@@ -94,86 +94,6 @@ def test_any_registered_function_serves_v2_and_is_called_once(tiny_model):
 def test_v1_refuses_backends_whose_masks_it_cannot_read(tiny_model, name):
     with pytest.raises(ValueError, match=f"cannot run with attn_implementation='{name}'; choose antiphase"):
         tiny_model("differential").set_attn_implementation(name)
-
-
-# ------------------------------------------------------------------------------------------ parity with transformers
-
-
-def assert_equal_gradients(ours, theirs, permuted=lambda name, tensor: tensor):
-    gradients = dict(ours.named_parameters())
-    for name, parameter in theirs.named_parameters():
-        expected = permuted(name, parameter.grad)
-        torch.testing.assert_close(gradients[name].grad, expected, rtol=1e-4, atol=1e-5, msg=name)
-
-
-def randomize(model):
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name else 0.0, 0.1 if "lambda" in name or "norm" in name else 0.15)
-
-
-@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
-@pytest.mark.parametrize(("key_maps", "tied"), [(8, False), (2, True)])
-def test_the_softmax_model_is_llama(tiny_config, key_maps, tied, implementation):
-    import antiphase
-
-    config = tiny_config(
-        "softmax", num_key_value_heads=key_maps, tie_word_embeddings=tied, rms_norm_eps=1e-4, rope_theta=500.0
-    )
-    fields = (
-        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-        "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings",
-        "pad_token_id", "bos_token_id", "eos_token_id",
-    )  # fmt: skip
-    theirs = hf.LlamaForCausalLM(hf.LlamaConfig(**{field: getattr(config, field) for field in fields}))
-    randomize(theirs)
-    config._attn_implementation = implementation
-    ours = antiphase.AntiphaseForCausalLM(config)
-    ours.load_state_dict(theirs.state_dict())
-    ids = torch.randint(3, 61, (2, 19))
-    expected, found = theirs(ids, labels=ids), ours(ids, labels=ids)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.loss, expected.loss, rtol=1e-5, atol=1e-5)
-    expected.loss.backward()
-    found.loss.backward()
-    assert_equal_gradients(ours, theirs)
-
-
-@pytest.mark.parametrize("implementation", ["antiphase", "eager"])
-@pytest.mark.parametrize("key_maps", [8, 4])
-def test_the_differential_model_is_diffllama_with_its_maps_interleaved(tiny_config, key_maps, implementation):
-    import antiphase
-
-    theirs = hf.DiffLlamaForCausalLM(
-        hf.DiffLlamaConfig(
-            vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=8,
-            num_key_value_heads=key_maps, rms_norm_eps=1e-4, max_position_embeddings=96, pad_token_id=0,
-            attn_implementation="eager",
-        )
-    )  # fmt: skip
-    randomize(theirs)
-    config = tiny_config(num_key_value_heads=key_maps, rms_norm_eps=1e-4, head_norm_eps=1e-4)
-    config._attn_implementation = implementation
-    ours = antiphase.AntiphaseForCausalLM(config)
-
-    def interleaved(name, tensor):
-        """Their maps i and i + half are our maps 2i and 2i + 1; their value head i holds halves i and i + half."""
-        if not name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            return tensor
-        halves = tensor.view(2, -1, 6, 48)  # (which, head, d, hidden)
-        return halves.transpose(0, 1).reshape(tensor.shape)
-
-    state = {name: interleaved(name, tensor) for name, tensor in theirs.state_dict().items()}
-    missing, unexpected = ours.load_state_dict(state, strict=False)
-    assert not unexpected
-    assert all(name.endswith("head_norm.weight") for name in missing)
-    assert len(missing) == 3
-    ids = torch.randint(3, 61, (2, 19))
-    expected, found = theirs(ids, labels=ids), ours(ids, labels=ids)
-    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-5, atol=1e-5)
-    expected.loss.backward()
-    found.loss.backward()
-    assert_equal_gradients(ours, theirs, interleaved)
 
 
 # ------------------------------------------------------------------------------------------ golden tensors

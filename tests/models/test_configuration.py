@@ -32,12 +32,9 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
         ({"num_attention_heads": 6, "num_key_value_heads": 3}, ["num_key_value_heads", "even", "3"]),
         ({"num_attention_heads": 8, "num_key_value_heads": 6}, ["num_key_value_heads", "divide", "6"]),
         ({"hidden_size": 100, "num_attention_heads": 12}, ["num_attention_heads", "hidden_size", "100", "head_dim"]),
-        ({"hidden_size": 36}, ["head_dim", "even", "3"]),
-        ({"head_dim": 0}, ["head_dim"]),
-        ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
-        ({"num_hidden_layers": True}, ["num_hidden_layers"]),
-        ({"max_position_embeddings": 0}, ["max_position_embeddings"]),
-        ({"head_norm_eps": -1e-5}, ["head_norm_eps"]),
+        ({"hidden_size": 36}, ["head_dim", "even", "3"]), ({"head_dim": 0}, ["head_dim"]),
+        ({"num_hidden_layers": 0}, ["num_hidden_layers"]), ({"num_hidden_layers": True}, ["num_hidden_layers"]),
+        ({"max_position_embeddings": 0}, ["max_position_embeddings"]), ({"head_norm_eps": -1e-5}, ["head_norm_eps"]),
         ({"sliding_window": 0}, ["sliding_window"]),
         ({"layer_types": ["full_attention"]}, ["layer_types", "12 layers"]),
         ({"layer_types": ["full_attention"] * 11 + ["chunked"]}, ["layer_types", "chunked"]),
@@ -50,7 +47,7 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
             for n in (12, 4)
         ),
     ],
-)
+)  # fmt: skip
 def test_a_field_that_cannot_be_used_is_named_with_what_came(fields, names):
     with pytest.raises(InputError) as caught:
         AntiphaseConfig(**fields)

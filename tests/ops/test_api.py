@@ -57,22 +57,6 @@ def test_a_window_longer_than_the_sequence_hides_nothing_but_the_future(impl, wi
     torch.testing.assert_close(found, differential_attention(query, key, value, 0.5, is_causal=True, impl=impl))
 
 
-@pytest.mark.parametrize("impl", ["reference", "blockwise"])
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_packed_sequences_equal_one_call_each(impl, is_causal):
-    query, key, value = tensors(queries=9, keys=12)
-    lam = torch.rand(1, 2, 9)
-    edges_q, edges_k = torch.tensor([0, 2, 6, 9]).int(), torch.tensor([0, 3, 7, 12]).int()
-    out = differential_attention(
-        query, key, value, lam, is_causal=is_causal, cu_seqlens_q=edges_q, cu_seqlens_k=edges_k, impl=impl
-    )
-    for (q0, q1), (k0, k1) in zip([(0, 2), (2, 6), (6, 9)], [(0, 3), (3, 7), (7, 12)], strict=True):
-        alone = differential_attention(
-            query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], lam[:, :, q0:q1], is_causal=is_causal, impl=impl
-        )
-        torch.testing.assert_close(out[:, :, q0:q1], alone)
-
-
 @pytest.mark.parametrize("edges", [[0, 5, 3, 9], [1, 9], [0, 8]])
 def test_bad_edges_are_refused(edges):
     query, key, value = tensors(queries=9, keys=9)

@@ -43,8 +43,7 @@ def test_output_and_gradients_are_those_of_the_reference(halves, heads, groups, 
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
     cotangent = torch.randn_like(expected)
     gradients = [torch.autograd.grad(out, (*tensors, lam), cotangent) for out in (found, expected)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("halves", [1, 2])

@@ -25,18 +25,11 @@ FOREIGN = {
     "bert": lambda: hf.BertModel(hf.BertConfig(**BASE, num_attention_heads=4)),
     "modernbert": lambda: hf.ModernBertModel(
         hf.ModernBertConfig(
-            **BASE,
-            num_attention_heads=4,
-            local_attention=6,
-            global_attn_every_n_layers=2,
-            pad_token_id=0,
-            bos_token_id=1,
-            eos_token_id=2,
-            cls_token_id=1,
-            sep_token_id=2,
+            **BASE, num_attention_heads=4, local_attention=6, global_attn_every_n_layers=2, pad_token_id=0,
+            bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
         )
     ),
-}
+}  # fmt: skip
 CAUSAL = {"llama", "mistral", "gemma2", "gpt_oss", "gpt2"}
 
 

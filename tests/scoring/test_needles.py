@@ -221,10 +221,8 @@ def test_a_summary_of_one_model_has_wilsons_interval_and_of_several_their_range(
 def test_an_answer_is_right_only_as_a_whole():
     batch = RetrievalBatch(
         input_ids=torch.tensor([[5, 6, 7, 8, 9]]),
-        answer_positions=torch.tensor([[[1, 2, -1], [3, 4, -1], [4, -1, -1]]]),
-        prompt_end=torch.tensor([0]),
-        spans={},
-    )
+        answer_positions=torch.tensor([[[1, 2, -1], [3, 4, -1], [4, -1, -1]]]), prompt_end=torch.tensor([0]), spans={},
+    )  # fmt: skip
 
     def says(*tokens):
         return correct_answers(lambda ids, positions: torch.tensor([tokens]), batch)[0].tolist()

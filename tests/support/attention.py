@@ -109,10 +109,9 @@ def drawn_call(data, longest, widest):
     lam, mask = (torch.rand([draw(st.sampled_from([1, n])) for n in (batch, heads, queries)]) for _ in range(2))
     return [*tensors, lam.double().requires_grad_()], {
         "attn_mask": draw(st.sampled_from([None, mask.unsqueeze(-1) * torch.rand(keys) > 0.25])),
-        "is_causal": draw(st.booleans()),
-        "sliding_window": draw(st.sampled_from([None, 1, 2, 5, 50])),
+        "is_causal": draw(st.booleans()), "sliding_window": draw(st.sampled_from([None, 1, 2, 5, 50])),
         "scale": draw(st.sampled_from([None, 0.1, 1.0])),
-    }
+    }  # fmt: skip
 
 
 def assert_documents_are_apart(impl, data, longest):
@@ -131,5 +130,4 @@ def assert_documents_are_apart(impl, data, longest):
         mask[row : row + length, column : column + breadth] = True if own is None else own
     expected = run("reference", *tensors, attn_mask=mask)
     found = run(impl, *tensors, cu_seqlens_q=edges[0], cu_seqlens_k=edges[1], **seen)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)

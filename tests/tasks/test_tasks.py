@@ -124,8 +124,7 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
-        ({"kind": "classification", "data": "c.all"}, "prompt is missing"),
-        ({"template": "cr"}, "data is missing"),
+        ({"kind": "classification", "data": "c.all"}, "prompt is missing"), ({"template": "cr"}, "data is missing"),
         ({"template": "crr", "data": "c.all"}, "unknown template 'crr'; did you mean 'cr'?"),
         ({"template": "cr", "data": "c.all", "promt": "x"}, "unknown key 'promt'; did you mean 'prompt'?"),
         ({"template": "cr", "data": "missing.txt"}, "there is no such file"),

@@ -53,11 +53,10 @@ def outcome(kept):
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         times = {"seconds", "tokens_per_second"}
         return {
-            "weights": load_file(folder / "model.safetensors"),
-            **checkpoint,
+            "weights": load_file(folder / "model.safetensors"), **checkpoint,
             "progress": {name: value for name, value in checkpoint["progress"].items() if name not in times},
             "metrics": [{name: value for name, value in line.items() if name not in times} for line in lines],
-        }
+        }  # fmt: skip
 
     return read
 

@@ -287,12 +287,6 @@ def test_record_of_a_run_tells_what_it_is(tmp_path, run):
     assert config["rope_parameters"]["rope_theta"] == 500
 
 
-def test_softmax_has_no_lambda(tmp_path, run):
-    values = run(tmp_path / "run", "training.steps=1", "model.attention_type=softmax").values
-    assert values["lambdas"] is None
-    assert values["attention_only"] == 0
-
-
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99", "meta", "gpu", "", "cpu:x"])
 def test_device_that_is_not_there_is_refused(name):
     with pytest.raises(InputError, match=f"--device {name}"):

@@ -112,10 +112,9 @@ def test_special_tokens_belong_to_no_word():
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", unk_token="[UNK]")
     ids = torch.tensor(tokenizer("ab zz")["input_ids"])
     assert tokens_of(tokenizer, "ab zz", ids) == [
-        {"id": 0, "piece": "[CLS]", "text": "[CLS]", "word": None},
-        {"id": 1, "piece": "ab", "text": "ab", "word": 0},
+        {"id": 0, "piece": "[CLS]", "text": "[CLS]", "word": None}, {"id": 1, "piece": "ab", "text": "ab", "word": 0},
         {"id": 2, "piece": "[UNK]", "text": "[UNK]", "word": 1},
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "expected"), [

@@ -160,12 +160,8 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record):
         numpy.testing.assert_allclose(row[3:], expected, rtol=1e-4)
     plain = layer_table(look_record(differential=False, target=["ein", "Hund"]))
     assert [column.name for column in plain.columns] == [
-        "Layer",
-        "Heads",
-        "Mask",
-        "On the first token",
-        "Entropy, nats",
-    ]
+        "Layer", "Heads", "Mask", "On the first token", "Entropy, nats",
+    ]  # fmt: skip
 
 
 def test_masks_have_words():

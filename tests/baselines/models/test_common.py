@@ -237,18 +237,6 @@ def test_a_language_model_predicts_the_next_token(name):
 
 
 @every_classifier
-def test_dropout_acts_in_training_and_only_where_it_is_asked_for(name):
-    ids = torch.randint(3, 31, (4, 6))
-    quiet = classifier(name)
-    if "batch" not in name:
-        assert torch.equal(quiet.train()(ids).logits, quiet.eval()(ids).logits)
-    assert torch.equal(quiet.train()(ids).logits, quiet.train()(ids).logits)
-    noisy = classifier(name, dropout=0.3)
-    assert not torch.equal(noisy.train()(ids).logits, noisy.train()(ids).logits)
-    assert torch.equal(noisy.eval()(ids).logits, noisy.eval()(ids).logits)
-
-
-@every_classifier
 def test_autocast_to_bf16_stays_near_and_trains(name):
     model = classifier(name)
     batch = marked_texts(torch.Generator().manual_seed(3))

@@ -104,8 +104,7 @@ def test_encoder_and_decoder_are_torchs_with_the_same_weights(place, is_causal, 
     one, other = (
         torch.autograd.grad((found * direction).sum(), mine), torch.autograd.grad((expected * direction).sum(), theirs),
     )  # fmt: skip
-    for gradient, reference in zip(one, other, strict=True):
-        assert_near(gradient, reference)
+    assert_near(one, other)
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
@@ -221,9 +220,7 @@ def test_without_positions_the_order_of_words_is_lost_and_only_then(positions):
 def test_a_text_longer_than_the_positions_is_refused(positions, is_causal):
     model = model_of(positions=positions, is_causal=is_causal)
     model(ids_of(1, 40))
-    with pytest.raises(
-        ValueError, match=r"a text of 41 tokens is longer than the model's max_position_embeddings \(40"
-    ):
+    with pytest.raises(ValueError, match=r"a text of 41 tokens is longer than .*max_position_embeddings \(40"):
         model(ids_of(1, 41))
     padding = torch.cat([torch.zeros(1, 9), torch.ones(1, 40)], dim=1).long()
     model(ids_of(1, 49), attention_mask=padding)  # padding takes no positions
@@ -273,8 +270,7 @@ def test_batch_norm_in_a_model_is_trained_by_real_tokens_alone(place):
         out = model(ids, attention_mask=mask).pooler_output
         out.square().sum().backward()
         states.append((out, model.layers[2].mlp_norm.inner.running_var, model.layers[0].mlp.up_proj.weight.grad))
-    for one, other in zip(*states, strict=True):
-        assert_near(one, other)
+    assert_near(*states)
     everything = torch.ones(2, 1, 11, 11, dtype=torch.bool)
     with pytest.raises(ValueError, match="norm=batch_norm needs attention_mask as"):
         model(ids, attention_mask=everything)

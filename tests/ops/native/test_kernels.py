@@ -96,12 +96,10 @@ def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
     weights = softmax_weights(query, key, None, is_causal=is_causal, sliding_window=None, scale=0.3)
     expected = weights @ value.repeat_interleave(3, dim=1)
     torch.testing.assert_close(out, expected, rtol=1e-11, atol=1e-11)
-    for one, other in zip(
+    torch.testing.assert_close(
         torch.autograd.grad(out, (query, key, value), cotangent(out)),
-        torch.autograd.grad(expected, (query, key, value), cotangent(out)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+        torch.autograd.grad(expected, (query, key, value), cotangent(out)), rtol=1e-11, atol=1e-11,
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("kernels")
@@ -168,7 +166,7 @@ def test_the_number_of_threads_changes_no_bit(heads, groups, queries, keys, wind
     mask = torch.rand(2, heads, 1, keys) > 0.2  # heads that see keys of their own end at places of their own
     mask[:, ::2, :, : keys // 2] = False
     found = []
-    for count in range(1, 9):
+    for count in (1, 2, 3, 5, 8):
         torch.set_num_threads(count)
         few = differential_attention(query[:, :, -1:].detach(), key.detach(), value.detach(), 0.3, impl="native")
         plain, masked = (
@@ -234,10 +232,7 @@ def test_compiles_without_a_graph_break():
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     found, expected = compiled(query, key, value, lam), call(query, key, value, lam)
     torch.testing.assert_close(found, expected)
-    for one, other in zip(
-        *(torch.autograd.grad(o.sum(), (query, key, value, lam)) for o in (found, expected)), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*(torch.autograd.grad(o.sum(), (query, key, value, lam)) for o in (found, expected)))
 
 
 @pytest.mark.usefixtures("built")

@@ -32,9 +32,8 @@ def with_gradients(function, tensor, weight):
 
 def drawn(*shape, dtype=torch.float64):
     return (
-        torch.randn(shape, dtype=dtype, requires_grad=True),
-        torch.randn(shape[-1], dtype=dtype, requires_grad=True),
-    )
+        torch.randn(shape, dtype=dtype, requires_grad=True), torch.randn(shape[-1], dtype=dtype, requires_grad=True),
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("kernels")
@@ -42,10 +41,9 @@ def drawn(*shape, dtype=torch.float64):
 @given(rows=st.sampled_from([1, 2, 127, 128, 129, 300]), width=st.integers(1, 70), heads=st.integers(1, 3))
 def test_the_norm_and_its_gradients(rows, width, heads):
     tensor, weight = drawn(rows, heads, width)
-    for one, other in zip(
-        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), rtol=1e-11, atol=1e-11
+    )
 
 
 @pytest.mark.usefixtures("kernels")
@@ -104,10 +102,9 @@ def test_nothing_beside_a_row_is_read_or_written():
     room = torch.full((40, 50), float("nan"), dtype=torch.float64)
     room[3:7, 10:33] = torch.randn(4, 23, dtype=torch.float64)
     tensor, weight = room[3:7, 10:33].requires_grad_(), torch.randn(23, dtype=torch.float64, requires_grad=True)
-    for one, other in zip(
-        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), strict=True
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(
+        with_gradients(rms_norm, tensor, weight), with_gradients(formula, tensor, weight), rtol=1e-11, atol=1e-11
+    )
 
 
 @pytest.mark.usefixtures("built")
@@ -124,9 +121,7 @@ def test_what_is_no_number_stays_none():
 def test_a_weight_of_another_width_is_refused():
     with pytest.raises(ValueError, match=r"a norm of \(3, 8\) needs a weight of \(8,\), got \(7,\)"):
         layer.native_norm(torch.randn(3, 8), torch.ones(7), EPS, 1.0)
-    with pytest.raises(
-        ValueError, match=r"a norm of torch.float32 needs a weight of the same dtype, got torch.bfloat16"
-    ):
+    with pytest.raises(ValueError, match=r"needs a weight of the same dtype, got torch\.bfloat16"):
         layer.native_norm(torch.randn(3, 8), torch.ones(8, dtype=torch.bfloat16), EPS, 1.0)
 
 
@@ -328,8 +323,7 @@ def test_a_trace_has_the_calls_and_not_their_results():
 
     traced = torch.jit.trace(everything, [torch.randn(1, 4, n, 8) for n in (1, 300, 300)], check_trace=False)
     others = [torch.randn(1, 4, n, 8) for n in (1, 300, 300)]
-    for one, other in zip(traced(*others), everything(*others), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(traced(*others), everything(*others))
 
 
 @pytest.mark.usefixtures("built")
@@ -345,14 +339,12 @@ def test_tensors_that_are_negated_when_they_are_read():
                                 halves=2, is_causal=False, sliding_window=None, scaling=None),
             softmax_attention(view(query), view(key), view(value), None, is_causal=False, sliding_window=None,
                               scale=0.3),
-            rms_norm(view(key), view(weight[:8]), EPS),
-            exponential_lambda([view(vector) for vector in vectors], 0.2),
+            rms_norm(view(key), view(weight[:8]), EPS), exponential_lambda([view(vector) for vector in vectors], 0.2),
         )  # fmt: skip
 
     negated = torch._neg_view(query)
     assert negated.is_neg()
-    for one, other in zip(everything(torch._neg_view), everything(torch.neg), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(everything(torch._neg_view), everything(torch.neg))
     step = {"is_causal": False, "sliding_window": None, "scale": 0.3, "initial": 0.2, "eps": EPS, "factor": 0.8}
     assert v1_step(negated, key, value, vectors, weight, None, **step) is None
     assert v1_step(query, key, value, [*vectors[:3], torch._neg_view(vectors[3])], weight, None, **step) is None

@@ -91,10 +91,9 @@ def test_the_benchmark(small, monkeypatch):
     monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
     monkeypatch.setattr(attention, "repeated", lambda run, count: run)
     monkeypatch.setattr(
-        attention,
-        "paired_times",
+        attention, "paired_times",
         lambda ways, **rest: {name: [6.0] if run() is not None else [] for name, run in ways.items()},
-    )
+    )  # fmt: skip
     record = attention.benchmark_attention(quick=True, device=cases[0].device, suite=suite)
     assert {row["tensor"] for row in record.values["gate"]} == {"out", "query", "key", "value", "lam", "decoding"}
     pairs = [(row["task"], row["subject"], row["baseline"]) for row in record.values["rows"]]
