@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -50,6 +51,12 @@ def check_bounds(settings: Any, path: str) -> None:
             raise InputError(f"{path}.{item.name} must {words}, got {value}")
 
 
+@functools.cache
+def _fields(kind: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Field[Any]]]:
+    """Types and fields of a dataclass, by name."""
+    return typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
+
+
 def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
     """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
 
@@ -57,8 +64,7 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
     """
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
-    hints = typing.get_type_hints(kind)
-    fields = {item.name: item for item in dataclasses.fields(kind)}  # type: ignore[arg-type]  # T is a dataclass
+    hints, fields = _fields(kind)
     values = {}
     for key, value in tree.items():
         full = f"{path}.{key}" if path else str(key)
