@@ -64,7 +64,7 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
     """
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
-    hints, fields = _fields(kind)
+    hints, fields = _fields(typing.cast(Any, kind))  # a type is hashable, which mypy denies
     values = {}
     for key, value in tree.items():
         full = f"{path}.{key}" if path else str(key)
