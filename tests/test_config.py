@@ -158,7 +158,7 @@ def test_with_data_of_another_form_is_refused(preset, with_data):
 
 
 def test_validation_without_text_is_refused(preset):
-    with pytest.raises(InputError, match="--validation needs --data"):
+    with pytest.raises(InputError, match="--validation cannot be used without --data"):
         load_preset(preset(), validation=["a.txt"])
 
 

@@ -19,7 +19,15 @@ from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is
 from antiphase.ops.native.library import why_not as why_not_native
 from antiphase.ops.native.operators import attention_of_few, native_attention
 from antiphase.ops.reference import reference_attention
-from antiphase.ops.shapes import check_alike, check_lam, check_mask, check_tensors, four_dimensions, statistics_dtype
+from antiphase.ops.shapes import (
+    Shapes,
+    check_alike,
+    check_lam,
+    check_mask,
+    check_tensors,
+    four_dimensions,
+    statistics_dtype,
+)
 
 IMPLEMENTATIONS = ("auto", "reference", "blockwise", "native", "triton")
 HAS_TRITON = util.find_spec("triton") is not None
@@ -127,11 +135,7 @@ def differential_attention(
         )
     query, key, value = _autocast(query, key, value)
     shapes = check_tensors(query, key, value)
-    # callers without type checking may pass a float or a bool
-    if sliding_window is not None and (type(sliding_window) is not int or sliding_window < 1):
-        raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
-    if sliding_window is not None:
-        sliding_window = min(sliding_window, max(1, shapes.queries + shapes.keys))
+    sliding_window = None if sliding_window is None else _check_window(sliding_window, shapes)
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
@@ -168,6 +172,14 @@ def differential_attention(
             )  # fmt: skip
         _refuse_transforms("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
+
+
+def _check_window(sliding_window: int, shapes: Shapes) -> int:
+    """The window, no longer than all queries and keys together."""
+    # callers without type checking may pass a float or a bool
+    if type(sliding_window) is not int or sliding_window < 1:
+        raise ValueError(f"sliding_window must be a whole number of at least 1, got {sliding_window!r}")
+    return min(sliding_window, max(1, shapes.queries + shapes.keys))
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

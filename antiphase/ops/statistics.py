@@ -105,8 +105,7 @@ def layer_statistics(
         query, key, None, visibility.mask, is_causal=visibility.is_causal,
         sliding_window=visibility.sliding_window or 0, scale=scale, products=dtype,
     )  # fmt: skip
-    if real is None:
-        real = query.new_ones(batch, length, dtype=torch.bool)
+    real = query.new_ones(batch, length, dtype=torch.bool) if real is None else real
     queries = visible_queries(real, keys, visibility)
     sums = query.new_zeros(batch, groups, repeats, streams, keys, dtype=dtype)
     entropy = sums.new_zeros(batch, groups, repeats, streams)

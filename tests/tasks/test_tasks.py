@@ -278,7 +278,7 @@ class System:
 
     __call__ = forward
 
-    def generate(self, input_ids, attention_mask, max_new_tokens, **kwargs):
+    def generate(self, input_ids, attention_mask, max_new_tokens, logits_processor):
         assert not self.generation_config.do_sample
         rows = [ids[real.bool()].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
         for row in rows:
@@ -287,8 +287,8 @@ class System:
                 row.append(self._next(row))
         new = [row[int(real.sum()) :][:max_new_tokens] for row, real in zip(rows, attention_mask, strict=True)]
         new = torch.tensor([tokens + [0] * (max_new_tokens - len(tokens)) for tokens in new])
-        logits = [torch.zeros(len(rows), self.vocabulary)] * max_new_tokens
-        return SimpleNamespace(sequences=torch.cat([input_ids, new], 1), logits=logits)
+        logits_processor(input_ids, torch.zeros(len(rows), self.vocabulary))
+        return torch.cat([input_ids, new], 1)
 
 
 class Rows:

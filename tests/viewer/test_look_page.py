@@ -180,5 +180,5 @@ def test_a_record_without_its_arrays_is_refused(look_record, tmp_path):
         look_page([record])
     with pytest.raises(InputError, match="records of antiphase look only"):
         write_look([Record(kind="train", values={})], tmp_path / "a.html")
-    with pytest.raises(InputError, match=r"must be a file that ends in \.html"):
+    with pytest.raises(InputError, match=r"is a folder; name a file, for example .*report\.html"):
         write_look([look_record()], tmp_path)
