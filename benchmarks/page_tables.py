@@ -427,6 +427,13 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "factorial-attention": lambda: evidence_tables.simple_effects("factorial", "attention"),
     "factorial-start": lambda: evidence_tables.simple_effects("factorial", "start"),
     "factorial-effects": lambda: evidence_tables.main_effects("factorial"),
+    "outputs": lambda: evidence_tables.losses("outputs"),
+    "outputs-effects": lambda: [
+        *evidence_tables.simple_effects("outputs", "outputs"),
+        *evidence_tables.simple_effects("outputs", "attention")[1:],
+    ],
+    "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
+    "lambda": lambda: evidence_tables.main_effects("lambda"),
 }
 
 if __name__ == "__main__":
