@@ -40,6 +40,7 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
+from antiphase.training.trained import restrict
 from antiphase.training.run_model import (
     attention_only,
     build_model,
@@ -55,6 +56,9 @@ Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 
 FINAL = ("loss", "accuracy")
 """Results at the end of a run in its record; None if it diverged."""
+
+UNMEASURED = {"step", "train_loss"}
+"""Names in a point of the curve whose measurement was interrupted."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Reports progress: called with the number of finished steps and the values to show."""
@@ -169,10 +173,12 @@ class _Run:
             self.model.set_attn_implementation(self.training.attn_implementation)
         if self.training.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
+        self.adapted = restrict(self.model, self.training)
         self.objective = group.wrap(NextTokenLoss(self.model))
         self.optimizer = build_optimizer(self.model, self.training)
         self.autocast = autocast_dtype(self.training, device)
         found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
+        self.measures = False
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
         step = self.progress.step
         if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
@@ -182,10 +188,12 @@ class _Run:
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
-        with _signals() as stop_requested:
+        with _signals(at_once=lambda: self.measures and self.group.count == 1) as stop_requested:
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
+            elif progress.curve and progress.curve[-1].keys() == UNMEASURED:  # stopped while this point was measured
+                self._evaluate(progress.curve.pop()["train_loss"])
             while progress.step < training.steps:
                 started = time.perf_counter()
                 values = self._step(progress.step)
@@ -263,7 +271,7 @@ class _Run:
     def _gradient_norms(self) -> list[float]:
         """Norm of each layer's gradient before clipping."""
         return [
-            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None]).norm().item()
+            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None] or [torch.zeros(())]).norm().item()
             for layer in layers_of(self.model)
         ]
 
@@ -289,18 +297,27 @@ class _Run:
         if self.group.is_first:
             self.model.eval()
             point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
+            self.report(self.progress.step, {"measuring": True})
+            self.measures = True
             try:
                 with torch.no_grad(), self._precision():
                     for evaluate in self.evaluations.values():
                         point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
+            except Interrupted:
+                if self.progress.step:
+                    self.progress.curve.append({name: point[name] for name in UNMEASURED})
+                    save_checkpoint(self.output, self.model, self.optimizer, self.progress)
+                raise
             else:
                 self.model.train()
                 self.progress.curve.append(finite(point))
                 write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
                 self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
                 self.report(self.progress.step, {"evaluation": point})
+            finally:
+                self.measures = False
         if self.group.any(reason is not None, self.device):
             raise self._diverged(reason or "as the first process says", {"loss": train_loss})
 
@@ -318,6 +335,8 @@ class _Run:
 
     def _finish(self) -> Record:
         """Write the model in Hugging Face's format and the record, in the first process; return the record in all."""
+        if self.adapted is not None:
+            self.adapted.merge_and_unload()
         if self.group.is_first:
             self.model.save_pretrained(self.output)
             self.data.tokenizer.save_pretrained(self.output)
@@ -370,8 +389,11 @@ def _tensorboard(output: Path) -> Any:
 
 
 @contextmanager
-def _signals() -> Iterator[list[bool]]:
-    """Yield a flag that Ctrl-C and termination set, so that no step is interrupted. A second Ctrl-C stops at once."""
+def _signals(at_once: Callable[[], bool]) -> Iterator[list[bool]]:
+    """Yield a flag that Ctrl-C and termination set, so that no step is interrupted. A second Ctrl-C stops at once.
+
+    While ``at_once()``, a signal raises ``Interrupted`` where the program is.
+    """
     requested = [False]
     if threading.current_thread() is not threading.main_thread():
         yield requested  # only the main thread may set signal handlers
@@ -382,6 +404,8 @@ def _signals() -> Iterator[list[bool]]:
         if requested[0] and number == signal.SIGINT:
             raise KeyboardInterrupt
         requested[0] = True
+        if at_once():
+            raise Interrupted("stopped while measuring on held-out data")
 
     for caught in (signal.SIGINT, signal.SIGTERM):
         previous[caught] = signal.signal(caught, handle)
