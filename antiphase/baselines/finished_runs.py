@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.baselines.data.text_batches import EncodedTexts
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_model, keep_model
-from antiphase.folders.held import written_beside
+from antiphase.folders.ownership import written_beside
 from antiphase.records import Record
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.folders.held import is_free, only_one
+from antiphase.folders.ownership import is_free, only_one
 from antiphase.reading.files import read_json
 from antiphase.records import finite, write_atomically
 

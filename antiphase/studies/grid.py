@@ -18,7 +18,7 @@ from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_yaml
 from antiphase.records import Record, finite, write_atomically

@@ -20,7 +20,7 @@ import torch
 from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.folders.contents import check_model, check_text
-from antiphase.folders.held import is_in_use
+from antiphase.folders.ownership import is_in_use
 from antiphase.records import write_atomically
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics

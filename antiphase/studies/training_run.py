@@ -10,7 +10,7 @@ from torch.distributed import is_torchelastic_launched
 
 from antiphase.config import RunSettings
 from antiphase.data.prepare import PreparedData, prepare
-from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.scoring.needles import first_query_accuracy

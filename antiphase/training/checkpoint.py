@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import file_digest, hash_of
-from antiphase.folders.held import written_beside
+from antiphase.folders.ownership import written_beside
 from antiphase.reading.files import reading
 from antiphase.reading.models import is_finite
 

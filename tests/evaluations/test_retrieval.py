@@ -23,8 +23,8 @@ from antiphase.evaluations.needles.measure import needles_in_text
 from antiphase.evaluations.needles.text import Generating
 from antiphase.evaluations.retrieval import arm_names
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
+from antiphase.folders.ownership import LOCK
 from antiphase.records import Record
 from antiphase.report import figures, plots, summary
 from antiphase.scoring import likelihood

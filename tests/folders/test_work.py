@@ -8,7 +8,7 @@ import pytest
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_content, check_start, check_text, is_same_content
-from antiphase.folders.held import only_one, written_beside
+from antiphase.folders.ownership import only_one, written_beside
 from antiphase.folders.work import Resumable, work_in
 
 KIND = Resumable.named("study", "compare.yaml")

@@ -279,7 +279,7 @@ def test_what_was_found_outlives_a_refusal(antiphase, tmp_path, monkeypatch):
 
 
 def test_one_search_in_a_folder_at_a_time(refused, tmp_path):
-    from antiphase.folders.held import only_one
+    from antiphase.folders.ownership import only_one
 
     with only_one(tmp_path / "s"):
         refused("is in use by another process", f"{SEARCH} --output s")

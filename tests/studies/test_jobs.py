@@ -13,7 +13,7 @@ import torch
 
 from antiphase.config import load_preset
 from antiphase.errors import DIVERGED, InputError, Interrupted
-from antiphase.folders.held import is_in_use
+from antiphase.folders.ownership import is_in_use
 from antiphase.studies import jobs
 from antiphase.studies.jobs import Job, parallel_runs, run_jobs
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from antiphase.config import Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
-from antiphase.folders.held import check_empty, make_folder
+from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite

@@ -18,7 +18,7 @@ from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.errors import InputError, nearest
-from antiphase.folders.held import make_folder, only_one
+from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically

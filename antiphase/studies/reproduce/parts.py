@@ -22,7 +22,7 @@ from antiphase.evaluations.harness.measure import CELLS, check_tasks
 from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.folders.contents import digest_of, hash_of, model_digest
-from antiphase.folders.held import make_folder
+from antiphase.folders.ownership import make_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, write_atomically
 from antiphase.studies.ablations.measure import ablations

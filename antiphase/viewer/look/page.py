@@ -36,6 +36,9 @@ from antiphase.viewer.look.tables import (
     used_in,
 )
 
+SCRIPTS = ("data", "style", "text", "plots", "events")
+"""Parts of the page's script, in order; later ones use what earlier ones define."""
+
 
 def write_look(records: Sequence[Record], output: Path) -> Path:
     """Write the interactive page of one or several records; return ``output``.
@@ -54,7 +57,8 @@ def look_page(records: Sequence[Record]) -> str:
     blobs: dict[str, str] = {}
     models = [_model(record, f"model{number}", blobs) for number, record in enumerate(records)]
     folder = resources.files(__package__)
-    script = (folder / "look.js").read_text(encoding="utf-8")
+    parts = [(folder / "scripts" / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPTS]
+    script = '"use strict";\n{\n' + "\n".join(parts) + "}\n"
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     template = environment.from_string((folder / "look.html").read_text(encoding="utf-8"))
     return template.render(

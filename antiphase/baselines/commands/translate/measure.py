@@ -31,7 +31,7 @@ from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
 from antiphase.errors import InputError, Interrupted, naming
 from antiphase.folders.contents import hash_of
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite

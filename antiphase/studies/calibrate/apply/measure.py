@@ -16,7 +16,7 @@ from antiphase.calibration.changes import changes_of, gain_interval, mean_of
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import scores_of
 from antiphase.errors import InputError
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.records import Record
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from antiphase.calibration.search import HeadResult, scores_of, search_calibration
 from antiphase.errors import InputError
-from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.records import Record
 from antiphase.scoring.loading import refused_by_model
