@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 GROUPS = {
     "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
-    "attention goes; outliers and few bits.",
+    "attention goes; outliers; quantization.",
     "calibrate": "Reduce attention sinks of a pretrained model, head by head, without training.",
     "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }
@@ -99,7 +99,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
 
 
 COMMANDS = {found.command: command(found) for found in every()}
-"""By their words: ``look``, ``evaluate needles``."""
+"""By their words on the command line: ``look``, ``evaluate needles``."""
 
 
 def group(name: str) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Commands that look into language models, and time them."""
+"""The command that times attention and models."""
 
 from __future__ import annotations
 

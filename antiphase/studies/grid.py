@@ -43,9 +43,9 @@ class Variant:
     name: str = ""
     """In the names of runs, as ``rate0.001``; empty where there is one variant."""
     before: Change = lambda run: run
-    """Made to the preset's run, under what an arm sets."""
+    """Applied to the preset's run before an arm's own settings."""
     after: Change = lambda run: run
-    """Made over what an arm sets."""
+    """Applied after an arm's own settings."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Grid:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By which the study is known again."""
+        """What identifies the study when it is resumed."""
         return {"run": asdict(self.preset.run), "compare": asdict(self.preset.compare), **self.asked}
 
     @contextmanager
@@ -144,7 +144,7 @@ class Grid:
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
     def _check_sizes(self, data: PreparedData) -> None:
-        """What would otherwise be refused by the first run, or after the last; the message names the field."""
+        """Refuse now what the first run would refuse or the end would; the message names the field."""
         for job in self.jobs[: len(self.preset.compare.arms)]:
             check_settings(job.settings, data.tokenizer)
         grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
@@ -180,7 +180,7 @@ class Grid:
 
         Args:
             values: a mapping or a typed result.
-            started: ``time.perf_counter`` at the begin.
+            started: ``time.perf_counter`` at the beginning.
             more: further fields of the configuration.
         """
         record = Record(

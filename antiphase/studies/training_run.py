@@ -62,5 +62,5 @@ def _beside(output: Path) -> Path:
 
 
 def _undone(folder: Path) -> AbstractContextManager[None]:
-    """``undone_if_refused``, but of several processes none may take away what another reads."""
+    """``undone_if_refused``, except that of several processes none may remove what another reads."""
     return nullcontext() if is_torchelastic_launched() else undone_if_refused(folder)

@@ -1,4 +1,4 @@
-"""Words that follow from numbers: who is ahead, by how much, and whether that proves a claim of the paper."""
+"""Sentences from numbers: which arm is ahead, by how much, and whether that supports a claim of the paper."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FLOOR_MARGIN, CEILING = 0.02, 0.99
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by arm and seed, and how to speak of it."""
+    """A number by arm and seed, and how to put it into words."""
 
     name: str
     unit: str
     lower_is_better: bool
     digits: int
     is_share: bool = False
-    """A share from 0 to 1, spoken of in points of a hundred; it has a floor and a ceiling."""
+    """A share from 0 to 1, given in percentage points; it has a floor and a ceiling."""
 
     def within(self, found: SeedInterval) -> list[float]:
         """The ends of an interval of differences, cut at what a difference of shares can be."""
@@ -121,7 +121,7 @@ def compare_metric(
     Args:
         samples: of each arm's values, for intervals that cover the test sample too.
         threshold: above which a model has learned.
-        accuracies: by which it is told who learned, where the values themselves are no accuracy.
+        accuracies: which show what models learned, where the values themselves are no accuracy.
     """
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
         return None

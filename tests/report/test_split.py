@@ -50,7 +50,7 @@ def test_each_row_of_the_headline_says_what_its_numbers_are():
     table = headline(demo())
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
-    kinds = ("median", "who learned", "Parameters", "Guess rate")
+    kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
     assert all(any(kind in name for kind in kinds) for name in rows)
     (accuracy,) = [cells for name, cells in rows.items() if name.startswith("First-query accuracy")]
     assert accuracy == ["3 of 3 seeds [93.8–98.2]", "2 of 3 seeds [10.2–98.2]"]

@@ -298,7 +298,7 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
         (texts((40, 60), gold=100, wrong=100), "not testable", "the judge does not tell"),  # it says yes to all
         (texts((40, 60), gold=0, wrong=0), "not testable", "the judge does not tell"),
         (texts((40, 60), unjudged=3), "not testable", "the judge gave no verdict on 3000 of 100000 outputs"),
-        (texts((40, 60), copied=1.0), "not testable", "the softmax models copy what they are to summarise"),
+        (texts((40, 60), copied=1.0), "not testable", "the softmax models copy the texts that they should summarise"),
         (texts((40, 60), copied=1.0, kind="question answering"), "reproduced", ""),  # an answer may stand in the text
     ],
 )

@@ -173,7 +173,7 @@ def test_a_loss_that_follows_who_learned_is_not_averaged_and_another_is():
     losses = {"softmax": [0.25, 0.24, 0.31], "differential": [0.26, 1.69, 0.32]}
     entry = compare_metric(LOSS, losses, "softmax", threshold=LINE, accuracies=SPLIT)
     assert entry.differences["differential"].interval is None
-    assert entry.sentence.startswith("Held-out loss: follows who learned")
+    assert entry.sentence.startswith("Held-out loss: depends on who learned")
     text = {"softmax": [3.5, 3.4, 3.5], "differential": [3.6, 3.55, 3.62]}
     assert compare_metric(LOSS, text, "softmax", threshold=LINE, accuracies=SPLIT).learned is None
 
@@ -265,7 +265,7 @@ def test_only_what_was_written_down_before_gets_a_verdict():
     }  # fmt: skip
     assert found["holm"]["first-query accuracy"]["differential"]["p"] is None
     nothing = found_of(5, passes=quick, claims=[])
-    assert nothing["verdict"] == "No verdict: what is claimed was not written into the folder before the runs."
+    assert nothing["verdict"] == "No verdict: the claims were not written into the folder before the runs."
 
 
 def test_seed_that_never_passes_cannot_be_left_out_of_a_verdict():

@@ -1,4 +1,4 @@
-"""Arms trained on the same data in the same order, and what their attention does then, beside untrained models."""
+"""Arms trained on the same data in the same order, and what their attention does, compared with untrained models."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _parameters(run: dict[str, Any]) -> dict[str, int]:
 
 
 def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
-    """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
+    """The needle grid; all arms of a seed read the same sequences, other seeds read others."""
     evaluation = run.evaluation
     return needle_grid(
         predictor(model),
@@ -206,7 +206,7 @@ def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed
 
 
 def _has_attention(run: RunSettings) -> bool:
-    """Whether there is anything to see of where a model looks: recurrent networks carry a state instead."""
+    """Whether a model has attention to look at; recurrent networks carry a state instead."""
     return run.model.kind == "transformer"
 
 

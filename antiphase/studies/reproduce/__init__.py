@@ -12,7 +12,7 @@ from antiphase.evaluations.settings import DeviceSettings
 from antiphase.flags import flag
 
 PAPER = "paper"
-"""The scale that is not run: what its models would take is told."""
+"""The scale that is not run; only what its models would take is reported."""
 TITLES = {
     "compare": "training both arms; loss, retrieval and allocation of attention",
     "harness": "downstream tasks (Tables 1 and 8)",
@@ -24,7 +24,7 @@ TITLES = {
     "hallucination": "summaries and answers, judged (Table 4)",
     "outliers": "largest attention logits and hidden states (Table 5)",
     "quantization": "attention logits in few bits (Figure 8)",
-    "ablations": "parts taken away (Table 6)",
+    "ablations": "parts removed (Table 6)",
     "cancellation": "what the two maps have in common",
     "throughput": "tokens a second (Table 7)",
 }
@@ -35,7 +35,7 @@ STUDIES = ("compare", "scaling", "ablations")
 PAIRED = ("needles", "allocation", "harness")
 """Parts that measure both arms of a seed together."""
 OWN = ("tasks", "include_path", "trust_task_code", "judge", "judge_data")
-"""Settings that concern one part alone, which may be asked for later, or again with other values."""
+"""Settings of a single part, which may be asked for later, or again with other values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ReproduceSettings(DeviceSettings):
         return [*self.settings, *([f"training.device={self.device}"] if self.device != "auto" else [])]
 
     def kept(self) -> dict[str, Any]:
-        """What records and folders keep of them, by the names there."""
+        """The settings that records and folders keep, under the names used there."""
         return {
             "scale": self.scale, "data": self.data, "validation": self.validation, "parts": self.chosen,
             "settings": self.overrides, **{name: getattr(self, name) for name in OWN},

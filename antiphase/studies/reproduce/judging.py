@@ -57,8 +57,8 @@ def judge(
     Where the claim takes an ability, the numbers are those of the pairs that learned alike, if five or more are left.
 
     Args:
-        diverged: seeds that were not measured, for a model's loss was no number; the others are no fair sample, unless
-            the claim is of pairs that learned alike anyway.
+        diverged: seeds that were not measured, because a model's loss was not finite; the others are not a fair
+            sample, unless the claim concerns only pairs that learned alike.
         own_scale: whether the models are of the size and training that the claim was made of.
     """
     metric = claim.metric

@@ -159,10 +159,10 @@ class Floor(NamedTuple):
     guess: float
     """What a system without the ability scores."""
     answers: int
-    """So many stand behind the share of one model."""
+    """The number of answers behind the share of one model."""
 
     def exceeded_by(self, share: float) -> bool:
-        """By more than a hair, and by more than chance would explain (95 %, Wilson)."""
+        """By a margin, and by more than chance would explain (95 %, Wilson)."""
         shown = wilson_interval(round(share * self.answers), self.answers)[0] > self.guess
         return shown and share > self.guess + FLOOR_MARGIN
 
@@ -238,7 +238,7 @@ def needle_cells(found: Found) -> dict[Cell, Floor]:
 
 
 def cell_of(row: Accuracy | CellScore) -> Cell:
-    """Where in the needle grid a row stands."""
+    """The place of a row in the needle grid."""
     return row.needles, row.queries, row.length
 
 
@@ -297,7 +297,7 @@ def lost_to_four_bits(found: Found) -> Series:
 
 
 def gained(found: Found) -> Series:
-    """What the text before takes off the loss at the end."""
+    """By how much the preceding text lowers the loss at the end."""
     return by_seed(found.long_context, lambda result: result.tail.context_gain if result.tail else None)
 
 
@@ -327,7 +327,7 @@ def mean_of_orders(found: Found) -> Series:
 
 
 def flips(found: Found) -> Series:
-    """Flips between two orders over those of answers drawn anew, all tasks together; None where orders lack them."""
+    """Flips between two orders divided by chance's, all tasks together; None where orders lack them."""
 
     def read(result: ManyShot) -> float | None:
         table = by_task(result)

@@ -67,7 +67,7 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is told before the start."""
+    """What is announced before the start."""
 
     runs: int
     short_runs: int

@@ -118,11 +118,11 @@ def upcycle(
     """
 
     def begin() -> None:
-        for leftover in (output / "start").glob(".*.tmp"):  # of a killed conversion; nobody else works here now
+        for leftover in (output / "start").glob(".*.tmp"):  # of a conversion that was killed
             shutil.rmtree(leftover)
         for name in preset.compare.arms:
             form = {**FORMS, **DEX}[name]
-            if not _start(output, name).is_dir():  # written beside and renamed: it is there as a whole
+            if not _start(output, name).is_dir():  # written to a temporary folder and renamed, so it appears whole
                 say(f"making the start of {name} from {model}")
                 with naming({"SOURCE": "MODEL"}):
                     convert(model, _start(output, name), **form)

@@ -91,7 +91,7 @@ class Foretold:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """How well slopes foretell exact changes."""
+    """How well slopes predict exact changes."""
 
     evaluations_share: float
     """Of the exhaustive search's."""
@@ -116,7 +116,7 @@ class Effect:
     log_probability_gain: float | None = None
     """Nats."""
     value: float | None = None
-    """Of what a sweep goes over."""
+    """Of the setting that a sweep varies."""
     shots: int | None = None
     """Examples before each prompt; such a row is of one ``task``, and its ``score`` is without calibration."""
     task: str | None = None
@@ -126,7 +126,7 @@ class Effect:
     above_chance: bool | None = None
     interval: list[float] | None = None
     refused: str | None = None
-    """Why so many examples could not be had."""
+    """Why so many examples were not available."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Study(Result):
 
     tasks: list[Standing]
     score: str
-    """That chose heads and is told: ``metric`` or ``probability``."""
+    """The score that chose heads and is reported: ``metric`` or ``probability``."""
     rounding: float
     """A sample's score that moves by no more has not moved."""
     held_out_before: float

@@ -29,7 +29,7 @@ class Cell:
     log_probability: Scores
 
     def score(self, kind: str) -> Scores:
-        """The score that chooses heads and is told."""
+        """The score that chooses heads and is reported."""
         if kind == "metric":
             return self.metric
         return {name: values.exp() for name, values in self.log_probability.items()}
