@@ -216,7 +216,7 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
     ],
 )
 @pytest.mark.usefixtures("bad_files", "tiny")
-def test_what_cannot_be_used_costs_one_sentence(refused, words, pattern):
+def test_unusable_input_costs_one_sentence(refused, words, pattern):
     refused(pattern, words.replace("TINY", "--preset tiny.yaml --output out"))
 
 
@@ -309,7 +309,7 @@ def test_a_loss_says_how_many_sequences_it_rests_on(antiphase, tmp_path, foreign
     assert row["tokens"] == 47 * row["sequences"] < 47 * 200
 
 
-def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, tmp_path, foreign_model):
+def test_a_model_is_converted_and_unsuitable_ones_are_refused(antiphase, refused, tmp_path, foreign_model):
     code, out, err = antiphase("convert llama ours")
     assert (code, err) == (0, "")
     assert "written: ours (antiphase, softmax attention)" in out

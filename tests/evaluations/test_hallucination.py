@@ -138,7 +138,7 @@ def test_nonsense_and_failures_are_unjudged_and_never_right(folder):
     assert not third.questions
 
 
-def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
+def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, prompts = module.write, []
 
     def stopped(loaded, some, *, longest):
@@ -177,7 +177,7 @@ def test_a_model_that_copies_is_seen_in_what_it_copies(folder, monkeypatch):
     assert (row["accuracy"], row["copied"], row["coverage"]) == (1, 1, 0)
 
 
-def test_the_price_is_told_before_anything_is_written_and_kept_under_the_budget(folder, monkeypatch):
+def test_the_price_is_reported_before_anything_is_written_and_kept_under_the_budget(folder, monkeypatch):
     said = []
     fields = {"judge_url": "http://localhost:9/v1", "judge_price": (2.0, 10.0)}
     evaluate(request(**fields), folder / "out", judge=Reader(), say=said.append)
@@ -243,7 +243,7 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
     ({"name": "no/model", "judge": "model"}, "MODEL no/model"),
 ])  # fmt: skip
-def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
+def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**{"judge": "model", **fields}), folder / "out")
     assert not (folder / "out").exists()

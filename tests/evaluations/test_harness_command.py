@@ -111,7 +111,7 @@ def test_nothing_is_measured_twice(folder, monkeypatch):
     assert len(calls) == 12  # another weight
 
 
-def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
+def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, done = harness.measure, []
 
     def stopped(*given, **named):
@@ -137,7 +137,7 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
     ({"batch_size": "many"}, "--batch-size must be a number from 1, or auto"),
     ({"names": ["missing/model"]}, "MODEL missing/model"),
 ])  # fmt: skip
-def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
+def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**fields), folder / "out")
     assert not (folder / "out").exists()

@@ -115,7 +115,7 @@ def test_failures_are_repeated_with_growing_pauses(ask):
     ((200, completion(None)), "not a chat completion, 3 times"),
     ((200, b"[" * 100_000), "not a chat completion, 3 times"), ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
 ])  # fmt: skip
-def test_what_never_answers_gives_no_answer_and_says_why(ask, reply, reason):
+def test_a_judge_that_never_answers_gives_no_answer_and_the_reason(ask, reply, reason):
     ((answer,), endpoint, pauses) = ask(reply, timeout=0.2)
     assert answer.text is None
     assert answer.reason.endswith(reason)

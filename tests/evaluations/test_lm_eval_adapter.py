@@ -155,7 +155,7 @@ def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp
     assert found["results"]["sums"]["acc_stderr,none"] == row["metrics"]["acc"]["stderr"]
 
 
-def test_logits_that_are_not_numbers_are_no_score(build, scored):
+def test_logits_that_are_not_finite_give_no_score(build, scored):
     model = build()
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)

@@ -36,7 +36,7 @@ def request(**fields):
     return settings_of("many-shot", **{**known, **fields})
 
 
-def test_too_few_rows_and_too_long_are_told_apart(folder):
+def test_too_few_rows_and_too_long_are_distinguished(folder):
     record = evaluate(request(), folder / "out")
     found = record.values["tasks"]["cr"]
     assert [row["shots"] for row in found["rows"]] == [1, 4]
@@ -65,7 +65,7 @@ def test_too_few_rows_and_too_long_are_told_apart(folder):
         ({"samples": 41}, "", r"--task one\.yaml: --samples 41 is more than its 40 rows; lower it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
+def test_unusable_input_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
     monkeypatch.setattr(module, "many_shot", lambda *given, **named: pytest.fail("something was computed"))
     (folder / "two.yaml").write_text(second)
     with pytest.raises(InputError, match=pattern):

@@ -196,7 +196,7 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, book, tiny_preset, text_tokenizer):
+def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, make, book, tiny_preset, text_tokenizer):
     ours, short = make("ours"), make("short", "llama", positions=100)
     train_run(load_preset(str(tiny_preset), ["training.steps=1"]).run, tmp_path / "symbols", resume=False)
     symbols = str(tmp_path / "symbols")

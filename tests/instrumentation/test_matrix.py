@@ -294,7 +294,7 @@ REFUSED_IDENTITY = {
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 @every_case
-def test_what_is_to_change_nothing_changes_nothing(name, identity):
+def test_identity_settings_change_nothing(name, identity):
     model = built(name)
     plain = logits_of(model)
     refusals = [why for (model_name, start), why in REFUSED_IDENTITY.items()

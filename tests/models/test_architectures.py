@@ -165,7 +165,7 @@ def test_dropout_of_weights_is_switched_off_with_a_warning():
         (hf.LlamaConfig(**SIZES, num_key_value_heads=1), "num_key_value_heads must be even .*, got 1"),
     ],
 )
-def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
+def test_unsupported_architectures_are_refused_by_name(config, pattern):
     with pytest.raises(InputError, match=pattern):
         antiphase.differential_config(config)
 

@@ -255,7 +255,7 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control needs --attention-type"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):
+def test_unsupported_conversions_are_refused_by_name(config, options, pattern):
     with pytest.raises(InputError, match=pattern):
         plan_conversion(config, **options)
 

@@ -244,7 +244,7 @@ def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     assert values(tmp_path / "s")["samples"] == {"cr": 24}
 
 
-def test_logits_that_are_no_numbers_stop_the_search(antiphase, refused, tmp_path, calibration_model):
+def test_logits_that_are_not_finite_stop_the_search(antiphase, refused, tmp_path, calibration_model):
     model = LlamaForCausalLM.from_pretrained(calibration_model / "model")
     with torch.no_grad():  # finite weights, whose products are not
         for part in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.k_proj):
@@ -257,7 +257,7 @@ def test_logits_that_are_no_numbers_stop_the_search(antiphase, refused, tmp_path
     )
 
 
-def test_what_was_found_outlives_a_refusal(antiphase, tmp_path, monkeypatch):
+def test_results_survive_a_refusal(antiphase, tmp_path, monkeypatch):
     """A score that fails at the fifth head leaves the four before it on disk."""
     from antiphase.calibration import search
 

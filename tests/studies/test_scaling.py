@@ -67,7 +67,7 @@ def ladder(*losses):
 @pytest.mark.parametrize(
     ("last", "arms"), [((2.0, 1.9), ""), ((2.4, 1.9), "softmax"), ((2.4, 2.8), "softmax and differential")]
 )
-def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, arms):
+def test_needs_for_equal_loss_are_shown_only_where_losses_always_fall(last, arms):
     _, found = ladder((3.0, 2.5, 2.2, last[0]), (3.1, 2.6, 2.2, last[1]))
     assert set(found.laws) == {"softmax", "differential"}
     assert bool(found.equal_loss) is not bool(arms)

@@ -61,14 +61,14 @@ def test_an_arm_that_failed_in_more_seeds_is_never_called_ahead():
     assert "is ahead of" not in text
 
 
-def test_no_common_seed_is_told():
+def test_a_missing_common_seed_is_reported():
     entry = compare_metric(STEPS, {"softmax": [None, 5.0], "differential": [3.0, None]}, "softmax")
     assert "differential in 1 of 2 seeds and softmax in 1 of 2 seeds" in entry.sentence
     assert entry.differences["differential"].describe() == {"mean": None, "interval": None, "seeds": 0, "values": []}
     assert entry.arms["softmax"].median == 5.0
 
 
-def test_nothing_known_is_no_entry():
+def test_an_unknown_metric_has_no_entry():
     assert compare_metric(STEPS, {"softmax": [None], "differential": [None]}, "softmax") is None
     assert compare_metric(STEPS, {"differential": [1.0]}, "softmax") is None
 
@@ -124,7 +124,7 @@ def test_turning_the_sign_turns_the_verdict(differences):
     assert verdict([-value for value in differences], lower_is_better=False, **given) == words.get(one, one)
 
 
-def test_few_seeds_are_no_verdict_in_words():
+def test_few_seeds_give_no_verdict():
     assert verdict_words(1, {}, {}).startswith("One seed is no verdict: a claim rests on at least 5 paired seeds.")
     assert verdict_words(4, {}, {}).startswith("4 seeds are no verdict")
     rows = {"loss": {"differential": InFamily(0.02, 0.06, "inconclusive")}}

@@ -286,7 +286,7 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_taken(tmp_p
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_where_none_is_whole_the_error_names_file_and_remedy(tmp_path, parts, name, how):
+def test_without_a_whole_checkpoint_the_error_names_file_and_remedy(tmp_path, parts, name, how):
     saved(tmp_path, *parts, 1)
     words = spoil(tmp_path / "checkpoint" / "step-00000001" / name, how)
     message = (

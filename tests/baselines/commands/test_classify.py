@@ -145,7 +145,7 @@ def test_a_killed_study_goes_on(stopped_and_gone_on_with, tmp_path):
     stopped_and_gone_on_with(words, study, "train_classifier", after=3, kept="rnn-seed0/model.safetensors")
 
 
-def test_a_finished_run_with_another_model_is_not_gone_on_with(antiphase, tmp_path):
+def test_a_finished_run_with_another_model_is_not_continued(antiphase, tmp_path):
     command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
     assert antiphase(command)[0] == 0
     assert antiphase(f"{command} --resume")[0] == 0

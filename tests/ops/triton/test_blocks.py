@@ -19,7 +19,7 @@ def case():
     return Case(37, 2, 16, torch.float32, "forward", device=torch.get_default_device().type)
 
 
-def test_tried_blocks_give_way_again():
+def test_overridden_blocks_are_restored():
     usual = launch.blocks_of("forward", 64, 128, torch.bfloat16, 9)
     with launch.override_blocks({"forward": SMALL}):
         assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL
