@@ -17,16 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.data.files import (
-    DELIMITERS,
-    Files,
-    csv_rows,
-    hub_rows,
-    json_rows,
-    kind_of,
-    parquet_rows,
-    sources,
-)
+from antiphase.data.files import DELIMITERS, Files, csv_rows, hub_rows, json_rows, kind_of, parquet_rows, sources
 from antiphase.errors import InputError, nearest
 from antiphase.reading.files import lines, whole_text
 

@@ -40,14 +40,7 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
-from antiphase.training.run_model import (
-    attention_only,
-    build_model,
-    check_settings,
-    lambdas,
-    layers_of,
-    starting_model,
-)
+from antiphase.training.run_model import attention_only, build_model, check_settings, lambdas, layers_of, starting_model
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: takes a model, returns named numbers."""

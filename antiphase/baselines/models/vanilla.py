@@ -9,10 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    MaskedLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, MaskedLMOutput
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -205,12 +202,9 @@ class VanillaModel(VanillaPreTrainedModel):
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, there are more tokens than
                 positions, or an encoder gets a cache.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        inputs_embeds = self.embedded(input_ids, inputs_embeds)
         if past_key_values is not None and not self.is_causal:
             raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         real = self._real_tokens(inputs_embeds, attention_mask, seen)
         if position_ids is None:

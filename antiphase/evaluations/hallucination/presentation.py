@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.hallucination import GOLD, LEAD, MODEL, WRONG, Hallucination, SystemScore
-from antiphase.report.plots import PERCENT, STYLE, visible
+from antiphase.report.plots import PERCENT, STYLE, legend_below, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, percents_text
 
@@ -144,9 +144,7 @@ def verdicts(found: Hallucination) -> Figure | None:
         axes.set(title=visible(name, 60), xlim=(0, 1))
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(PERCENT)
-    handles, labels = panels[0].get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3, fontsize=9)
+    legend_below(figure, 3)
     return figure
 
 
