@@ -65,7 +65,7 @@ def labelled_rows(
         else:
             rows += _numbered(hub_rows(source, flag))
     if not rows:
-        raise InputError(f"{flag} {given}: there is not one row in it; give a file with labelled text")
+        raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
     return rows
 
 

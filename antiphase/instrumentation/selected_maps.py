@@ -211,7 +211,7 @@ class MapChoice:
         call.refuse_unread()
         forward = call.forward
         if forward is None:
-            raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
+            raise ValueError("the model's layers were called without the model, so caches and padding are unknown")
         return _with_visible(call, forward, self.grouped(call))
 
     def _of(self, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ def checkpoints(folder: Path) -> list[Path]:
     for old in (home, folder / f".{FOLDER}.old"):
         if (old / "state.pt").is_file():
             raise InputError(
-                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
                 f"finish the run with that version, or remove {old} {AFRESH}"
             )
     return sorted(home.glob("step-*"), reverse=True)

@@ -188,7 +188,7 @@ def test_one_forward_equals_the_eager_procedure(name, mode, side):
             expected = hidden(model, **inputs, use_cache=False)
         torch.testing.assert_close(found[real], expected[real], rtol=1e-9, atol=1e-9)
         assert (found[real] - plain[real]).abs().max() > 1e-3  # something was calibrated
-        torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is not any more
+        torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is no longer
 
 
 @pytest.mark.parametrize("side", ["none", "left", "middle"])

@@ -180,9 +180,9 @@ def test_an_endpoint_that_only_fails_is_given_up(ask):
 
 
 @pytest.mark.parametrize(("url", "key", "pattern"), [
-    ("localhost:8000", None, "this is no address"), ("ftp://host/v1", None, "this is no address"),
-    ("http://", None, "this is no address"), ("http://host:99999/v1", None, "this is no address"),
-    ("http://ho st/v1", None, "this is no address"),
+    ("localhost:8000", None, "this is not an address"), ("ftp://host/v1", None, "this is not an address"),
+    ("http://", None, "this is not an address"), ("http://host:99999/v1", None, "this is not an address"),
+    ("http://ho st/v1", None, "this is not an address"),
     ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
     (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
     (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),

@@ -139,5 +139,5 @@ def test_an_encoder_is_loaded_as_what_it_is(bert, kind):
 
 def test_a_model_that_looks_ahead_is_refused(bert):
     name = bert(BertForMaskedLM)
-    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is no causal language model: its logits depend"):
+    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is not a causal language model: its logits depend"):
         load_model(name)

@@ -32,7 +32,7 @@ ORDERS = {"shots": 8, "accuracies": [], "margin": 0.1, "flip_share": 0.1}
 
 
 def in_orders(means, ratios, *, seeds=SEEDS, samples=400):
-    """Many-shot records by arm: mean accuracy over orders, and flips over those of answers drawn anew."""
+    """Many-shot records by arm: mean accuracy over orders, and flips over those of answers drawn at random."""
     return of_models("evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {
         **SHOTS, "samples": samples, "orders": {"random": {
             **ORDERS, "mean_accuracy": (mean := means[ARMS.index(arm)]),
@@ -424,7 +424,7 @@ def test_bits_that_cost_nothing_cannot_cost_less(cost):
 
 
 def ends(gains, *, spread=0.0, seeds=SEEDS):
-    """What the text before takes off the loss at the end, by arm; with ``spread`` over windows around it."""
+    """By how much the preceding text lowers the loss at the end, by arm; with ``spread`` over windows around it."""
     windows = spread * numpy.random.default_rng(0).normal(size=100)
     return of_models("evaluate-long-context", lambda arm, seed: {"windows": 100, "length": 64, "curve": [], "tail": {
         "tokens": 8, "foreign_loss": 4.0, "gain": 1.0,

@@ -365,7 +365,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_unopened(tmp_path, parts, h
     (tmp_path / home).mkdir()
     (tmp_path / home / "state.pt").write_bytes(b"pickled")
     message = (
-        f"{tmp_path / home} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+        f"{tmp_path / home} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
         f"finish the run with that version, or remove {tmp_path / home} to begin the run afresh, or choose another "
         "--output"
     )

@@ -114,7 +114,7 @@ def upcycle(
         preset: from ``upcycle_preset``.
 
     Raises:
-        InputError, Interrupted: as for ``compare``; also, the text is not that of the model's training any more.
+        InputError, Interrupted: as for ``compare``; also, the text is no longer that of the model's training.
     """
 
     def begin() -> None:

@@ -13,8 +13,8 @@ def _chosen(record: Record) -> str:
     chosen = plots.chosen_head(record)
     assert chosen is not None
     return (
-        f"Layer {chosen[0].name}, head {chosen[1]}: the one that looks in the most pointed way at tokens other than "
-        "the first and itself, so not a typical one."
+        f"Layer {chosen[0].name}, head {chosen[1]}: the one whose attention is most concentrated on tokens "
+        "other than the first and itself, so not a typical one."
     )
 
 

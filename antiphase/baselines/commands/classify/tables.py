@@ -24,7 +24,7 @@ def models(record: Record) -> Table | None:
     ]  # fmt: skip
     kind = next((row["interval_is"] for row in record.values["models"]), "")
     note = (
-        f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text stands neither in training "
+        f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text occurs neither in training "
         "nor in development. Seconds are of one run."
     )
     return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
