@@ -29,6 +29,7 @@ from antiphase.scoring.allocation import allocation
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.perplexity import perplexity
+from support.models import randomize
 
 LAYERS, MAPS, N = 3, 8, 37
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=N)
@@ -66,11 +67,7 @@ REFUSED = {
 
 def sharp(model):
     """In fp64, with attention that is far from uniform."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.3, generator=generator)
-    return model.double().eval()
+    return randomize(model).double()
 
 
 def batch(count=3):

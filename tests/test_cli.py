@@ -45,19 +45,12 @@ BOOK = (
 @pytest.fixture
 def foreign_model(tmp_path, capsys):
     """A tiny model of another family, with a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from antiphase.data.tokenization import train_tokenizer
+    from support.models import save, small_llama
 
     tokenizer = train_tokenizer([BOOK], 270)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=300,
-    )  # fmt: skip
-    folder = tmp_path / "llama"
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = save(small_llama(tokenizer, max_position_embeddings=300), tokenizer, tmp_path / "llama")
     capsys.readouterr()  # what saving has printed
     return folder
 

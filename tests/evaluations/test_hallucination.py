@@ -16,6 +16,7 @@ from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.scoring.loading import load_model
+from support.models import save
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick"]
 
@@ -25,8 +26,7 @@ def folder(tmp_path, monkeypatch, tiny_model, text_tokenizer):
     """A model, documents with summaries, and questions with answers."""
     monkeypatch.chdir(tmp_path)
     model = tiny_model("softmax", vocab_size=len(text_tokenizer), max_position_embeddings=400)
-    model.save_pretrained(tmp_path / "model")
-    text_tokenizer.save_pretrained(tmp_path / "model")
+    save(model, text_tokenizer, tmp_path / "model")
     documents, questions = [], []
     for index in range(18):
         town = TOWNS[index % 6]

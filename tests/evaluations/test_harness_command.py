@@ -18,6 +18,7 @@ from antiphase.report.summary import main_tables
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
 from antiphase.evaluations.harness import lm_eval_adapter as harness
+from support.models import save
 
 AVERAGES = (57.5, 56.8, 60.6, 55.4, 56.2, 56.4, 58.0)
 """The last column of the paper's tables 1 and 8."""
@@ -44,8 +45,7 @@ def folder(tmp_path, monkeypatch):
             attention_type=kind, vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, intermediate_size=16,
             num_attention_heads=4, max_position_embeddings=64,
         )  # fmt: skip
-        antiphase.AntiphaseForCausalLM(config).save_pretrained(tmp_path / kind)
-        tokenizer.save_pretrained(tmp_path / kind)
+        save(antiphase.AntiphaseForCausalLM(config), tokenizer, tmp_path / kind)
     return tmp_path
 
 

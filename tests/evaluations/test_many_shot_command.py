@@ -1,7 +1,6 @@
 """``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -10,6 +9,7 @@ from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
+from support.models import save, small_llama
 
 ROWS = [f"{index % 2} word {index}" for index in range(40)]
 
@@ -19,12 +19,7 @@ def folder(tmp_path, monkeypatch):
     """A model that reads 120 tokens, and two tasks of one template and no name."""
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer(["Review: word Sentiment: negative positive 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=120,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(small_llama(tokenizer, max_position_embeddings=120), tokenizer, tmp_path / "model")
     (tmp_path / "rows.all").write_text("\n".join(ROWS) + "\n")
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text("template: cr\ndata: rows.all\n")

@@ -30,15 +30,9 @@ from antiphase.report import figures, plots, summary
 from antiphase.scoring import likelihood
 from antiphase.scoring.loading import load_model
 from antiphase.studies.training_run import train_run
+from support.models import save
 
 LENGTH = 260
-
-
-@pytest.fixture
-def book(tmp_path, generated_text):
-    path = tmp_path / "book.txt"
-    path.write_text(generated_text, encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -59,8 +53,7 @@ def make(tmp_path, tiny_model, text_tokenizer):
         else:
             words = {"vocab_size": len(tokenizer), "max_position_embeddings": positions}
             model = tiny_model(kind, num_hidden_layers=2, **words)
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
+        save(model, tokenizer, tmp_path / name)
         return str(tmp_path / name)
 
     return write

@@ -11,7 +11,7 @@ import transformers as hf
 
 import antiphase
 from antiphase.errors import InputError
-from support.models import ids_of
+from support.models import ids_of, randomize
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -32,12 +32,7 @@ every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 def built(config, auto=hf.AutoModelForCausalLM):
-    model = auto.from_config(antiphase.differential_config(config)).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.2, generator=generator)
-    return model
+    return randomize(auto.from_config(antiphase.differential_config(config)), 0.2)
 
 
 def test_a_differential_llama_is_the_model_of_this_project():

@@ -21,13 +21,6 @@ def trained(tmp_path, tiny_preset):
     return str(tmp_path / "trained")
 
 
-@pytest.fixture
-def book(tmp_path, generated_text):
-    path = tmp_path / "book.txt"
-    path.write_text(generated_text, encoding="utf-8")
-    return str(path)
-
-
 def test_the_extension_starts_from_the_weights_and_reads_further(tmp_path, trained):
     run = extension(trained, length=60, rope_theta=50_000.0, overrides=["training.steps=3"])
     record = train_run(run, tmp_path / "longer", resume=False)

@@ -11,6 +11,7 @@ from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
 from antiphase.baselines.commands.classify import measure as study
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from support.models import save
 from support.records import values
 
 GOOD, BAD, OTHER = ["fine", "glad", "warm"], ["grim", "sour", "cold"], ["the", "a", "day", "film", "very", "it", "is"]
@@ -180,8 +181,7 @@ def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_trai
 
 
 def test_predict_refuses_a_model_without_a_trained_classifier(refused, tmp_path, antiphase, tiny_model, text_tokenizer):
-    tiny_model().save_pretrained(tmp_path / "lm")
-    text_tokenizer.save_pretrained(tmp_path / "lm")
+    save(tiny_model(), text_tokenizer, tmp_path / "lm")
     refused("no trained classifier", "predict lm --text a")
 
 

@@ -373,7 +373,7 @@ def test_devices_that_the_kernels_do_not_cover(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
         reason = launch.why_not_on(here)
         assert (reason is None) is is_covered
-        assert is_covered or ("This GPU is none" in reason and 'impl="blockwise"' in reason)
+        assert is_covered or ("This GPU is not one of them" in reason and 'impl="blockwise"' in reason)
     assert "need a CUDA device, got xpu" in launch.why_not_on(torch.device("xpu"))
 
 
