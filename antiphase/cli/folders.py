@@ -42,7 +42,7 @@ def _silent(done: float, count: int) -> None:
 
 
 def _runner(measurement: Measurement) -> Callable[..., Any]:
-    """From settings to record."""
+    """The function that turns settings into a record."""
     if PACKAGES[measurement.parent] != "evaluate":
         return measurement.run
     from antiphase.evaluations.running import evaluate
@@ -99,7 +99,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
 
 
 COMMANDS = {found.command: command(found) for found in every()}
-"""By their words on the command line: ``look``, ``evaluate needles``."""
+"""All commands by their words on the command line: ``look``, ``evaluate needles``."""
 
 
 def group(name: str) -> typer.Typer:

@@ -228,7 +228,7 @@ def _what(record: Record, row: Row) -> str:
 TALLEST_BAR = 2.6
 """Largest time relative to the baseline; a longer bar is cut and its number stands above it."""
 MOST_LEVEL_NUMBERS = 18
-"""Of bars in a panel; the numbers over more of them stand upright."""
+"""Most bars in a panel; above more than these the numbers are written upright."""
 
 
 @matplotlib.rc_context(STYLE)

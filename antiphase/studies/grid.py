@@ -41,7 +41,7 @@ class Variant:
     """What the runs of every arm and seed have in common, and other variants have otherwise."""
 
     name: str = ""
-    """In the names of runs, as ``rate0.001``; empty where there is one variant."""
+    """The variant in the names of runs, such as ``rate0.001``; empty if there is only one."""
     before: Change = lambda run: run
     """Applied to the preset's run before an arm's own settings."""
     after: Change = lambda run: run
@@ -193,6 +193,6 @@ class Grid:
 
 
 def needle_tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
-    """Of the needle grid."""
+    """The tasks of the needle grid."""
     evaluation = run.evaluation
     return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)

@@ -18,7 +18,7 @@ class Plan:
     announced: Sequence[str] = ()
     """Announced before it begins."""
     steps: int | None = None
-    """Of a single run, which several processes may share; None: a study of several runs."""
+    """Steps of a single run, which several processes may share; None for a study of several runs."""
     is_watched: bool = False
     """Whether ``run`` takes ``watch`` too, which is called with records of what there is so far."""
 

@@ -31,7 +31,7 @@ from antiphase.uncertainty.intervals import wilson_interval
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may increase: the task's own metric, or the probability of the right answer."""
 CHOSEN_ON = "chosen_on"
-"""In a plan's scores: hashes of the samples that chose its heads."""
+"""The field of a plan's scores with the hashes of the samples that chose its heads."""
 LEAST_JUDGES = 10
 """Samples of a task that a gain may rest on; fewer say nothing about its spread."""
 

@@ -29,7 +29,7 @@ TITLES = {
     "throughput": "tokens a second (Table 7)",
 }
 PARTS = tuple(TITLES)
-"""In the order of the paper's section 3."""
+"""All parts, in the order of the paper's section 3."""
 STUDIES = ("compare", "scaling", "ablations")
 """Parts that train, each with a record of its own."""
 PAIRED = ("needles", "allocation", "harness")
@@ -153,7 +153,7 @@ class Judgement:
     interval_is: Basis | None = None
     differences: list[float] | None = None
     seeds: int | None = None
-    """With a difference."""
+    """Number of seeds with a difference."""
     learned: dict[str, list[int]] | None = None
     """Arm to how many seeds learned, and of how many."""
     line: float | None = None
@@ -194,7 +194,7 @@ class Models:
     """What the paper's models have to be told apart from."""
 
     parameters: dict[str, int]
-    """By arm."""
+    """Number of parameters by arm."""
     sequence_length: int
     tokens: int
     description: str = ""
@@ -230,7 +230,7 @@ class RunBudget:
     flops_a_token: float
     flops: float
     state_bytes: int
-    """Of weights, gradients and the optimizer."""
+    """Memory of weights, gradients and the optimizer."""
     activation_bytes: int
-    """Of a micro-batch."""
+    """Memory of the activations of a micro-batch."""
     days: float

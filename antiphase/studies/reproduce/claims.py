@@ -33,7 +33,7 @@ class Claim:
     metric: Metric
     read: Callable[[Found], Series]
     floor: Callable[[Found], Floor | None] = lambda found: None
-    """Of an accuracy; with one, models may have learned or not, and are counted then."""
+    """The guess rate of an accuracy; where there is one, models may have learned or not, and are then counted."""
     guard: Callable[[Found], str | None] = lambda found: None
     """Why records that exist cannot show the claim."""
     abilities: Callable[[Found], list[Ability]] = lambda found: []

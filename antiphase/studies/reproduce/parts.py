@@ -37,7 +37,7 @@ from antiphase.studies.scaling.measure import scaling, shortened
 from antiphase.training.device import choose_device
 
 LABELLED_ROWS = 400
-"""Of one pairing, from which examples are drawn."""
+"""Rows of one pairing, from which examples are drawn."""
 JOURNALS = {"harness": CELLS, "hallucination": OUTPUTS}
 """Files by which parts go on with what a stop has left; others begin afresh."""
 
@@ -110,7 +110,7 @@ class Work:
         return records
 
     def _measured_models(self, name: str) -> list[str]:
-        """Of the folder of a measurement, ``ARM-seedN``, ``seedN`` or another: by what its models are known again."""
+        """Digests that identify the models of a measurement in a folder ``ARM-seedN``, ``seedN`` or another."""
         arm, _, seed = name.rpartition("seed")
         arms = [one for one in (BASELINE, ARM) if arm in ("", f"{one}-")] if seed.isdecimal() else []
         return [model_digest(Path(self._model(one, int(seed)))) for one in arms]
@@ -228,7 +228,7 @@ class Work:
         return evaluate(settings, folder, resume=(folder / JOURNALS[part]).is_file(), say=self.say)
 
     def _settings(self, part: str, names: Sequence[str], seed: int) -> Any:
-        """Of a measurement of models."""
+        """The settings of a measurement of models."""
         scale, device, first = self.scale, self.device, names[0]
         if part == "harness":
             return _harness(self.settings, names, limit=scale.samples, device=device)
