@@ -117,7 +117,7 @@ def _label_lines(path: Path, flag: str) -> Iterator[Row]:
         label = line.split(None, 1)[0]
         text = line[len(label) + 1 :]
         if not text.strip():
-            logger.warning("%s: the label %s stands without a text; it is kept", place, label)
+            logger.warning("%s: the label %s has no text; it is kept", place, label)
         found.append((place, label, text))
     nested = all(":" in label for _, label, _ in found)
     for place, label, text in found:

@@ -110,7 +110,7 @@ def load_checkpoint(
             damaged.append(str(error))
             continue
         for message in damaged:
-            say(f"{message}; training goes on from {source.name}, and does the steps since then again")
+            say(f"{message}; training continues from {source.name}, and repeats the steps since then")
         _restore_model(source, model)
         _restore_optimizer(source, model, optimizer, tree["optimizer"])
         return Progress(**tree["progress"])

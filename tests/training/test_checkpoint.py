@@ -275,8 +275,8 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_taken(tmp_p
     said = []
     assert found(tmp_path, *parts, say=said.append) == 1
     assert said == [
-        f"{tmp_path}/checkpoint/step-00000002 is damaged: {name} {words}; training goes on from step-00000001, and "
-        "does the steps since then again"
+        f"{tmp_path}/checkpoint/step-00000002 is damaged: {name} {words}; training continues from step-00000001, and "
+        "repeats the steps since then"
     ]
     saved(tmp_path, *parts, 2)  # in place of the damaged one
     assert steps_in(tmp_path) == [2, 1]

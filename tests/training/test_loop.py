@@ -69,8 +69,8 @@ def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_reaches_the_same_w
     said = []
     run(tmp_path / "parts", resume=True, say=said.append)
     assert said == [
-        f"{path.parent} is damaged: {name} is not what the run wrote; training goes on from step-00000010, and does "
-        "the steps since then again"
+        f"{path.parent} is damaged: {name} is not what the run wrote; training continues from step-00000010, and "
+        "repeats the steps since then"
     ]
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 

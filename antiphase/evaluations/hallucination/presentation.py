@@ -87,7 +87,7 @@ def beside(found: Hallucination) -> Table | None:
                Column("Copied", "percent"), Column("Words", "number"), Column("F1", "percent")]  # fmt: skip
     note = (
         "Coverage: share of the reference's content words, or of its names and numbers, that the output has. Copied: "
-        "share of its words in runs of four that stand in the text. Words: its mean length. F1: SQuAD's, of answers."
+        "share of its words in runs of four that occur in the text. Words: its mean length. F1: SQuAD's, of answers."
     )
     return Table(title="What the outputs cover and copy", columns=columns, rows=rows, note=note)
 

@@ -44,7 +44,7 @@ PRESENTATION = Presentation(
             draw=plots.alignment,
             title="Alignment",
             caption="Which tokens of the source (columns) each token of the target (rows) looks at as it is written: "
-            "means over the heads of a layer. In differential models red adds and blue takes away.",
+            "means over the heads of a layer. In differential models red adds and blue subtracts.",
             alternative="Heat maps of cross-attention, target tokens downwards, source tokens to the right.",
             is_raster=True,
         ),
