@@ -63,7 +63,7 @@ def gpus_of(jobs: Sequence[Job]) -> list[str]:
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
     """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
 
-    A run that diverges has a record, too, which says so (``is_diverged``); the others go on.
+    A run that diverges has a record, too, which says so (``is_diverged``); the others continue.
 
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 

@@ -64,7 +64,7 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert applied["plan"]["heads"] == found["heads"]
     assert applied["plan"]["fingerprint"]["weights"]
     assert applied["texts"][0]["text"] == "glad"
-    assert "Texts gone on with" in (tmp_path / "a" / "report.html").read_text()
+    assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
 
 
 def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):

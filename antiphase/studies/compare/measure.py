@@ -56,7 +56,7 @@ def compare(
     """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
 
     Args:
-        resume: go on with the study that ``output`` holds.
+        resume: continue the study that ``output`` holds.
         report: called when a run has new metrics.
         say: called with what happens outside the runs.
         begin: called before anything is read, to make what arms start from.
@@ -67,7 +67,7 @@ def compare(
 
     Raises:
         InputError: settings or files that cannot be used, or a folder that holds another study.
-        Interrupted: Ctrl-C; ``resume`` goes on from the checkpoints.
+        Interrupted: Ctrl-C; ``resume`` continues from the checkpoints.
     """
     if len(preset.compare.arms) < 2:
         raise InputError("compare.arms must hold at least two arms")

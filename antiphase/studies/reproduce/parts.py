@@ -39,7 +39,7 @@ from antiphase.training.device import choose_device
 LABELLED_ROWS = 400
 """Rows of one pairing, from which examples are drawn."""
 JOURNALS = {"harness": CELLS, "hallucination": OUTPUTS}
-"""Files by which parts go on with what a stop has left; others begin afresh."""
+"""Files from which parts continue after a stop; other parts start over."""
 
 
 def check_own(settings: ReproduceSettings) -> None:
@@ -141,7 +141,7 @@ class Work:
         return [record]
 
     def _study(self, part: str) -> Record:
-        """A study that goes on by itself."""
+        """A study that resumes by itself."""
         folder = self.output / part
         self.folders[part].append(Path(part))
         if (folder / "record.json").is_file():
@@ -181,7 +181,7 @@ class Work:
 
         Args:
             arm, seed: whose model is measured; no arm: both arms' of the seed, no seed: none.
-            journal: file by which the work goes on with what a stop has left; None: it begins afresh.
+            journal: file from which the work continues after a stop; None: it starts over.
         """
         folder = self.output / part / name
         self.folders[part].append(folder.relative_to(self.output))

@@ -106,7 +106,7 @@ def upcycle(
     """Train the forms on the same tokens and measure them as ``compare`` does.
 
     What the arms start from stays in ``output/start``, so that a later change of the model's weights does not reach a
-    study that goes on; all arms compute the same function there.
+    study that continues; all arms compute the same function there.
 
     Args:
         model: folder of a softmax model trained here.

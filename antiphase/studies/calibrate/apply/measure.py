@@ -42,7 +42,7 @@ def apply(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
-    """A model with and without a plan: scores on tasks, and texts gone on with. Writes ``record.json``.
+    """A model with and without a plan: scores on tasks, and continued texts. Writes ``record.json``.
 
     Raises:
         InputError: a model, plan or task that cannot be used, a folder that is not empty.

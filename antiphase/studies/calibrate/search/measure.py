@@ -46,7 +46,7 @@ def search(
 ) -> Record:
     """Find the heads whose calibration raises the score on the tasks. Writes ``plan.json`` and ``record.json``.
 
-    Every head's result is written as soon as it is known, so that a search can go on after a kill.
+    Every head's result is written as soon as it is known, so that a search can continue after a kill.
 
     Raises:
         InputError: a model, task or value that cannot be used, tasks at chance only, a folder with other contents.

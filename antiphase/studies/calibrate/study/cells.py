@@ -1,6 +1,6 @@
 """Every evaluation of a study is a cell, a setting and each sample's scores, kept as soon as it is known.
 
-So a study goes on after a kill, and no setting is evaluated twice.
+So a study continues after a kill, and no setting is evaluated twice.
 """
 
 from __future__ import annotations
