@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.layers.masks import carries_positions, layer_is_causal
 from antiphase.ops.decoding import FEW_ROWS
 from antiphase.ops.shapes import positions_mask, statistics_dtype

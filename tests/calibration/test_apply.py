@@ -17,7 +17,7 @@ from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization.logits import quantized_logits
-from antiphase.instrumentation.forward import STATES
+from antiphase.instrumentation.forward_pass import STATES
 from antiphase.instrumentation.hooks import observed, wrapped_attention
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves
 from antiphase.layers.masks import boolean_mask

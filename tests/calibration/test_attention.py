@@ -11,7 +11,7 @@ from antiphase.calibration.apply import Calibration, CalibrationState
 from antiphase.calibration.attention import attend, calibrated_step, correct
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall, kind_of
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.instrumentation.selected_maps import ChosenMaps
 
 

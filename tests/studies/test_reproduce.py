@@ -13,7 +13,7 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.studies.registration import CLAIMS_FILE, Registration
+from antiphase.studies.registered_claims import CLAIMS_FILE, Registration
 from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
 from antiphase.studies.reproduce import parts as module
 from antiphase.studies.reproduce.budget import Fleet, run_budget

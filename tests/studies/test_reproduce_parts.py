@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from antiphase.cli import app
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies.registration import CLAIMS_FILE
+from antiphase.studies.registered_claims import CLAIMS_FILE
 from antiphase.studies.reproduce import ReproduceSettings
 from antiphase.studies.reproduce import measure as module
 from antiphase.studies.reproduce.measure import REQUEST, begin, registered_claims, scale_preset

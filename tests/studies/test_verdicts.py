@@ -11,7 +11,7 @@ from antiphase.config import CompareSettings, load_preset
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold
 from antiphase.studies.compare.comparison import claims_of, compared, verdict_words
 from antiphase.studies.compare.measure import first_passing
-from antiphase.studies.registration import Registration
+from antiphase.studies.registered_claims import Registration
 from antiphase.studies.verdicts import InFamily, Metric, compare_metric, in_family, learned_verdict, verdict
 from antiphase.uncertainty.seeds import Sample
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphase.config import CompareSettings, Preset
 from antiphase.outcomes import LearnedThreshold
-from antiphase.studies.registration import UNREGISTERED, Registration
+from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     SEEDS_FOR_A_VERDICT,
     Comparison,

@@ -26,7 +26,7 @@ from antiphase.studies.compare.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.registration import Registration, register, registered
+from antiphase.studies.registered_claims import Registration, register, registered
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
 from antiphase.training.run_model import LanguageModel, build_model

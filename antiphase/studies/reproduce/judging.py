@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
-from antiphase.studies.registration import UNREGISTERED, Registration
+from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.reproduce import Basis, Judgement
 from antiphase.studies.reproduce.abilities import Ability, failing
 from antiphase.studies.reproduce.claims import CLAIMS, Claim

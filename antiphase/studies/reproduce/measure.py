@@ -24,7 +24,7 @@ from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
-from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
+from antiphase.studies.registered_claims import CLAIMS_FILE, Registration, register, registered
 from antiphase.studies.reproduce import (
     OWN,
     PAPER,

@@ -9,7 +9,7 @@ from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.studies import grid
 from antiphase.studies.compare import measure as module
-from antiphase.studies.registration import CLAIMS_FILE, register, registered
+from antiphase.studies.registered_claims import CLAIMS_FILE, register, registered
 
 CLAIMS = [{"name": "loss, b", "better": "lower"}]
 
