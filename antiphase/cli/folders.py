@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from antiphase.studies.plan import Plan
 
 GROUPS = {
-    "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
-    "attention goes; outliers; quantization.",
+    "evaluate": "Measure a model: held-out loss (also by position), retrieval, learning in context, where "
+    "attention goes, outliers, quantization.",
     "calibrate": "Reduce attention sinks of a pretrained model, head by head, without training.",
     "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }

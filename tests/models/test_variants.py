@@ -258,9 +258,6 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
     assert all(layer.self_attn.dex_weight.grad.abs().max() > 0 for layer in model.model.layers)
 
 
-# ------------------------------------------------------------------------------------------ what measures models
-
-
 # ------------------------------------------------------------------------------------------ bad input
 
 
