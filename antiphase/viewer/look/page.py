@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from jinja2 import Environment, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import tables
-from antiphase.report.html import check_page, write_page
+from antiphase.report.html import check_page, template, write_page
 from antiphase.viewer.look.tables import (
     LayerMaps,
     is_look,
@@ -59,9 +58,7 @@ def look_page(records: Sequence[Record]) -> str:
     folder = resources.files(__package__)
     parts = [(folder / "scripts" / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPTS]
     script = '"use strict";\n{\n' + "\n".join(parts) + "}\n"
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    template = environment.from_string((folder / "look.html").read_text(encoding="utf-8"))
-    return template.render(
+    return template((folder / "look.html").read_text(encoding="utf-8")).render(
         title=f"Attention of {', '.join(model['name'] for model in models)}",
         models=models,
         meta={"models": models},
