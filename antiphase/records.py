@@ -100,7 +100,7 @@ class Record:
                     record.arrays = load_file(arrays)
             except SafetensorError as error:
                 raise InputError(
-                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); bring the file back"
+                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); restore the file"
                 ) from None
         return record
 

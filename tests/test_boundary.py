@@ -112,12 +112,12 @@ def test_a_file_that_cannot_be_used_costs_one_sentence(tmp_path, monkeypatch, re
 
 
 @pytest.mark.parametrize(("name", "read"), [(row[0], row[2]) for key, row in READERS.items() if "text" in row[0]])
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, read):
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, name, read):
     (tmp_path / name).write_bytes(BYTE_ORDER_MARK + b"one\r\ntwo\n")
     assert "".join(read(tmp_path / name)).replace("\r", "") == "one\ntwo\n"
 
 
-def test_a_byte_order_mark_is_no_part_of_settings_and_records(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_settings_and_records(tmp_path):
     preset = load_preset("demo")
     text = to_yaml(preset.run)
     (tmp_path / "run.yaml").write_bytes(BYTE_ORDER_MARK + text.encode())
@@ -216,7 +216,7 @@ def cut(folder):
 
 HARMS = [
     (shutil.rmtree, ": there is no such folder; check the path"),
-    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is no folder; give the folder of a model"),
+    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is not a folder; give the folder of a"),
     (lambda folder: (folder / "config.json").unlink(), ": this folder holds no model (config.json is missing); give"),
     (linked("config.json"), ": this folder holds no model (config.json is missing); give"),
     (file("config.json", b""), "/config.json: the file is empty; save the model once more"),
@@ -303,7 +303,7 @@ def test_a_model_that_cannot_be_used_costs_one_sentence(saved, tmp_path, loader)
             harmed.unlink(missing_ok=True)
 
 
-def test_special_tokens_beyond_the_embedding_are_no_fault(saved):
+def test_special_tokens_beyond_the_embedding_are_accepted(saved):
     folder = saved("a language model")
     tokenizer = train_tokenizer(["a word and another word, and a third one"] * 9, 280)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<picture {number}>" for number in range(90)]})

@@ -31,7 +31,7 @@ COMMANDS: tuple[Callable[..., None] | str, ...] = (
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     "reproduce", tools.report, tools.build, tools.env,
 )  # fmt: skip
-"""In the order of the help; a name stands for the command of a folder."""
+"""In the order of the help; a string is the name of a folder's command."""
 for command in COMMANDS:
     if isinstance(command, str):
         app.command(command)(folders.COMMANDS[command])
@@ -60,8 +60,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence and exit code 2, a training that diverged 3, an interruption that left a
-    checkpoint 130.
+    """Entry point. Bad input is one sentence and exit code 2, diverged training 3, an interruption with a checkpoint
+    130.
     """
     try:
         code = app(standalone_mode=False, prog_name="antiphase")
@@ -78,7 +78,7 @@ def main() -> None:
         _fail(f"{what} ({error.strerror}); make room, then repeat the command, with --resume where it has one", 1)
     except USAGE_ERROR as error:
         _fail_usage(error)
-    if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save
+    if code == 130:  # Ctrl-C while there was nothing that a checkpoint could save
         _fail("stopped", 130)
     sys.exit(code or 0)
 
@@ -89,7 +89,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """One sentence for a flag that is missing or malformed; nothing more where the help was printed already."""
+    """Print one sentence on a missing or malformed flag; nothing if the help was printed already."""
     message = " ".join(error.format_message().split()).rstrip(".")
     if not message:
         sys.exit(2)

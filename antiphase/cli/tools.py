@@ -1,4 +1,4 @@
-"""Commands that convert, draw and tell."""
+"""The commands that convert checkpoints, draw reports, build the kernels and show the environment."""
 
 from __future__ import annotations
 

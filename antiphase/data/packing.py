@@ -234,13 +234,7 @@ def batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str
 
 
 def _write_batch(
-    file: IO[bytes],
-    batch: list[tuple[str, bool]],
-    backend: Tokenizer,
-    *,
-    end: int,
-    kind: np.dtype[Any],
-    first: bool,
+    file: IO[bytes], batch: list[tuple[str, bool]], backend: Tokenizer, *, end: int, kind: np.dtype[Any], first: bool
 ) -> int:
     """Append a batch's ids, with ``end`` before each document except the corpus's first; return their number."""
     encodings = backend.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import Resumable
 from antiphase.reading.files import reading
 from antiphase.records import Record, finite, write_atomically

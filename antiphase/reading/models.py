@@ -72,7 +72,7 @@ def local_folder(name: str, flag: str) -> Path | None:
     folder = Path(name)
     if not folder.is_dir():
         if folder.exists() or not name:
-            raise InputError(f"{flag} {name}: this is no folder; give the folder of a model")
+            raise InputError(f"{flag} {name}: this is not a folder; give the folder of a model")
         if _is_local(name, folder):
             raise InputError(f"{flag} {name}: there is no such folder; check the path")
         return None

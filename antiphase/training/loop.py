@@ -22,7 +22,7 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
-from antiphase.folders.held import only_one
+from antiphase.folders.ownership import only_one
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.models import is_finite
@@ -40,14 +40,7 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
-from antiphase.training.run_model import (
-    attention_only,
-    build_model,
-    check_settings,
-    lambdas,
-    layers_of,
-    starting_model,
-)
+from antiphase.training.run_model import attention_only, build_model, check_settings, lambdas, layers_of, starting_model
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: takes a model, returns named numbers."""

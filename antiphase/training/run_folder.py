@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphase.config import RunSettings, kept_run, to_yaml
 from antiphase.errors import DivergedError, InputError
-from antiphase.folders.held import make_folder
+from antiphase.folders.ownership import make_folder
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import parse_json, read_text
 from antiphase.records import Record, write_atomically

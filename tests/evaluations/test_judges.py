@@ -115,7 +115,7 @@ def test_failures_are_repeated_with_growing_pauses(ask):
     ((200, completion(None)), "not a chat completion, 3 times"),
     ((200, b"[" * 100_000), "not a chat completion, 3 times"), ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
 ])  # fmt: skip
-def test_what_never_answers_gives_no_answer_and_says_why(ask, reply, reason):
+def test_a_judge_that_never_answers_gives_no_answer_and_the_reason(ask, reply, reason):
     ((answer,), endpoint, pauses) = ask(reply, timeout=0.2)
     assert answer.text is None
     assert answer.reason.endswith(reason)
@@ -180,9 +180,9 @@ def test_an_endpoint_that_only_fails_is_given_up(ask):
 
 
 @pytest.mark.parametrize(("url", "key", "pattern"), [
-    ("localhost:8000", None, "this is no address"), ("ftp://host/v1", None, "this is no address"),
-    ("http://", None, "this is no address"), ("http://host:99999/v1", None, "this is no address"),
-    ("http://ho st/v1", None, "this is no address"),
+    ("localhost:8000", None, "this is not an address"), ("ftp://host/v1", None, "this is not an address"),
+    ("http://", None, "this is not an address"), ("http://host:99999/v1", None, "this is not an address"),
+    ("http://ho st/v1", None, "this is not an address"),
     ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
     (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
     (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),

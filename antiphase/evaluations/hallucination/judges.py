@@ -190,7 +190,7 @@ def _address(url: str) -> tuple[str, str]:
     Raises:
         InputError: this is not a web address.
     """
-    wrong = InputError(f"--judge-url {url}: this is no address; give one such as http://localhost:8000/v1")
+    wrong = InputError(f"--judge-url {url}: this is not an address; give one such as http://localhost:8000/v1")
     try:
         parts = urlsplit(url)
         host = parts.hostname if parts.port != 0 else None  # raises ValueError for a port out of range

@@ -1,6 +1,6 @@
 """Claims, seeds and the primary measure, written into a study's folder before it runs.
 
-A verdict is given only on what stands there: who chooses the measure afterwards finds one that suits.
+A verdict is given only on claims in that file, because a measure chosen afterwards can be chosen to fit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from antiphase.records import write_atomically
 
 CLAIMS_FILE = "claims.json"
 UNREGISTERED = "no verdict"
-"""The word for a claim that was not written down before the run."""
+"""The verdict on a claim that was not written down before the run."""
 
 
 @dataclass(frozen=True)
