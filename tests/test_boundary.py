@@ -26,6 +26,7 @@ from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_tex
 from antiphase.reading.models import read_model
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
+from antiphase.studies.registration import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
@@ -45,6 +46,7 @@ READERS = {
     "a task": ("task.yaml", "--task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
     "a plan": ("plan.json", "--plan", CalibrationPlan.load), "a request": ("request.json", "--output", go_on),
     "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
+    "claims": ("claims.json", "--output", lambda path: registered(path.parent)),
     "a key": (
         "key.txt", "--judge-key-file",
         lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),
@@ -54,9 +56,9 @@ READERS = {
     "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
 }  # fmt: skip
 """What reads a file: its name, the flag that names it, the call."""
-TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request"}
+TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request", "claims"}
 """They hold a mapping."""
-FOUND_FIRST = {"a request", "a curve"}
+FOUND_FIRST = {"a request", "a curve", "claims"}
 """Missing, they have not begun."""
 
 
