@@ -146,7 +146,7 @@ def test_a_full_disk_costs_one_sentence_and_keeps_what_there_is(monkeypatch, cap
     monkeypatch.setattr(cli, "app", full)
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     said = f"antiphase: {file or 'a file'} cannot be written (No space left on device); make room, then repeat"
     assert capsys.readouterr().err.startswith(said)
 

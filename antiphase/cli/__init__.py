@@ -56,7 +56,7 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 have this line of descent."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main() -> None:
@@ -75,7 +75,7 @@ def main() -> None:
         if error.errno not in FULL:
             raise
         what = f"{error.filename} cannot be written" if error.filename else "a file cannot be written"
-        _fail(f"{what} ({error.strerror}); make room, then repeat the command, with --resume where it has one", 1)
+        _fail(f"{what} ({error.strerror}); make room, then repeat the command, with --resume where it has one", 2)
     except USAGE_ERROR as error:
         _fail_usage(error)
     if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save

@@ -17,7 +17,7 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.held import undone_if_refused
 from antiphase.folders.work import Resumable
 from antiphase.reading.files import reading
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite, write_atomically, writing
 
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
@@ -31,7 +31,7 @@ JOURNALED = Resumable(
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
     """Append a line and flush it to disk."""
-    with open(path, "ab") as file:
+    with writing(path), open(path, "ab") as file:
         file.write((json.dumps(values) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())

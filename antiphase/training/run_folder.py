@@ -12,7 +12,7 @@ from antiphase.errors import DivergedError, InputError
 from antiphase.folders.held import make_folder
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import parse_json, read_text
-from antiphase.records import Record, write_atomically
+from antiphase.records import Record, write_atomically, writing
 from antiphase.typed import dotted
 
 SETTINGS = "run.yaml"
@@ -81,7 +81,7 @@ class MetricsLog:
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def write(self, values: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
 

@@ -14,8 +14,8 @@ def completion(text):
 
 
 class Endpoint:
-    """A server that plays a list of replies, the last one for ever: (status, body, headers), seconds of silence, None to
-    hang up, or ECHO.
+    """A server that plays a list of replies, the last one for ever: (status, body, headers), seconds of silence,
+    None to hang up, or ECHO.
     """
 
     def __init__(self, replies):
