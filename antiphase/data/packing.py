@@ -179,10 +179,10 @@ def _is_whole(data: Path, sidecar: Path, kind: np.dtype[Any]) -> bool:
         return False
     try:
         tree = json.loads(sidecar.read_text(encoding="utf-8"))
-        tokens, dtype, digest = tree["tokens"], tree["dtype"], tree["sha256"]
-    except (ValueError, KeyError, TypeError):
+        size, dtype, digest = tree["tokens"] * kind.itemsize, tree["dtype"], tree["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
-    return dtype == kind.name and data.stat().st_size == tokens * kind.itemsize and digest == _file_digest(data)
+    return dtype == kind.name and data.stat().st_size == size and digest == _file_digest(data)
 
 
 def _write(

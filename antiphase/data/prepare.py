@@ -262,12 +262,12 @@ def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 def _is_unchanged(folder: Path) -> bool:
     """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
     kept = folder / DIGEST
-    return folder.is_dir() and (not kept.is_file() or kept.read_text("utf-8").strip() == _digest(folder))
+    return folder.is_dir() and (not kept.is_file() or kept.read_bytes().strip() == _digest(folder).encode())
 
 
 def _digest(folder: Path) -> str:
     """SHA-256 of the files of a tokenizer."""
-    files = sorted(path for path in folder.iterdir() if path.name != DIGEST)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != DIGEST)
     content = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -139,7 +139,7 @@ def convert(
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
     config = conversion.config
-    with torch.device("meta"):
+    with usable_config(source, FLAG), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     if (checkpoint.folder / "tokenizer.json").is_file():
         check_tokenizer(load_tokenizer(str(checkpoint.folder), flag=FLAG), model, f"{FLAG} {source}")

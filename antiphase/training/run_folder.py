@@ -11,7 +11,7 @@ from antiphase.config import RunSettings, kept_run, to_yaml
 from antiphase.errors import DivergedError, InputError
 from antiphase.folders.held import make_folder
 from antiphase.folders.work import BROUGHT_BACK, Resumable
-from antiphase.reading.files import parse_json, read_text
+from antiphase.reading.files import parse_json, read_text, reading
 from antiphase.records import Record, write_atomically, writing
 from antiphase.typed import dotted
 
@@ -91,11 +91,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = []
-    for line in path.read_bytes().split(b"\n"):
+    with reading(path, "--output"):
+        content = path.read_bytes()
+    for line in content.split(b"\n"):
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
+        if isinstance(found, dict) and isinstance(found.get("step"), int):
             lines.append(found)
     return lines
