@@ -26,12 +26,12 @@ def make_console(*, quiet: bool = False) -> Console:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    return Console(quiet=quiet)
+    return Console(quiet=quiet, markup=False)  # names of files may hold brackets
 
 
 def sayer(console: Console) -> Callable[[str], None]:
     """Print a message of a study, between its progress bars."""
-    return lambda message: console.print(f"[dim]{message}[/]")
+    return lambda message: console.print(message, style="dim")
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any
     """A bar for each run of a study."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
         bars: dict[Job, Any] = {}
 
@@ -57,7 +57,7 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
     """One bar, with the last loss and accuracy."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=steps)
         shown: dict[str, float] = {}
@@ -80,7 +80,7 @@ def share_progress(console: Console, words: str) -> Iterator[Callable[[float, in
     """One bar for items that are processed one after the other, each step by step."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
 
         def show(done: float, count: int) -> None:

@@ -66,6 +66,11 @@ def labelled_rows(
             rows += _numbered(hub_rows(source, flag))
     if not rows:
         raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
+    for row in rows:
+        try:
+            json.dumps(row.values, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return rows
 
 

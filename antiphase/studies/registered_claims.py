@@ -5,7 +5,6 @@ A verdict is given only on claims in that file, because a measure chosen afterwa
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.folders.contents import file_digest
+from antiphase.reading.files import read_json
 from antiphase.records import write_atomically
 
 CLAIMS_FILE = "claims.json"
+RESTORE = "restore the original file"
 UNREGISTERED = "no verdict"
 """The verdict on a claim that was not written down before the run."""
 
@@ -61,10 +63,9 @@ def registered(folder: Path) -> Registration | None:
     path = folder / CLAIMS_FILE
     if not path.is_file():
         return None
-    content = path.read_bytes()
+    tree = read_json(path, "--output", RESTORE)
     try:
-        tree = json.loads(content)
         names = [str(claim["name"]) for claim in tree["claims"]]
-        return Registration(hashlib.sha256(content).hexdigest(), str(tree["written"]), str(tree["primary"]), names)
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"--output {folder}: {CLAIMS_FILE} cannot be read; restore the original file") from None
+        return Registration(file_digest(path), str(tree["written"]), str(tree["primary"]), names)
+    except (KeyError, TypeError):
+        raise InputError(f"--output {path}: these are not the claims of a study; {RESTORE}") from None

@@ -26,7 +26,7 @@ from antiphase.folders.ownership import only_one
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.models import is_finite
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite, write_atomically, writing
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
 from antiphase.training.distributed import Processes, is_first_process, processes
@@ -312,8 +312,9 @@ class _Run:
     def _finish(self) -> Record:
         """Write the model in Hugging Face's format and the record, in the first process; return the record in all."""
         if self.group.is_first:
-            self.model.save_pretrained(self.output)
-            self.data.tokenizer.save_pretrained(self.output)
+            with writing(self.output):
+                self.model.save_pretrained(self.output)
+                self.data.tokenizer.save_pretrained(self.output)
             keep_model(self.output)
             self._record(self._values())
         self.group.wait()

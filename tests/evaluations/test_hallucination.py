@@ -16,6 +16,7 @@ from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.scoring.loading import load_model
+from support.endpoints import ECHO, Endpoint
 from support.models import save
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick"]
@@ -226,7 +227,11 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     local = {"judge_url": "http://127.0.0.1:9/v1"}
     assert request(judge_key_file="key.txt", **local).key() == "sk-hidden"
     assert request(judge_key_variable="SOME_KEY", **local).key() == "sk-hidden"
-    evaluate(request(judge_key_file="key.txt", **local), folder / "out", judge=Reader())
+    endpoint = Endpoint([ECHO])
+    evaluate(request(judge_key_file="key.txt", judge_url=endpoint.url), folder / "out")
+    endpoint.server.shutdown()
+    endpoint.server.server_close()
+    assert b"Bearer [key]" in (folder / "out" / "answers.jsonl").read_bytes()
     assert not [path for path in (folder / "out").rglob("*") if path.is_file() and b"sk-hidden" in path.read_bytes()]
 
 

@@ -23,7 +23,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_stands_alone(tmp_path, torn):
     assert [line["key"] for line in read_lines(path, "key")] == ["a", "c"]
 
 
-@pytest.mark.parametrize("wrong", [b"nonsense", b"[1]", b'{"key": "b"}', b"\xff\xfe"])
+@pytest.mark.parametrize("wrong", [b"nonsense", b"[1]", b'{"key": "b"}', b'{"key": [1], "rows": []}', b"\xff\xfe"])
 def test_a_whole_line_that_is_something_else_is_named(tmp_path, wrong):
     path = tmp_path / "cells.jsonl"
     append_line(path, {"key": "a", "rows": []})

@@ -29,7 +29,7 @@ def test_the_file_is_read_back_with_its_hash(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"claims": [{}]}', '{"claims": []}'])
 def test_a_broken_file_is_reported(tmp_path, content):
     (tmp_path / CLAIMS_FILE).write_text(content)
-    with pytest.raises(InputError, match=r"claims.json cannot be read; restore the original file"):
+    with pytest.raises(InputError, match=r"^--output \S*claims.json: .*; restore the original file$"):
         registered(tmp_path)
 
 

@@ -60,7 +60,7 @@ def search(
             standings = _standings(loaded.model, tasks, say)
             searched = _searched(settings.name, tasks, standings, say)
             split = judged_split(settings, searched)
-        known = [HeadResult(**values) for values in read_lines(heads)]
+        known = [HeadResult(**values) for values in read_lines(heads, *HeadResult.__dataclass_fields__)]
         done = count(len(known) + 1)
 
         def keep(result: HeadResult, total: int) -> None:

@@ -40,7 +40,7 @@ class Cells:
 
     def __init__(self, path: Path, mode: str, say: Callable[[int], None]) -> None:
         self.path, self.scores, self.say = path, by_mode(both_scores, mode), say
-        self.known = {line["key"]: line for line in read_lines(path)}
+        self.known = {line["key"]: line for line in read_lines(path, "key")}
 
     def evaluate(
         self,
