@@ -256,7 +256,7 @@ def kept_run(path: Path, *, flag: str) -> RunSettings:
     Raises:
         InputError: the file cannot be read or does not contain such settings.
     """
-    remedy = "bring it back as the run wrote it"
+    remedy = "restore it as the run wrote it"
     tree = read_yaml(path, flag, remedy)
     try:
         return _preset(tree, str(path)).run
@@ -405,8 +405,8 @@ def _check_shares(run: RunSettings) -> None:
         if share > 1e-9 and not rows:
             what = f"data.{name} ({share})" if name in shares else f"what the shares of data leave ({share:.3g})"
             raise InputError(
-                f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or set "
-                "the shares otherwise"
+                f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or "
+                "change the shares"
             )
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":

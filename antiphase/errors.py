@@ -23,7 +23,7 @@ class DivergedError(ArithmeticError):
     """A loss, gradient or weights in training are not finite; nothing of that step was saved."""
 
 
-class Interrupted(Exception):  # noqa: N818 – not a failure: the work can go on
+class Interrupted(Exception):  # noqa: N818 – not a failure: the work can be resumed
     """Ctrl-C or a termination signal stopped the work; finished parts are in a checkpoint."""
 
 

@@ -84,6 +84,6 @@ def split_sentence(metric: str, counts: Mapping[str, Sequence[int]], threshold: 
 def following_sentence(metric: str, arms: Sequence[str]) -> str:
     """A sentence about a metric that follows a split accuracy."""
     return (
-        f"{metric[0].upper()}{metric[1:]}: follows who learned, so no mean of {' and '.join(arms)} is compared; the "
-        "numbers stand by seed."
+        f"{metric[0].upper()}{metric[1:]}: depends on who learned, so no mean of {' and '.join(arms)} is compared; the "
+        "numbers are given by seed."
     )

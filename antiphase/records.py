@@ -10,9 +10,12 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -100,7 +103,7 @@ class Record:
                     record.arrays = load_file(arrays)
             except SafetensorError as error:
                 raise InputError(
-                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); bring the file back"
+                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); restore the file"
                 ) from None
         return record
 
@@ -108,11 +111,29 @@ class Record:
 def write_atomically(path: Path, content: bytes) -> None:
     """Write to a temporary file and rename it, so that neither a reader nor a crash ever sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with writing(path), open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Errors of the file system, also as safetensors and tokenizers raise them, as an OSError that names ``path``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the Rust side of tokenizers raises Exception itself
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        code = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        if code is None:
+            raise
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def finite(value: Any) -> Any:

@@ -23,7 +23,7 @@ from rich.console import Console
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from antiphase.folders.held import check_empty
+from antiphase.folders.ownership import check_empty
 from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel

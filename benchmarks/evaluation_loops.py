@@ -28,7 +28,7 @@ from antiphase import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.benchmarks.memory import peak_of
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.evaluations.long_context.measure import losses_by_position
-from antiphase.folders.held import check_empty
+from antiphase.folders.ownership import check_empty
 from antiphase.records import Record
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE

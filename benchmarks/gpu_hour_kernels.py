@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from gpu_hour_stage import Kept, Stage, lines_of
 
-from antiphase.benchmarks import attention, blocks, model
+from antiphase.benchmarks import attention, block_sizes, model
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
 from antiphase.benchmarks.schemes import Case
 from antiphase.errors import InputError
@@ -135,7 +135,7 @@ def time_attention(stage: Stage) -> int:
     suite, trials = _attention_suite(stage), _trials(stage)
     _compiled(stage, kept, trials, suite)
     rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
-    found = blocks.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
+    found = block_sizes.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
     chosen, refused = _verified(stage, kept, suite, found["chosen"])
     with override_blocks(chosen), _few_rounds(stage):
         record = attention.benchmark_attention(quick=True, device=stage.device, suite=suite, piece=kept, say=stage.say)
@@ -172,17 +172,17 @@ def _attention_suite(stage: Stage) -> attention.Suite:
     return replace(suite, cells=cells, memory_cells=[], dtypes=(torch.float32,), widths=(16,), check_length=40)
 
 
-def _trials(stage: Stage) -> list[blocks.Trial]:
+def _trials(stage: Stage) -> list[block_sizes.Trial]:
     if stage.is_rehearsal:
         case = Case(40, 2, 16, torch.float32, "forward", device=stage.device)
-        return blocks.trials(case, SMALL_BLOCKS)
+        return block_sizes.trials(case, SMALL_BLOCKS)
     # as in the benchmark: 64 sequences in decoding, and otherwise enough tokens to keep a GPU busy
-    made = blocks.trials(attention.suite_of("cuda", quick=True).cells[0])
+    made = block_sizes.trials(attention.suite_of("cuda", quick=True).cells[0])
     by_task = {case.task: case for case in reversed(attention.suite_of("cuda", quick=True).cells)}
     return [replace(trial, case=replace(by_task[trial.case.task], device=stage.device)) for trial in made]
 
 
-def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], suite: attention.Suite) -> None:
+def _compiled(stage: Stage, kept: Kept, trials: Sequence[block_sizes.Trial], suite: attention.Suite) -> None:
     """Compile everything that will be timed, with one process per core; Triton caches it on disk."""
     work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
     if not work:
@@ -190,7 +190,7 @@ def _compiled(stage: Stage, kept: Kept, trials: Sequence[blocks.Trial], suite: a
     stage.say(f"compiling {len(work)} candidates")
     workers = 1 if stage.is_rehearsal else os.cpu_count()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:  # its processes end with the block
-        tasks = [pool.apply_async(blocks.run_once, one) for one in work]
+        tasks = [pool.apply_async(block_sizes.run_once, one) for one in work]
         tasks += [
             pool.apply_async(_one_form, (suite.widths[0], suite.dtypes, stage.device, suite.check_length, form))
             for form in ("V1", "V2")

@@ -29,7 +29,7 @@ from antiphase.calibration.search import METHODS, search_calibration
 from antiphase.config import RunSettings
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import RetrievalTask
-from antiphase.folders.held import check_empty
+from antiphase.folders.ownership import check_empty
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import load_model
 from antiphase.tasks.samples import Sample

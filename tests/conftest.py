@@ -129,16 +129,10 @@ def tiny_config():
 @pytest.fixture
 def tiny_model(tiny_config):
     """A factory of small models in evaluation mode, every parameter random and large enough to matter."""
+    from support.models import randomize
 
     def build(attention_type="differential", *, kind=None, **fields):
-        model = (kind or antiphase.AntiphaseForCausalLM)(tiny_config(attention_type, **fields)).eval()
-        generator = torch.Generator().manual_seed(5)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                parameter.normal_(0.0, 0.3, generator=generator)
-                if "norm" in name:
-                    parameter += 1.0
-        return model
+        return randomize((kind or antiphase.AntiphaseForCausalLM)(tiny_config(attention_type, **fields)))
 
     return build
 
@@ -191,6 +185,14 @@ def generated_text():
     words = ["".join(draw.choices("abdeilmnorstu", k=draw.randint(1, 7))) for _ in range(150)]
     sentences = [" ".join(draw.choices(words, k=draw.randint(3, 11))).capitalize() + "." for _ in range(900)]
     return " ".join(sentences)
+
+
+@pytest.fixture
+def book(tmp_path, generated_text):
+    """The same as a file."""
+    path = tmp_path / "book.txt"
+    path.write_text(generated_text, encoding="utf-8")
+    return str(path)
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ from antiphase.scoring.allocation import allocation
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.perplexity import perplexity
+from support.models import randomize
 
 LAYERS, MAPS, N = 3, 8, 37
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=N)
@@ -66,11 +67,7 @@ REFUSED = {
 
 def sharp(model):
     """In fp64, with attention that is far from uniform."""
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.3, generator=generator)
-    return model.double().eval()
+    return randomize(model).double()
 
 
 def batch(count=3):
@@ -133,7 +130,7 @@ def test_a_function_put_in_by_others_hides_the_heads_of_these_models():
 
 
 @torch.no_grad()
-def test_layers_without_attention_keep_their_numbers_and_are_no_part_of_a_plan():
+def test_layers_without_attention_keep_their_numbers_and_are_not_part_of_a_plan():
     fields = {**SIZES, "num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "full_attention"]}
     model = sharp(hf.AutoModelForCausalLM.from_config(hf.Lfm2Config(**fields)))
     ids = batch().input_ids
@@ -184,7 +181,7 @@ def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
 
 @pytest.mark.parametrize("name", CAUSAL)
 @torch.no_grad()
-def test_what_measures_outputs_works_on_differential_models_of_other_architectures(name):
+def test_measurements_of_outputs_work_on_differential_models_of_other_architectures(name):
     model = sharp(CAUSAL[name]())
     ids = batch().input_ids
     log_probabilities = model(input_ids=ids).logits.log_softmax(-1)

@@ -26,6 +26,7 @@ from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_tex
 from antiphase.reading.models import read_model
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
+from antiphase.studies.registration import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
@@ -45,6 +46,7 @@ READERS = {
     "a task": ("task.yaml", "--task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
     "a plan": ("plan.json", "--plan", CalibrationPlan.load), "a request": ("request.json", "--output", go_on),
     "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
+    "claims": ("claims.json", "--output", lambda path: registered(path.parent)),
     "a key": (
         "key.txt", "--judge-key-file",
         lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),
@@ -54,9 +56,9 @@ READERS = {
     "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
 }  # fmt: skip
 """What reads a file: its name, the flag that names it, the call."""
-TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request"}
+TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request", "claims"}
 """They hold a mapping."""
-FOUND_FIRST = {"a request", "a curve"}
+FOUND_FIRST = {"a request", "a curve", "claims"}
 """Missing, they have not begun."""
 
 
@@ -112,12 +114,12 @@ def test_a_file_that_cannot_be_used_costs_one_sentence(tmp_path, monkeypatch, re
 
 
 @pytest.mark.parametrize(("name", "read"), [(row[0], row[2]) for key, row in READERS.items() if "text" in row[0]])
-def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path, name, read):
+def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, name, read):
     (tmp_path / name).write_bytes(BYTE_ORDER_MARK + b"one\r\ntwo\n")
     assert "".join(read(tmp_path / name)).replace("\r", "") == "one\ntwo\n"
 
 
-def test_a_byte_order_mark_is_no_part_of_settings_and_records(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_settings_and_records(tmp_path):
     preset = load_preset("demo")
     text = to_yaml(preset.run)
     (tmp_path / "run.yaml").write_bytes(BYTE_ORDER_MARK + text.encode())
@@ -144,9 +146,45 @@ def test_a_full_disk_costs_one_sentence_and_keeps_what_there_is(monkeypatch, cap
     monkeypatch.setattr(cli, "app", full)
     with pytest.raises(SystemExit) as caught:
         cli.main()
-    assert caught.value.code == 1
+    assert caught.value.code == 2
     said = f"antiphase: {file or 'a file'} cannot be written (No space left on device); make room, then repeat"
     assert capsys.readouterr().err.startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["report", "x" * 5000, "--output", "o.html"],
+            "^antiphase: x{200} cannot be used .File name too long.; give a sh",
+        ),
+        (
+            ["report", "\udcff", "--output", "o.html"],
+            r"^antiphase: the argument '\\udcff' is not UTF-8; rename the file",
+        ),
+        (
+            ["report", "damaged.json", "--output", "o.html"],
+            "^antiphase: RUN damaged.json: the values of the record cann",
+        ),
+        (["report", "damaged.json", "--output", "o"], "^antiphase: --output o must end in .html"),
+        (["tokenize", "a\0\x1b[2J", "--data", "\x1b[2J"], r"^antiphase: --data \\x1b\[2J: there is no such file"),
+        (
+            ["evaluate", "hallucination", "m", "--data", "half.jsonl", "--judge", "m", "--output", "o"],
+            "unpaired surrogate",
+        ),
+    ],
+)
+def test_arguments_and_what_they_name_cost_one_sentence(refused, tmp_path, arguments, said):
+    Record(kind="benchmark-attention", values={"rows": [{"length": 3}]}).save(tmp_path, "damaged")
+    (tmp_path / "half.jsonl").write_text('{"document": "a", "summary": "\\ud800"}\n')
+    refused(said, arguments)
+
+
+def test_names_may_hold_brackets(antiphase, tmp_path):
+    Record(kind="x", values={"a": 1}).save(tmp_path)
+    code, out, _ = antiphase(["report", str(tmp_path), "--output", "o[/x].html"])
+    assert code == 0
+    assert "o[/x].html" in out
 
 
 # ------------------------------------------------------------------------------------------ models
@@ -216,7 +254,7 @@ def cut(folder):
 
 HARMS = [
     (shutil.rmtree, ": there is no such folder; check the path"),
-    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is no folder; give the folder of a model"),
+    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is not a folder; give the folder of a"),
     (lambda folder: (folder / "config.json").unlink(), ": this folder holds no model (config.json is missing); give"),
     (linked("config.json"), ": this folder holds no model (config.json is missing); give"),
     (file("config.json", b""), "/config.json: the file is empty; save the model once more"),
@@ -228,6 +266,7 @@ HARMS = [
     (config(model_type="novel"), ": its config.json cannot be used (ValueError: "),
     (config(hidden_size="x"), ": its config.json cannot be used (hidden_size must be a whole number of at least 1"),
     (config(dtype="float99"), ": its config.json cannot be used (AttributeError: "),
+    (config(dtype={}), ": its config.json cannot be used (TypeError: dtype must be the name of a type"),
     (config(architectures=3), ": its config.json cannot be used (TypeError: architectures must be a list of names"),
     (file("generation_config.json", b"[1]"), "/generation_config.json: this is not a JSON object; save the model"),
     (lambda folder: (folder / WEIGHTS).unlink(), " holds no safetensors; give a folder that holds the weights"),
@@ -258,6 +297,11 @@ HARMS = [
 TOKENIZER_HARMS = [
     (lambda folder: (folder / "tokenizer.json").unlink(), ": no tokenizer could be loaded from this folder ("),
     (file("tokenizer.json", b"{}"), ": no tokenizer could be loaded from this folder ("),
+    (file("tokenizer_config.json", b'{"eos_token": 3}'), ": no tokenizer could be loaded from this folder ("),
+    (
+        file("tokenizer_config.json", b'{"model_max_length": ""}'),
+        ": no tokenizer could be loaded from this folder (model_max_length must be a number, got '')",
+    ),
     (
         lambda folder: train_tokenizer(["pack my box with five dozen liquor jugs"] * 9, 290).save_pretrained(folder),
         ": its tokenizer is another model's, with ",
@@ -303,7 +347,7 @@ def test_a_model_that_cannot_be_used_costs_one_sentence(saved, tmp_path, loader)
             harmed.unlink(missing_ok=True)
 
 
-def test_special_tokens_beyond_the_embedding_are_no_fault(saved):
+def test_special_tokens_beyond_the_embedding_are_accepted(saved):
     folder = saved("a language model")
     tokenizer = train_tokenizer(["a word and another word, and a third one"] * 9, 280)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<picture {number}>" for number in range(90)]})

@@ -45,19 +45,12 @@ BOOK = (
 @pytest.fixture
 def foreign_model(tmp_path, capsys):
     """A tiny model of another family, with a tokenizer."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     from antiphase.data.tokenization import train_tokenizer
+    from support.models import save, small_llama
 
     tokenizer = train_tokenizer([BOOK], 270)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=300,
-    )  # fmt: skip
-    folder = tmp_path / "llama"
     torch.manual_seed(0)
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = save(small_llama(tokenizer, max_position_embeddings=300), tokenizer, tmp_path / "llama")
     capsys.readouterr()  # what saving has printed
     return folder
 
@@ -216,7 +209,7 @@ def test_settings_that_cannot_be_used_cost_one_sentence(refused, tiny, command, 
     ],
 )
 @pytest.mark.usefixtures("bad_files", "tiny")
-def test_what_cannot_be_used_costs_one_sentence(refused, words, pattern):
+def test_unusable_input_costs_one_sentence(refused, words, pattern):
     refused(pattern, words.replace("TINY", "--preset tiny.yaml --output out"))
 
 
@@ -309,7 +302,7 @@ def test_a_loss_says_how_many_sequences_it_rests_on(antiphase, tmp_path, foreign
     assert row["tokens"] == 47 * row["sequences"] < 47 * 200
 
 
-def test_a_model_is_converted_and_what_cannot_be_is_refused(antiphase, refused, tmp_path, foreign_model):
+def test_a_model_is_converted_and_unsuitable_ones_are_refused(antiphase, refused, tmp_path, foreign_model):
     code, out, err = antiphase("convert llama ours")
     assert (code, err) == (0, "")
     assert "written: ours (antiphase, softmax attention)" in out

@@ -73,6 +73,6 @@ def test_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize("wrong", [-0.1, numpy.nan, numpy.inf])
-def test_what_is_no_softmax_weight_is_refused(wrong):
+def test_values_that_are_not_softmax_weights_are_refused(wrong):
     with pytest.raises(ValueError, match="finite and 0 or more"):
         encode(numpy.array([0.5, wrong]))

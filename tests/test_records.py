@@ -42,7 +42,7 @@ def test_array_that_is_a_view_is_stored_as_it_reads(tmp_path):
     numpy.testing.assert_array_equal(Record.load(tmp_path).arrays["view"], array)
 
 
-def test_folder_stands_for_its_record(tmp_path):
+def test_a_folder_may_replace_its_record(tmp_path):
     Record(kind="x", values={"a": 1}).save(tmp_path)
     assert Record.load(tmp_path).values == {"a": 1}
     assert Record.load(str(tmp_path)).arrays == {}

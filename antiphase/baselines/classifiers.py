@@ -48,8 +48,7 @@ class Classifier(NamedModel):
 
 def _recurrent(cell: str, *, bidirectional: bool) -> Classifier:
     return Classifier(
-        config=RecurrentConfig,
-        sizes={"cell": cell, "bidirectional": bidirectional, "hidden_size": 150, "dropout": 0.5},
+        config=RecurrentConfig, sizes={"cell": cell, "bidirectional": bidirectional, "hidden_size": 150, "dropout": 0.5}
     )
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.baselines.data.text_batches import EncodedTexts
-from antiphase.errors import InputError
+from antiphase.errors import InputError, Interrupted
 from antiphase.folders.contents import check_model, keep_model
-from antiphase.folders.held import written_beside
+from antiphase.folders.ownership import written_beside
 from antiphase.records import Record
 
 
 def load_or_run_each(
-    folders: Sequence[str],
+    runs: Mapping[str, Callable[[str, Callable[[int, int], None]], dict[str, Any]]],
     output: Path,
-    make: Callable[[int, Callable[[int, int], None]], dict[str, Any]],
     *,
     say: Callable[[str], None],
     sentence: Callable[[dict[str, Any]], str],
@@ -27,25 +26,30 @@ def load_or_run_each(
     """The values of each run; finished runs are read from their folders.
 
     Args:
-        make: executes a run; called with its index and a function that reports its steps (finished, largest number).
+        runs: by the name of its folder, what executes a run; called with that name and a function that reports its
+            steps (finished, largest number).
 
     Raises:
         InputError: the model in a finished run's folder has changed.
+        Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
     found: list[dict[str, Any]] = []
-    for number, folder in enumerate(folders):
-        if (output / folder / "record.json").is_file():
-            check_model(output / folder)
-            run = Record.load(output / folder).values["runs"][0]
-        else:
+    try:
+        for number, (folder, execute) in enumerate(runs.items()):
+            if (output / folder / "record.json").is_file():
+                check_model(output / folder)
+                run = Record.load(output / folder).values["runs"][0]
+            else:
 
-            def steps(done: int, most: int, begun: int = number) -> None:
-                report(begun + done / most, len(folders))
+                def steps(done: int, most: int, begun: int = number) -> None:
+                    report(begun + done / most, len(runs))
 
-            run = make(number, steps)
-        found.append(run)
-        report(len(found), len(folders))
-        say(sentence(run))
+                run = execute(folder, steps)
+            found.append(run)
+            report(len(found), len(runs))
+            say(sentence(run))
+    except KeyboardInterrupt:
+        raise Interrupted("finished runs are kept") from None
     return found
 
 

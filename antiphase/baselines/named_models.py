@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-import yaml
-
 from antiphase.baselines.models.configs import ClassicConfig
 from antiphase.baselines.training.epochs import EpochTraining
 from antiphase.errors import InputError, naming, nearest
+from antiphase.reading.files import parse_yaml
 from antiphase.typed import build
 
 
@@ -64,10 +63,7 @@ def chosen_models(
 
 
 def _value(override: str, text: str) -> Any:
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise InputError(f"--set {override[:80]!r}: the value is not valid YAML") from None
+    value = parse_yaml(text, f"--set {override[:80]!r}", "write it as FIELD=VALUE")
     try:
         number = float(value) if isinstance(value, str) else None  # YAML reads 1e-3 as text
     except ValueError:

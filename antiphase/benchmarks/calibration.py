@@ -20,7 +20,7 @@ from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.calibration.apply import Calibration, calibrated
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.instrumentation.calls import AttentionCall, kind_of
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.ops.statistics import Visibility, layer_statistics
 from antiphase.probing.statistics import attention_statistics
 from antiphase.records import Record

@@ -12,15 +12,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from antiphase.benchmarks.schemes import (
-    DIFFLLAMA,
-    FOUR_CALLS,
-    ONE_CALL_V2,
-    SOFTMAX,
-    Scheme,
-    by_backend,
-    ours,
-)
+from antiphase.benchmarks.schemes import DIFFLLAMA, FOUR_CALLS, ONE_CALL_V2, SOFTMAX, Scheme, by_backend, ours
 from antiphase.layers.functions import join_halves
 
 

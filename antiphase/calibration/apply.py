@@ -13,9 +13,9 @@ from antiphase.calibration.attention import attend, attend_running, calibrated_s
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.chosen import ONE_MASK, ChosenMaps, MapChoice
-from antiphase.instrumentation.forward import ForwardPass, SequenceState
+from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState
 from antiphase.instrumentation.hooks import transformed
+from antiphase.instrumentation.selected_maps import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.layers.masks import layer_is_causal
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries

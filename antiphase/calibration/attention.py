@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from antiphase.calibration.reference import redistribute
-from antiphase.instrumentation.chosen import ChosenMaps
+from antiphase.instrumentation.selected_maps import ChosenMaps
 from antiphase.ops.blocks import BlockLayout, view_as
 from antiphase.ops.shapes import statistics_dtype
 

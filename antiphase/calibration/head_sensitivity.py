@@ -18,8 +18,8 @@ from antiphase.calibration.attention import attend
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.chosen import MapChoice, outputs_by_map
 from antiphase.instrumentation.hooks import transformed
+from antiphase.instrumentation.selected_maps import MapChoice, outputs_by_map
 
 
 class _GatedHeads:

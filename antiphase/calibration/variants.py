@@ -18,8 +18,8 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.chosen import ChosenMaps, MapChoice
 from antiphase.instrumentation.hooks import transformed
+from antiphase.instrumentation.selected_maps import ChosenMaps, MapChoice
 from antiphase.randomness import keyed_generator
 
 Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices", "inverse", "temperature",

@@ -31,7 +31,7 @@ COMMANDS: tuple[Callable[..., None] | str, ...] = (
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     "reproduce", tools.report, tools.build, tools.env,
 )  # fmt: skip
-"""In the order of the help; a name stands for the command of a folder."""
+"""In the order of the help; a string is the name of a folder's command."""
 for command in COMMANDS:
     if isinstance(command, str):
         app.command(command)(folders.COMMANDS[command])
@@ -56,13 +56,19 @@ USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 have this line of descent."""
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+ROOM = "make room, then repeat the command, with --resume where it has one"
+REMEDIES = {
+    errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM, errno.ENAMETOOLONG: "give a shorter name",
+}  # fmt: skip
+"""What to do about errors of the file system that any file, read or written, may meet."""
 
 
 def main() -> None:
-    """Entry point: bad input is one sentence and exit code 2, a training that diverged 3, an interruption that left a
-    checkpoint 130.
+    """Entry point. Bad input is one sentence and exit code 2, diverged training 3, an interruption with a checkpoint
+    130.
     """
+    if strange := next((word for word in sys.argv if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
+        _fail(f"the argument {strange!a} is not UTF-8; rename the file, or write the text as UTF-8", 2)
     try:
         code = app(standalone_mode=False, prog_name="antiphase")
     except InputError as error:
@@ -72,24 +78,27 @@ def main() -> None:
     except Interrupted as error:
         _fail(f"{error}; add --resume to the same command to continue", 130)
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in REMEDIES:
             raise
-        what = f"{error.filename} cannot be written" if error.filename else "a file cannot be written"
-        _fail(f"{what} ({error.strerror}); make room, then repeat the command, with --resume where it has one", 1)
+        file, verb = str(error.filename or "a file"), "written" if REMEDIES[error.errno] == ROOM else "used"
+        _fail(f"{file[:200]} cannot be {verb} ({error.strerror}); {REMEDIES[error.errno]}", 2)
     except USAGE_ERROR as error:
         _fail_usage(error)
-    if code == 130:  # Ctrl-C where nothing was at work that a checkpoint could save
+    if code == 130:  # Ctrl-C while there was nothing that a checkpoint could save
         _fail("stopped", 130)
     sys.exit(code or 0)
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"antiphase: {' '.join(message.splitlines())}\n")
+    shown = "".join(
+        letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.splitlines())
+    )
+    sys.stderr.write(f"antiphase: {shown}\n")
     sys.exit(code)
 
 
 def _fail_usage(error: Any) -> NoReturn:
-    """One sentence for a flag that is missing or malformed; nothing more where the help was printed already."""
+    """Print one sentence on a missing or malformed flag; nothing if the help was printed already."""
     message = " ".join(error.format_message().split()).rstrip(".")
     if not message:
         sys.exit(2)

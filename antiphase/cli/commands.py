@@ -28,7 +28,7 @@ OUTPUTS = {"resumable": OutputOption, "new": NewOutputOption, "optional": Option
 
 
 def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
-    """A function that typer makes a command of; its help is the docstring of the settings."""
+    """A function that typer turns into a command; its help is the docstring of the settings."""
     hints = typing.get_type_hints(kind)
     own = {field.name: field for field in fields(kind)}
     options = {name: _Option(field, hints[name], flags_of(kind)[name], kind.quick) for name, field in own.items()}
@@ -44,7 +44,7 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     first = [name for name, option in options.items() if option.is_argument]
     last = [name for name in ("seed", "device") if name in parameters]
     middle = [name for name in parameters if name not in (*first, *last)]
-    middle.sort(key=lambda name: name == "settings")  # --set, which changes anything else, after what has a flag
+    middle.sort(key=lambda name: name == "settings")  # --set, which changes anything else, comes after the flags
     ordered = [
         *(parameters[name] for name in first),
         _parameter("output", OUTPUTS[kind.folder], **({"default": None} if kind.folder == "optional" else {})),
@@ -60,7 +60,7 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
 
 
 class _Option:
-    """One field as typer knows it."""
+    """One field as a parameter of typer."""
 
     def __init__(self, field: Field[Any], hint: Any, flag: Flag, quick: Mapping[str, Any]) -> None:
         self.field, self.flag, self.quick = field, flag, quick
@@ -96,7 +96,7 @@ class _Option:
         return _parameter(self.field.name, Annotated[kind, option], default=default)
 
     def _shown(self) -> bool | str:
-        """What the help says of the default."""
+        """The default as the help shows it."""
         default = self.field.default
         text = self.flag.shown if self.flag.shown is not None else self._text(default)
         if self.field.name in self.quick:
@@ -108,7 +108,7 @@ class _Option:
         return default not in (None, (), MISSING)
 
     def _text(self, value: Any) -> str:
-        """A value as the command line takes it."""
+        """A value as it is written on the command line."""
         if isinstance(value, tuple):
             return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
         return "" if value is None else str(value)
@@ -118,7 +118,7 @@ class _Option:
         return {"min": self.flag.least, "max": self.flag.most} if self.field.name == "seed" else {}
 
     def read(self, value: Any) -> Any:
-        """What the field holds for what the command line gave."""
+        """The field's value for what the command line gave."""
         if self.flag.separated:
             given = value if isinstance(value, list) else [] if value is None else [value]
             return [one for text in given for one in self._listed(text)] or self.field.default

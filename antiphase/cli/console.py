@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 Page = Callable[[Sequence["Record"], Path], Path]
-"""Writes a page from records, into the file that is named; returns the file."""
+"""Writes a page from records to the given file; returns the file."""
 REFRESH_SECONDS = 30
-"""After which a browser loads the page of an unfinished study again."""
+"""Seconds after which a browser reloads the page of an unfinished study."""
 
 
 def make_console(*, quiet: bool = False) -> Console:
@@ -26,12 +26,12 @@ def make_console(*, quiet: bool = False) -> Console:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    return Console(quiet=quiet)
+    return Console(quiet=quiet, markup=False)  # names of files may hold brackets
 
 
 def sayer(console: Console) -> Callable[[str], None]:
-    """What a study says, between its progress bars."""
-    return lambda message: console.print(f"[dim]{message}[/]")
+    """Print a message of a study, between its progress bars."""
+    return lambda message: console.print(message, style="dim")
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any
     """A bar for each run of a study."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
         bars: dict[Job, Any] = {}
 
@@ -57,7 +57,7 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
     """One bar, with the last loss and accuracy."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=steps)
         shown: dict[str, float] = {}
@@ -77,14 +77,14 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
 
 @contextmanager
 def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
-    """One bar over things that are done one after the other, each of them bit by bit."""
+    """One bar for items that are processed one after the other, each step by step."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
 
         def show(done: float, count: int) -> None:
-            if not progress.tasks:  # what cannot be begun shows no bar
+            if not progress.tasks:  # work that cannot begin shows no bar
                 progress.add_task(words, total=count)
             text = f"{words}: {int(done)} of {count} done"
             progress.update(progress.tasks[0].id, completed=done, total=count, description=text)
@@ -93,7 +93,7 @@ def share_progress(console: Console, words: str) -> Iterator[Callable[[float, in
 
 
 def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
-    """Writes the page of an unfinished study again and again; the first time it says where the page is."""
+    """Writes the page of an unfinished study again and again; says where it is the first time."""
     from antiphase.report.html import write_report
 
     page = output / "report.html"
@@ -102,7 +102,7 @@ def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     def write(record: Record) -> None:
         write_report([record], page, refresh=REFRESH_SECONDS)
         if not shown:
-            console.print(f"curves so far, growing: {page}", highlight=False)
+            console.print(f"learning curves so far: {page}", highlight=False)
             shown.append(page)
 
     return write

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from antiphase.studies.plan import Plan
 
 GROUPS = {
-    "evaluate": "Measure a model: its held-out loss, also by position; retrieval; learning in context; where its "
-    "attention goes; outliers and few bits.",
+    "evaluate": "Measure a model: held-out loss (also by position), retrieval, learning in context, where "
+    "attention goes, outliers, quantization.",
     "calibrate": "Reduce attention sinks of a pretrained model, head by head, without training.",
     "study": "Compare earlier architectures with differential attention: dependency length, training speed, gradients.",
 }
@@ -42,7 +42,7 @@ def _silent(done: float, count: int) -> None:
 
 
 def _runner(measurement: Measurement) -> Callable[..., Any]:
-    """From settings to record."""
+    """The function that turns settings into a record."""
     if PACKAGES[measurement.parent] != "evaluate":
         return measurement.run
     from antiphase.evaluations.running import evaluate
@@ -99,7 +99,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
 
 
 COMMANDS = {found.command: command(found) for found in every()}
-"""By their words: ``look``, ``evaluate needles``."""
+"""All commands by their words on the command line: ``look``, ``evaluate needles``."""
 
 
 def group(name: str) -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Commands that look into language models, and time them."""
+"""The command that times attention and models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def benchmark(
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
-    from antiphase.folders.held import check_empty, make_folder
+    from antiphase.folders.ownership import check_empty, make_folder
     from antiphase.ops.api import why_no_kernels
     from antiphase.training.device import choose_device
 

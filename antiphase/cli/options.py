@@ -45,7 +45,7 @@ TaskCodeOption = Annotated[
     ),
 ]
 LARGEST_RANGE = 10_000
-"""Numbers that ``2-9`` may stand for."""
+"""The most numbers that a range such as ``2-9`` may name."""
 
 
 def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
@@ -69,5 +69,5 @@ def ranges(flag: str, text: str) -> list[int]:
             raise InputError(f"{flag} names more than {LARGEST_RANGE:,} numbers: {part!r}")
         found += range(ends[0], ends[1] + 1)
     if not found:
-        raise InputError(f"{flag} names nothing: {text!r}")
+        raise InputError(f"{flag} names no numbers: {text!r}")
     return found

@@ -1,7 +1,9 @@
-"""Commands that convert, draw and tell."""
+"""The commands that convert checkpoints, draw reports, build the kernels and show the environment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +11,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.console import make_console, sayer
+from antiphase.reading.files import one_line
 
 
 class Target(StrEnum):
@@ -72,11 +75,29 @@ def report(
     kinds = {record.kind for record in records}
     own = measurement_of(kinds.pop()) if len(kinds) == 1 else None
     page = None if own is None else own.presentation.page
-    (page or write_report)(records, output)
-    if figures is not None:
-        for path, record in zip(runs, records, strict=True):
-            save_figures(record, figures / path.stem if len(records) > 1 else figures)
+    with _showing(runs):
+        (page or write_report)(records, output)
+        if figures is not None:
+            for path, record in zip(runs, records, strict=True):
+                save_figures(record, figures / path.stem if len(records) > 1 else figures)
     make_console().print(f"written: {output}")
+
+
+@contextmanager
+def _showing(runs: Sequence[Path]) -> Iterator[None]:
+    """What damaged values make the code that shows them raise, as an input error that names the records."""
+    from antiphase.errors import InputError
+
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        if isinstance(error, InputError) and str(error).startswith("--"):
+            raise
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(
+            f"RUN {', '.join(map(str, runs))}: the values of the record cannot be shown ({one_line(reason)}); bring "
+            "the file back as it was written"
+        ) from error
 
 
 def build() -> None:

@@ -36,36 +36,9 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 NOT_TEXT = {
     *(".7z", ".bz2", ".lz4", ".rar", ".tar", ".tgz", ".xz", ".zip", ".zst"),
     *(".doc", ".docx", ".epub", ".mobi", ".odt", ".pdf", ".ppt", ".pptx", ".xls", ".xlsx"),
-    *(
-        ".bmp",
-        ".flac",
-        ".gif",
-        ".ico",
-        ".jpeg",
-        ".jpg",
-        ".mp3",
-        ".mp4",
-        ".png",
-        ".tif",
-        ".tiff",
-        ".wav",
-        ".webp",
-    ),
+    *(".bmp", ".flac", ".gif", ".ico", ".jpeg", ".jpg", ".mp3", ".mp4", ".png", ".tif", ".tiff", ".wav", ".webp"),
     *(".arrow", ".avro", ".db", ".feather", ".h5", ".hdf5", ".idx", ".npy", ".npz", ".orc", ".sqlite"),
-    *(
-        ".bin",
-        ".ckpt",
-        ".exe",
-        ".gguf",
-        ".onnx",
-        ".pickle",
-        ".pkl",
-        ".pt",
-        ".pth",
-        ".pyc",
-        ".safetensors",
-        ".so",
-    ),
+    *(".bin", ".ckpt", ".exe", ".gguf", ".onnx", ".pickle", ".pkl", ".pt", ".pth", ".pyc", ".safetensors", ".so"),
 }
 READABLE = "plain text, .jsonl, .csv, .tsv or .parquet"
 

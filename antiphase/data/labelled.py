@@ -17,16 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.data.files import (
-    DELIMITERS,
-    Files,
-    csv_rows,
-    hub_rows,
-    json_rows,
-    kind_of,
-    parquet_rows,
-    sources,
-)
+from antiphase.data.files import DELIMITERS, Files, csv_rows, hub_rows, json_rows, kind_of, parquet_rows, sources
 from antiphase.errors import InputError, nearest
 from antiphase.reading.files import lines, whole_text
 
@@ -74,7 +65,12 @@ def labelled_rows(
         else:
             rows += _numbered(hub_rows(source, flag))
     if not rows:
-        raise InputError(f"{flag} {given}: there is not one row in it; give a file with labelled text")
+        raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
+    for row in rows:
+        try:
+            json.dumps(row.values, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return rows
 
 
@@ -126,7 +122,7 @@ def _label_lines(path: Path, flag: str) -> Iterator[Row]:
         label = line.split(None, 1)[0]
         text = line[len(label) + 1 :]
         if not text.strip():
-            logger.warning("%s: the label %s stands without a text; it is kept", place, label)
+            logger.warning("%s: the label %s has no text; it is kept", place, label)
         found.append((place, label, text))
     nested = all(":" in label for _, label, _ in found)
     for place, label, text in found:

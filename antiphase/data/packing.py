@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from antiphase.data.corpora import documents, fingerprint
 from antiphase.data.tokenization import pieces
 from antiphase.errors import InputError
-from antiphase.records import PACKAGES, environment, write_atomically
+from antiphase.records import PACKAGES, environment, write_atomically, writing
 
 FORMAT = 1
 PIECE = 1 << 15
@@ -179,10 +179,10 @@ def _is_whole(data: Path, sidecar: Path, kind: np.dtype[Any]) -> bool:
         return False
     try:
         tree = json.loads(sidecar.read_text(encoding="utf-8"))
-        tokens, dtype, digest = tree["tokens"], tree["dtype"], tree["sha256"]
-    except (ValueError, KeyError, TypeError):
+        size, dtype, digest = tree["tokens"] * kind.itemsize, tree["dtype"], tree["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False
-    return dtype == kind.name and data.stat().st_size == tokens * kind.itemsize and digest == _file_digest(data)
+    return dtype == kind.name and data.stat().st_size == size and digest == _file_digest(data)
 
 
 def _write(
@@ -198,7 +198,7 @@ def _write(
     temporary = data.with_name(f".{data.name}.tmp")
     total = count = 0
     try:
-        with open(temporary, "wb") as file:
+        with writing(data), open(temporary, "wb") as file:
             for batch in batches(texts, backend):
                 written = _write_batch(file, batch, backend, end=end, kind=kind, first=count == 0)
                 count += sum(starts for _, starts in batch)
@@ -234,13 +234,7 @@ def batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str
 
 
 def _write_batch(
-    file: IO[bytes],
-    batch: list[tuple[str, bool]],
-    backend: Tokenizer,
-    *,
-    end: int,
-    kind: np.dtype[Any],
-    first: bool,
+    file: IO[bytes], batch: list[tuple[str, bool]], backend: Tokenizer, *, end: int, kind: np.dtype[Any], first: bool
 ) -> int:
     """Append a batch's ids, with ``end`` before each document except the corpus's first; return their number."""
     encodings = backend.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)

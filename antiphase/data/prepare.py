@@ -26,6 +26,7 @@ from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 from antiphase.reading.models import load_tokenizer
+from antiphase.records import writing
 
 Progress = Callable[[str], None]
 
@@ -246,25 +247,27 @@ def _task_shares(settings: DataSettings) -> dict[str, float]:
 def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save the tokenizer atomically, together with its digest, so that an interruption leaves no partial tokenizer."""
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    tokenizer.save_pretrained(temporary)
-    (temporary / DIGEST).write_text(f"{_digest(temporary)}\n", encoding="utf-8")
     try:
-        temporary.rename(folder)
+        with writing(folder):
+            tokenizer.save_pretrained(temporary)
+            (temporary / DIGEST).write_text(f"{_digest(temporary)}\n", encoding="utf-8")
+            temporary.rename(folder)
     except OSError:
-        if not folder.is_dir():
+        if not folder.is_dir():  # another process may have been faster
             raise
-        shutil.rmtree(temporary)  # another process was faster
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _is_unchanged(folder: Path) -> bool:
     """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
     kept = folder / DIGEST
-    return folder.is_dir() and (not kept.is_file() or kept.read_text("utf-8").strip() == _digest(folder))
+    return folder.is_dir() and (not kept.is_file() or kept.read_bytes().strip() == _digest(folder).encode())
 
 
 def _digest(folder: Path) -> str:
     """SHA-256 of the files of a tokenizer."""
-    files = sorted(path for path in folder.iterdir() if path.name != DIGEST)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != DIGEST)
     content = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 

@@ -25,8 +25,8 @@ from antiphase.evaluations.inputs import inputs_of, model_content, text_content
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.running import FLAGS, measurement_with
 from antiphase.evaluations.settings import ContextSettings
-from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import Journal, journal_in
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
 from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model, untrained, wrap_model
 from antiphase.scoring.needles import tasks_of

@@ -17,8 +17,8 @@ from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.inputs import inputs_of, model_content
 from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings
-from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import journal_in
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
 from antiphase.scoring.loading import load_model, refused_by_model

@@ -72,8 +72,8 @@ def check_text(folder: Path, study: Path) -> None:
     """
     if (study / TEXT).is_file() and not is_same_content(folder, read_text(study / TEXT, "", RESTORE).strip()):
         raise InputError(
-            f"{folder} was trained on other text than its study began with; bring the text back and remove that "
-            "folder, and --resume trains the run again"
+            f"{folder} was trained on other text than its study began with; restore the text and remove that "
+            "folder; --resume then trains the run again"
         )
 
 

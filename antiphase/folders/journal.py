@@ -14,14 +14,16 @@ from typing import Any
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import Resumable
 from antiphase.reading.files import reading
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite, write_atomically, writing
 
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
 """Key of the journal line that stores the inputs of the work."""
+TEXTS = {"key", "text", "answer"}
+"""Keys of lines whose values are text."""
 JOURNALED = Resumable(
     JOURNAL,
     again="exists and is not empty; add --resume to continue, or choose another folder",
@@ -31,7 +33,7 @@ JOURNALED = Resumable(
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
     """Append a line and flush it to disk."""
-    with open(path, "ab") as file:
+    with writing(path), open(path, "ab") as file:
         file.write((json.dumps(values) + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
@@ -58,7 +60,8 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not set(names) <= found.keys():
+    whole = isinstance(found, dict) and set(names) <= found.keys()
+    if not whole or not all(isinstance(found[name], str) for name in TEXTS & set(names)):
         raise InputError(
             f"{path}, line {place}: this is not a result of antiphase; remove the line, or choose another folder"
         )

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.folders.held import is_free, only_one
+from antiphase.folders.ownership import is_free, only_one
 from antiphase.reading.files import read_json
 from antiphase.records import finite, write_atomically
 
-BROUGHT_BACK = "bring it back as it was, or choose another folder"
+BROUGHT_BACK = "restore it, or choose another folder"
 """Remedy for a stored file that was changed."""
 START_SETTING = "training.start_from"
 """Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""

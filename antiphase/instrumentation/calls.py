@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.interface import differential_part
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
 from antiphase.layers.masks import carries_positions, visible_keys

@@ -24,7 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall, AttentionKind, kind_of
-from antiphase.instrumentation.forward import ForwardPass, SequenceState, begin_pass, follow
+from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState, begin_pass, follow
 from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
 from antiphase.layers.functions import AttentionFunction, is_differential
 

@@ -58,13 +58,7 @@ def boolean_mask(mask: Tensor) -> Tensor:
 
 
 def combine_mask(
-    mask: Tensor | None,
-    queries: int,
-    keys: int,
-    *,
-    is_causal: bool,
-    sliding_window: int | None,
-    device: torch.device,
+    mask: Tensor | None, queries: int, keys: int, *, is_causal: bool, sliding_window: int | None, device: torch.device
 ) -> Tensor | None:
     """One boolean mask that broadcasts to (B, heads, N, M), or None if everything is visible."""
     positions = positions_mask(queries, keys, is_causal=is_causal, sliding_window=sliding_window, device=device)

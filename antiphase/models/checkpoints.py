@@ -39,6 +39,7 @@ from antiphase.reading.models import (
     usable_config,
     weight_files,
 )
+from antiphase.records import writing
 
 COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
@@ -138,7 +139,7 @@ def convert(
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
     config = conversion.config
-    with torch.device("meta"):
+    with usable_config(source, FLAG), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     if (checkpoint.folder / "tokenizer.json").is_file():
         check_tokenizer(load_tokenizer(str(checkpoint.folder), flag=FLAG), model, f"{FLAG} {source}")
@@ -198,7 +199,8 @@ def _written_folder(target: Path) -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"TARGET {target} cannot be made ({error.strerror}); choose another folder") from None
     try:
-        yield temporary
+        with writing(target):
+            yield temporary
         if target.is_dir():
             target.rmdir()  # it was empty
         temporary.rename(target)

@@ -154,7 +154,9 @@ def attention_from_unilm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     check_shapes({name: tensor.shape for name, tensor in state.items()}, expected, where, whole=whole)
     for name in ("q_proj.weight", "k_proj.weight"):
         if len(state[name]) % (2 * width):
-            raise InputError(f"{name} has {len(state[name])} rows, which are no pairs of maps of width {width}")
+            raise InputError(
+                f"{name} has {len(state[name])} rows, which do not divide into pairs of maps of width {width}"
+            )
     renamed = {"out_proj.weight": "o_proj.weight", "subln.weight": "head_norm.weight"}
     rotated = ("q_proj.weight", "k_proj.weight")
     return {

@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, GenerationMixin
+from transformers import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -22,6 +21,7 @@ from antiphase.layers.norm import RMSNorm
 from antiphase.layers.swiglu import SwiGLU
 from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.heads import CausalHead
 from antiphase.models.model_card import write_model_card
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.start import embedding_std, linear_distribution
@@ -158,7 +158,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             )
 
 
-class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
+class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):
     """The decoder with a language-model head.
 
     Example:
@@ -166,53 +166,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, GenerationMixin):
         >>> model.generate(input_ids, max_new_tokens=8)
     """
 
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
-
-    def __init__(self, config: AntiphaseConfig) -> None:
-        super().__init__(config)
-        self.model = AntiphaseModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
-
-        ``labels`` are unshifted token ids; positions with -100 are ignored.
-        """
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+    model_class = AntiphaseModel
 
 
 class AntiphaseForSequenceClassification(GenericForSequenceClassification, AntiphasePreTrainedModel):

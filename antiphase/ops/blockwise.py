@@ -10,6 +10,8 @@ Legend as in ``blocks``, with S = 2 maps per head.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -55,16 +57,7 @@ blockwise_attention = torch.library.custom_op("antiphase::blockwise_attention", 
 
 
 @blockwise_attention.register_fake
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-) -> Tensor:
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
     return _empty_output(query, key, value)
 
 
@@ -167,15 +160,7 @@ blockwise_attention_backward = torch.library.custom_op(
 
 @blockwise_attention_backward.register_fake
 def _(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor,
-    mask: Tensor | None,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
     return query, key, value, torch.empty_like(lam)

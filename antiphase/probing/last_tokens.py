@@ -83,7 +83,7 @@ class LastTokens:
                 and values, or tokens cannot be run alone by position.
         """
         if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"{type(model).__name__} takes no position_ids, so that it cannot run a text's end alone")
+            raise ValueError(f"{type(model).__name__} takes no position_ids, so it cannot run a text's end alone")
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
         self.calls: list[_Kept] = []
         with observed(model, self._keep):

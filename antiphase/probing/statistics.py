@@ -183,7 +183,7 @@ class _Seen:
 def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:
     """Combine all layers, on the CPU."""
     if len({one.pairing.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
-        raise ValueError("the model's layers have different numbers of heads, which cannot stand in one table")
+        raise ValueError("the model's layers have different numbers of heads, which do not fit into one table")
     real, first = seen[0].real, seen[0].real.long().argmax(1)
     marked = {name: span.to(real.device) for name, span in spans.items()}
     for name, span in marked.items():

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.errors import InputError
@@ -72,7 +72,7 @@ def local_folder(name: str, flag: str) -> Path | None:
     folder = Path(name)
     if not folder.is_dir():
         if folder.exists() or not name:
-            raise InputError(f"{flag} {name}: this is no folder; give the folder of a model")
+            raise InputError(f"{flag} {name}: this is not a folder; give the folder of a model")
         if _is_local(name, folder):
             raise InputError(f"{flag} {name}: there is no such folder; check the path")
         return None
@@ -157,6 +157,8 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         if not isinstance(config.architectures, list | None):
             raise TypeError(f"architectures must be a list of names, got {config.architectures!r}")
+        if not isinstance(config.dtype, dtype | None):
+            raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
 
 
@@ -189,7 +191,7 @@ def loading(failure: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except UNREADABLE as error:
+    except IMPOSSIBLE as error:
         raise InputError(f"{failure} ({first_line(error)})") from error
 
 
@@ -351,9 +353,11 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
         _check_objects(path, flag)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
     except Exception as error:
         # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
-        expected = isinstance(error, UNREADABLE) or type(error) is Exception
+        expected = isinstance(error, IMPOSSIBLE) or type(error) is Exception
         if not expected:
             raise
         where = "this folder" if local else "the Hugging Face Hub"

@@ -27,7 +27,7 @@ SHORT_TYPES = {"float32": "fp32", "bfloat16": "bf16"}
 def ratios(record: Record) -> Table | None:
     """One row for what was timed, one column for each pair: the median paired ratio.
 
-    Of several ways to one baseline, the fastest counts.
+    Of several implementations of one baseline, the fastest counts.
     """
     pairs = list(dict.fromkeys(_pair(row) for row in _rows(record)))
     groups: dict[str, dict[str, list[Row]]] = {}
@@ -45,18 +45,18 @@ def ratios(record: Record) -> Table | None:
         columns=[Column("What"), *(Column(pair) for pair in pairs)],
         rows=[[what, *(_two_digits(found.get(pair)) for pair in pairs)] for what, found in cells.items()],
         note="Medians over paired rounds; below 1 the first of the two is faster."
-        + " Where a baseline can be had in several ways, it is the fastest of them." * several
-        + f" Not to be had on this device in all cases: {', '.join(lacking)}." * bool(lacking),
+        + " If a baseline has several implementations, the fastest one counts." * several
+        + f" Not available on this device in all cases: {', '.join(lacking)}." * bool(lacking),
     )
 
 
 def fastest_baseline(rows: Sequence[Row]) -> Row:
-    """Of comparisons of one subject with several ways to the same, that with the fastest."""
+    """Among comparisons of one subject with several implementations of the same, that with the fastest."""
     return min(rows, key=lambda row: row["baseline_seconds"])
 
 
 def kind_of(name: str) -> str:
-    """What a way computes: ``softmax`` of ``softmax (eager)``."""
+    """What an implementation computes: ``softmax`` for ``softmax (eager)``."""
     return name.split(" (")[0]
 
 
@@ -88,7 +88,7 @@ def timing(record: Record) -> Table | None:
 
 
 def throughput(record: Record) -> Table | None:
-    """Tokens a second of whole models, beside the paper's."""
+    """Tokens per second of whole models, beside the paper's."""
     if record.kind != "benchmark-model":
         return None
     seconds: dict[tuple[str, int], dict[str, float]] = {}
@@ -147,7 +147,7 @@ def _condition(row: Row) -> str:
 
 
 def memory(record: Record) -> Table | None:
-    """Peak memory beyond the inputs, and how many times the ordinary way's."""
+    """Peak memory beyond the inputs, and its ratio to the baseline's."""
     found = record.values.get("memory") or []
     baseline = {_what(record, row): row["bytes"] for row in found if row["scheme"] in ORDINARY}
     rows = [
@@ -163,7 +163,7 @@ def memory(record: Record) -> Table | None:
         Column("For"),
         Column("Scheme"),
         Column("Peak, MiB", "number"),
-        Column("Against the ordinary way", "number"),
+        Column("Against the baseline", "number"),
     ]
     if not rows:
         return None
@@ -188,8 +188,8 @@ def ratio_text(row: Row) -> str:
 
 
 def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
-    """Median seconds by task and dtype, length, and what is computed, the fastest way to it; only the usual width and
-    batch.
+    """Median seconds by task and dtype, length, and what is computed, the fastest implementation of it; only the
+    usual width and batch.
     """
     panels: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for row in _rows(record):
@@ -226,14 +226,14 @@ def _what(record: Record, row: Row) -> str:
 
 
 TALLEST_BAR = 2.6
-"""Of times relative to the ordinary way; a longer bar is cut and its number stands above it."""
+"""Largest time relative to the baseline; a longer bar is cut and its number stands above it."""
 MOST_LEVEL_NUMBERS = 18
-"""Of bars in a panel; the numbers over more of them stand upright."""
+"""Most bars in a panel; above more than these the numbers are written upright."""
 
 
 @matplotlib.rc_context(STYLE)
 def relative_times(record: Record) -> Figure | None:
-    """Bars: time of each way, divided by that of the ordinary one, by length; a panel for each task and dtype."""
+    """Bars: time of each candidate, divided by that of the baseline, by length; a panel for each task and dtype."""
     panels = relative_seconds(record)
     if not panels:
         return None
@@ -277,7 +277,7 @@ def relative_times(record: Record) -> Figure | None:
         if row == len(types) - 1:
             axes.set_xlabel("cached tokens" if task == "decode" else "tokens")
         if column == 0:
-            axes.set_ylabel("time, ordinary way = 1")
+            axes.set_ylabel("time, baseline = 1")
     legend_below(figure, 3)
     return figure
 
@@ -294,9 +294,9 @@ def _alternative(record: Record) -> str:
 TIMES = {
     "benchmark": Drawing(
         draw=relative_times,
-        title="Time against the ordinary way",
-        caption="Median time of each way, divided by that of the ordinary one of equal size; below the line is faster. "
-        "Bars that end at the top are longer, their number stands above them.",
+        title="Time relative to the baseline",
+        caption="Median time of each candidate, divided by that of the baseline of equal size; below the line is "
+        "faster. Bars that end at the top are longer, their number stands above them.",
         alternative=_alternative,
     )
 }
@@ -308,8 +308,8 @@ def _details(record: Record) -> list[Table | None]:
 
 ATTENTION = Presentation(
     introduction="Differential attention compared with softmax attention of the same size and with other "
-    "implementations of the same difference. The candidates took turns; nothing was timed that errs more than plain "
-    "attention of the same precision allows.",
+    "implementations of the same difference. The candidates took turns; nothing was timed whose error exceeds what "
+    "plain attention of the same precision allows.",
     tables=lambda record: [ratios(record), conditions(record), memory(record)],
     figures=TIMES,
     details=_details,

@@ -76,7 +76,7 @@ def _follows(
 
 
 def sentences(record: Record) -> list[str]:
-    """The ready prose of a comparison."""
+    """The sentences of a comparison."""
     return [entry["sentence"] for entry in entries_of(record) if entry.get("sentence")]
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
@@ -66,8 +66,16 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
     check_page(output)
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
     page = resources.files(__package__) / "page.html"
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(page.read_text(encoding="utf-8"))
-    return write_page(template.render(title="antiphase report", sections=sections, refresh=refresh), output)
+    return write_page(
+        template(page.read_text(encoding="utf-8")).render(title="antiphase report", sections=sections, refresh=refresh),
+        output,
+    )
+
+
+def template(text: str) -> Template:
+    """A page as a template, which may import the macro of ``table.html``."""
+    folder = PackageLoader("antiphase.report", "")
+    return Environment(autoescape=True, undefined=StrictUndefined, loader=folder).from_string(text)
 
 
 def check_page(output: Path) -> None:
@@ -149,9 +157,8 @@ FRAGMENT = """{% for table in tables %}<table><caption>{{ table.title }}</captio
 
 def fragment(record: Record) -> str:
     """The main tables and the figures of a record as HTML that stands in other pages, such as notebooks."""
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(FRAGMENT)
     sources = [_embedded(figure, is_raster=True) for figure in figures.figures_of(record).values()]
-    return template.render(tables=main_tables(record), sources=sources)
+    return template(FRAGMENT).render(tables=main_tables(record), sources=sources)
 
 
 def _title(record: Record) -> str:

@@ -162,7 +162,7 @@ def _needle_heatmaps(record: Record, rows: list[dict[str, Any]], points: list[Gr
 
 
 def _score_name(record: Record) -> str:
-    """In plain text all answers count, elsewhere the first."""
+    """The name of the score: in plain text all answers count, elsewhere the first."""
     return "accuracy" if record.values.get("task") == "text" else "first-query accuracy"
 
 

@@ -1,4 +1,4 @@
-"""What a measurement's folder says of how its records are shown."""
+"""What a measurement's folder says about how its records are shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Words = str | Callable[[Record], str]
 
 
 def words_for(words: Words, record: Record) -> str:
-    """The words that stand beside a record's figure."""
+    """The text beside a record's figure."""
     return words if isinstance(words, str) else words(record)
 
 
@@ -53,4 +53,4 @@ class Presentation:
     further: Callable[[Record, Path], Sequence[Record]] = lambda record, output: ()
     """Other records in the record's folder, which its page shows too."""
     closing: Callable[[Record, Path], str] = lambda record, output: ""
-    """What the terminal says last of a record and the folder that it was written to."""
+    """The last lines in the terminal about a record and the folder that holds it."""

@@ -18,7 +18,7 @@ from antiphase.report.summary import main_tables
 from antiphase.report.tables import Table
 
 NARROWEST = 72
-"""Characters that a long title may make of a narrow table."""
+"""Width in characters to which a long title may widen a narrow table."""
 LONGEST_WORD = 24
 """Characters up to which a word is never broken."""
 GAP = 3

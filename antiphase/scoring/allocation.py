@@ -65,11 +65,7 @@ def _maps(found: LayerRows) -> dict[str, Tensor]:
     """Named weights (B, heads, M) of the single query."""
     if found.lam is None:
         return {"softmax": found.maps[:, :, 0, 0]}
-    return {
-        "difference": found.weights()[:, :, 0],
-        "first": found.maps[:, :, 0, 0],
-        "second": found.maps[:, :, 1, 0],
-    }
+    return {"difference": found.weights()[:, :, 0], "first": found.maps[:, :, 0, 0], "second": found.maps[:, :, 1, 0]}
 
 
 def _figures(weights: Tensor, spans: Tensor) -> Tensor:

@@ -174,10 +174,7 @@ def batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list
 
 
 def _score_batch(
-    model: PreTrainedModel,
-    prompts: Sequence[Sequence[int]],
-    options: Sequence[Sequence[Sequence[int]]],
-    stepwise: bool,
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], stepwise: bool
 ) -> list[OptionScores]:
     ids, mask = padded(prompts, model.device)
     output = model(

@@ -73,7 +73,7 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
     loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
     if with_head and _sees_later_tokens(loaded.model):
         raise InputError(
-            f"MODEL {name} is no causal language model: its logits depend on the tokens that follow; give a decoder"
+            f"MODEL {name} is not a causal language model: its logits depend on the tokens that follow; give a decoder"
         )
     return loaded
 

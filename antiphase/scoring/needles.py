@@ -119,11 +119,7 @@ def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch) -> float
 
 
 def tasks_of(
-    factory: TaskFactory,
-    *,
-    needles: Sequence[int | None],
-    queries: Sequence[int | None],
-    lengths: Sequence[int | None],
+    factory: TaskFactory, *, needles: Sequence[int | None], queries: Sequence[int | None], lengths: Sequence[int | None]
 ) -> list[RetrievalTask]:
     """One task for every combination of needles, queries and length; empty lists mean the training size."""
     return [

@@ -18,7 +18,7 @@ from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import check_content
-from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_yaml
 from antiphase.records import Record, finite, write_atomically
@@ -41,11 +41,11 @@ class Variant:
     """What the runs of every arm and seed have in common, and other variants have otherwise."""
 
     name: str = ""
-    """In the names of runs, as ``rate0.001``; empty where there is one variant."""
+    """The variant in the names of runs, such as ``rate0.001``; empty if there is only one."""
     before: Change = lambda run: run
-    """Made to the preset's run, under what an arm sets."""
+    """Applied to the preset's run before an arm's own settings."""
     after: Change = lambda run: run
-    """Made over what an arm sets."""
+    """Applied after an arm's own settings."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Grid:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """By which the study is known again."""
+        """What identifies the study when it is resumed."""
         return {"run": asdict(self.preset.run), "compare": asdict(self.preset.compare), **self.asked}
 
     @contextmanager
@@ -144,7 +144,7 @@ class Grid:
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
     def _check_sizes(self, data: PreparedData) -> None:
-        """What would otherwise be refused by the first run, or after the last; the message names the field."""
+        """Refuse now what the first run would refuse or the end would; the message names the field."""
         for job in self.jobs[: len(self.preset.compare.arms)]:
             check_settings(job.settings, data.tokenizer)
         grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
@@ -180,7 +180,7 @@ class Grid:
 
         Args:
             values: a mapping or a typed result.
-            started: ``time.perf_counter`` at the begin.
+            started: ``time.perf_counter`` at the beginning.
             more: further fields of the configuration.
         """
         record = Record(
@@ -193,6 +193,6 @@ class Grid:
 
 
 def needle_tasks(run: RunSettings, data: PreparedData) -> list[RetrievalTask]:
-    """Of the needle grid."""
+    """The tasks of the needle grid."""
     evaluation = run.evaluation
     return tasks_of(data.task, needles=evaluation.needles, queries=evaluation.queries, lengths=evaluation.lengths)

@@ -20,7 +20,7 @@ import torch
 from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import DIVERGED, InputError, Interrupted
 from antiphase.folders.contents import check_model, check_text
-from antiphase.folders.held import is_in_use
+from antiphase.folders.ownership import is_in_use
 from antiphase.records import write_atomically
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics
@@ -63,7 +63,7 @@ def gpus_of(jobs: Sequence[Job]) -> list[str]:
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
     """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
 
-    A run that diverges has a record, too, which says so (``is_diverged``); the others go on.
+    A run that diverges has a record, too, which says so (``is_diverged``); the others continue.
 
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 
@@ -113,13 +113,13 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
 
 
 def _check_text(job: Job, first: Job, output: Path) -> None:
-    """The study read the text of its first job; an arm may have other data by its settings."""
+    """The study read the text of its first job; an arm's settings may name other data."""
     if job.settings.data == first.settings.data:
         check_text(output / job.name, output)
 
 
 def is_diverged(values: Mapping[str, Any]) -> bool:
-    """Whether a run of these values, as its record has them, came to numbers that are not finite: it has no model."""
+    """Whether a run whose record has these values reached numbers that are not finite: it has no model."""
     return values["final"]["loss"] is None
 
 
@@ -131,7 +131,7 @@ def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> No
 
 
 def start_run(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
-    """``antiphase train`` on a settings file of its own, which people can run by hand; it sees one GPU alone."""
+    """``antiphase train`` on a settings file of its own, which people can run by hand; it sees only one GPU."""
     settings = job.settings
     if settings.training.threads is None:
         settings = replace(settings, training=replace(settings.training, threads=threads))
@@ -152,7 +152,7 @@ def _check(job: Job, code: int, output: Path) -> None:
         return
     log = output / "logs" / f"{job.name}.log"
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "it printed nothing"
     if code == 2:
         raise InputError(last.removeprefix("antiphase: "))
     if code in (130, -signal.SIGTERM, -signal.SIGINT, 143):
@@ -178,7 +178,7 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
 
 
 def _stop(running: dict[Job, subprocess.Popen[bytes]]) -> None:
-    """Ask what still runs to write its checkpoint and end, and wait for it."""
+    """Ask the running jobs to write a checkpoint and stop, and wait for them."""
     for process in running.values():
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

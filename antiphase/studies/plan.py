@@ -1,4 +1,4 @@
-"""What a command that trains is about to do, for the command line to say, start and show."""
+"""What a training command is about to do, for the command line to announce, start and show."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Plan:
     run: Callable[..., Record]
     """Called with the output folder, ``resume``, ``report`` and ``say``."""
     announced: Sequence[str] = ()
-    """What is said before it begins."""
+    """Announced before it begins."""
     steps: int | None = None
-    """Of a single run, which several processes may share; None: a study of several runs."""
+    """Steps of a single run, which several processes may share; None for a study of several runs."""
     is_watched: bool = False
     """Whether ``run`` takes ``watch`` too, which is called with records of what there is so far."""
 
 
 def described(preset: Preset) -> str:
-    """What is about to be trained."""
+    """What is about to be trained, in words."""
     compare, run = preset.compare, preset.run
     return (
         f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "

@@ -19,7 +19,7 @@ def preset_flag(default: str = "demo") -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeSettings(Settings):
-    """Of a command that trains: what changes the settings of training."""
+    """Settings of a command that trains, with the flags that change those of training."""
 
     settings: Sequence[str] = flag(
         "Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.", name="--set", default=()
@@ -34,7 +34,7 @@ class ChangeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class SeedsSettings(ChangeSettings):
-    """Of a command that trains every arm with every seed."""
+    """Settings of a command that trains every arm with every seed."""
 
     seeds: Sequence[int] = flag(
         "Random seeds, comma-separated, e.g. 0,1,2.", default=(), separated=True, allows_duplicates=True
@@ -47,7 +47,7 @@ class SeedsSettings(ChangeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TextSettings(ChangeSettings):
-    """Of a command that can be given text."""
+    """Settings of a command that can be given text."""
 
     data: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", default=())
     validation: Sequence[str] = flag("Held-out text, as for --data. Repeatable.", default=())
@@ -55,7 +55,7 @@ class TextSettings(ChangeSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PresetSettings(TextSettings):
-    """Of a command that trains what a preset says."""
+    """Settings of a command that trains what a preset says."""
 
     preset: str = preset_flag()
 
@@ -71,4 +71,4 @@ class PresetSettings(TextSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class StudySettings(SeedsSettings, PresetSettings):
-    """Of a study of a preset, with every arm and seed."""
+    """Settings of a study of a preset, with every arm and seed."""

@@ -10,7 +10,7 @@ from torch.distributed import is_torchelastic_launched
 
 from antiphase.config import RunSettings
 from antiphase.data.prepare import PreparedData, prepare
-from antiphase.folders.held import only_one, undone_if_refused
+from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.scoring.needles import first_query_accuracy
@@ -62,5 +62,5 @@ def _beside(output: Path) -> Path:
 
 
 def _undone(folder: Path) -> AbstractContextManager[None]:
-    """``undone_if_refused``, but of several processes none may take away what another reads."""
+    """``undone_if_refused``, except that of several processes none may remove what another reads."""
     return nullcontext() if is_torchelastic_launched() else undone_if_refused(folder)

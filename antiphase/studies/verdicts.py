@@ -1,4 +1,4 @@
-"""Words that follow from numbers: who is ahead, by how much, and whether that proves a claim of the paper."""
+"""Sentences from numbers: which arm is ahead, by how much, and whether that supports a claim of the paper."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FLOOR_MARGIN, CEILING = 0.02, 0.99
 
 @dataclass(frozen=True)
 class Metric:
-    """A number by arm and seed, and how to speak of it."""
+    """A number by arm and seed, and how to put it into words."""
 
     name: str
     unit: str
     lower_is_better: bool
     digits: int
     is_share: bool = False
-    """A share from 0 to 1, spoken of in points of a hundred; it has a floor and a ceiling."""
+    """A share from 0 to 1, given in percentage points; it has a floor and a ceiling."""
 
     def within(self, found: SeedInterval) -> list[float]:
         """The ends of an interval of differences, cut at what a difference of shares can be."""
@@ -45,7 +45,7 @@ Values = Mapping[str, Sequence[float | None]]
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one arm."""
+    """Median, mean and range of one arm."""
 
     median: float | None
     mean: float | None
@@ -70,7 +70,7 @@ class Difference:
     interval: list[float] | None
     """95 %."""
     seeds: int
-    """With a value in both."""
+    """Seeds with a value in both arms."""
     values: list[float]
     found: SeedInterval | None
 
@@ -87,7 +87,7 @@ class Comparison:
     metric: Metric
     arms: dict[str, Summary]
     differences: dict[str, Difference]
-    """To the baseline, of every other arm."""
+    """The difference of every other arm from the baseline."""
     learned: Counts | None
     """How many seeds learned, of arms that only counts describe."""
     line: float | None
@@ -121,7 +121,7 @@ def compare_metric(
     Args:
         samples: of each arm's values, for intervals that cover the test sample too.
         threshold: above which a model has learned.
-        accuracies: by which it is told who learned, where the values themselves are no accuracy.
+        accuracies: which show what models learned, where the values themselves are no accuracy.
     """
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
         return None
@@ -170,7 +170,7 @@ def _learned(pair: Values, threshold: LearnedThreshold, accuracies: Values | Non
 def paired_interval(
     paired: Sequence[float], samples: Mapping[str, Sample] | None, arm: str, baseline: str, places: Sequence[int]
 ) -> SeedInterval | None:
-    """Of paired differences; with the sample's part where both arms' samples are known.
+    """The interval of paired differences, with the sample's part where both arms' samples are known.
 
     Args:
         places: of the seeds behind ``paired``, in the order of ``samples``.
@@ -273,7 +273,7 @@ class InFamily:
 
 
 def in_family(tests: Sequence[tuple[str, float | None]]) -> list[InFamily]:
-    """Of words and p of the verdicts of one report. A verdict without p was no test and does not count."""
+    """Correct the verdicts of one report, given as words and p. A verdict without p was no test and does not count."""
     places = [place for place, (_, p) in enumerate(tests) if p is not None]
     adjusted = dict(zip(places, holm([p for _, p in tests if p is not None]), strict=True))
     decided = ("reproduced", "contradicted", NOT_SEEN)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import file_digest, hash_of
-from antiphase.folders.held import written_beside
+from antiphase.folders.ownership import written_beside
 from antiphase.reading.files import reading
 from antiphase.reading.models import is_finite
 
@@ -79,7 +79,7 @@ def checkpoints(folder: Path) -> list[Path]:
     for old in (home, folder / f".{FOLDER}.old"):
         if (old / "state.pt").is_file():
             raise InputError(
-                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
                 f"finish the run with that version, or remove {old} {AFRESH}"
             )
     return sorted(home.glob("step-*"), reverse=True)
@@ -110,7 +110,7 @@ def load_checkpoint(
             damaged.append(str(error))
             continue
         for message in damaged:
-            say(f"{message}; training goes on from {source.name}, and does the steps since then again")
+            say(f"{message}; training continues from {source.name}, and repeats the steps since then")
         _restore_model(source, model)
         _restore_optimizer(source, model, optimizer, tree["optimizer"])
         return Progress(**tree["progress"])

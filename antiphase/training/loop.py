@@ -22,11 +22,11 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
-from antiphase.folders.held import only_one
+from antiphase.folders.ownership import only_one
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.models import is_finite
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite, write_atomically, writing
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
 from antiphase.training.distributed import Processes, is_first_process, processes
@@ -40,15 +40,8 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
+from antiphase.training.run_model import attention_only, build_model, check_settings, lambdas, layers_of, starting_model
 from antiphase.training.trained import restrict
-from antiphase.training.run_model import (
-    attention_only,
-    build_model,
-    check_settings,
-    lambdas,
-    layers_of,
-    starting_model,
-)
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: takes a model, returns named numbers."""
@@ -338,8 +331,9 @@ class _Run:
         if self.adapted is not None:
             self.adapted.merge_and_unload()
         if self.group.is_first:
-            self.model.save_pretrained(self.output)
-            self.data.tokenizer.save_pretrained(self.output)
+            with writing(self.output):
+                self.model.save_pretrained(self.output)
+                self.data.tokenizer.save_pretrained(self.output)
             keep_model(self.output)
             self._record(self._values())
         self.group.wait()

@@ -9,10 +9,10 @@ from typing import Any
 
 from antiphase.config import RunSettings, kept_run, to_yaml
 from antiphase.errors import DivergedError, InputError
-from antiphase.folders.held import make_folder
+from antiphase.folders.ownership import make_folder
 from antiphase.folders.work import BROUGHT_BACK, Resumable
-from antiphase.reading.files import parse_json, read_text
-from antiphase.records import Record, write_atomically
+from antiphase.reading.files import parse_json, read_text, reading
+from antiphase.records import Record, write_atomically, writing
 from antiphase.typed import dotted
 
 SETTINGS = "run.yaml"
@@ -81,7 +81,7 @@ class MetricsLog:
         write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def write(self, values: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
 
 
@@ -91,11 +91,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     lines = []
-    for line in path.read_bytes().split(b"\n"):
+    with reading(path, "--output"):
+        content = path.read_bytes()
+    for line in content.split(b"\n"):
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
+        if isinstance(found, dict) and isinstance(found.get("step"), int):
             lines.append(found)
     return lines

@@ -10,7 +10,7 @@ import torch
 from antiphase.benchmarks import attention, calibration, conditions, model
 from antiphase.benchmarks.conditions import Condition
 from antiphase.benchmarks.schemes import COMPARED, OURS, OURS_V2, WITH_NATIVE, Case
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.report import benchmarks, figures, summary
 
 pytestmark = pytest.mark.slow

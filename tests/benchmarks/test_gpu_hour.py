@@ -132,7 +132,7 @@ for number in range(3):
 
 
 @pytest.mark.slow
-def test_what_is_done_outlives_a_kill(tmp_path):
+def test_finished_work_survives_a_kill(tmp_path):
     code = KILLED.format(benchmarks=str(BENCHMARKS), out=str(tmp_path))
     first = subprocess.Popen([sys.executable, "-c", code, "wait"])
     record = tmp_path / "model.json"
@@ -181,7 +181,7 @@ def test_every_result_of_a_test_is_a_line(stages, tmp_path, workers):
     assert values["failed"]["test_made.py::test_with_it"] == ["ValueError: no device"]
 
 
-def test_half_a_line_is_no_line(stages, tmp_path):
+def test_half_a_line_is_ignored(stages, tmp_path):
     path = tmp_path / "lines.jsonl"
     path.write_bytes(json.dumps({"test": "one"}).encode() + b'\n{"test": "tw')
     assert stages.lines_of(path) == [{"test": "one"}]
@@ -202,7 +202,7 @@ def command(*words):
     (["kernels", "--minutes", "0"], "--minutes must be above 0, got 0"),
     (["prepare", "--data", "x"], "--trec is missing"),
 ])  # fmt: skip
-def test_what_cannot_be_used_is_one_sentence(words, told, tmp_path):
+def test_unusable_input_is_one_sentence(words, told, tmp_path):
     found = command(*words, "--records", str(tmp_path / "out"), "--work", str(tmp_path / "work"))
     assert found.returncode == 2, found.stderr
     assert told in found.stderr

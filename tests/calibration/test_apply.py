@@ -17,7 +17,7 @@ from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization.logits import quantized_logits
-from antiphase.instrumentation.forward import STATES
+from antiphase.instrumentation.forward_pass import STATES
 from antiphase.instrumentation.hooks import observed, wrapped_attention
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves
 from antiphase.layers.masks import boolean_mask
@@ -188,7 +188,7 @@ def test_one_forward_equals_the_eager_procedure(name, mode, side):
             expected = hidden(model, **inputs, use_cache=False)
         torch.testing.assert_close(found[real], expected[real], rtol=1e-9, atol=1e-9)
         assert (found[real] - plain[real]).abs().max() > 1e-3  # something was calibrated
-        torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is not any more
+        torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is no longer
 
 
 @pytest.mark.parametrize("side", ["none", "left", "middle"])
@@ -418,7 +418,7 @@ def test_a_plan_for_another_model_is_refused():
 @pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "diffllama", "differential"])
 @torch.no_grad()
-def test_a_mask_by_query_says_what_the_mask_of_padding_says(name, mode):
+def test_a_mask_by_query_equals_the_mask_of_padding(name, mode):
     model = build(name)
     ids, mask = padded("left")
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -458,7 +458,7 @@ def test_a_static_cache_changes_nothing(name, mode):
 
 @pytest.mark.parametrize("at_once", [9, 1])
 @torch.no_grad()
-def test_what_comes_in_the_place_of_cropped_tokens_is_no_sink(at_once):
+def test_tokens_in_the_place_of_cropped_tokens_are_no_sinks(at_once):
     model = build("llama")
     ids, more = (torch.randint(1, 61, (1, count)) for count in (30, 9))
     plan = CalibrationPlan(heads={0: [0, 1, 2, 3], 1: [0, 1]}, alpha=1.2, beta=BETA)

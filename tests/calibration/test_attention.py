@@ -11,8 +11,8 @@ from antiphase.calibration.apply import Calibration, CalibrationState
 from antiphase.calibration.attention import attend, calibrated_step, correct
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall, kind_of
-from antiphase.instrumentation.chosen import ChosenMaps
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
+from antiphase.instrumentation.selected_maps import ChosenMaps
 
 
 @pytest.mark.parametrize("logit", [0, 10, 20, 60])

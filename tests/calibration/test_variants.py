@@ -125,7 +125,7 @@ def test_random_tokens_are_as_many_and_kept(monkeypatch):
 
 
 @torch.no_grad()
-def test_random_tokens_are_a_prompts_own(monkeypatch):
+def test_each_prompt_has_its_own_random_tokens(monkeypatch):
     """What else is in the batch, and padding, change nothing."""
     model = build()
     plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA)

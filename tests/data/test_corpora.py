@@ -312,7 +312,7 @@ def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch):
     (ValueError('Bad split: trian.\nAvailable splits: ["train"]'), "Available splits"),
     (RuntimeError("Dataset scripts are no longer supported, but found x.py"), "scripts"),
 ])  # fmt: skip
-def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, words):
+def test_a_refusal_by_the_hub_is_one_sentence(monkeypatch, error, words):
     def refuse(*arguments, **options):
         raise error
 

@@ -122,7 +122,7 @@ def test_the_guess_rate_is_that_of_naming_different_numbers_in_any_order():
     assert cell(2, 2).guess_rate == 1 / 2
 
 
-def test_what_does_not_fit_is_refused_in_one_sentence(haystack, text_tokenizer):
+def test_sizes_that_do_not_fit_are_refused_in_one_sentence(haystack, text_tokenizer):
     for size, words in (
         (cell(2, 3), "--queries can be at most --needles"),
         (cell(65, 1), "at most the number of cities, 64"),

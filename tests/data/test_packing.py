@@ -280,7 +280,7 @@ def test_equal_content_is_tokenized_once(corpus, tokenizer, tmp_path, monkeypatc
     assert len(list(cache.glob("*.tokens"))) == 1
 
 
-def test_other_content_tokenizer_or_column_is_tokenized_anew(tokenizer, tmp_path, monkeypatch):
+def test_other_content_tokenizer_or_column_is_tokenized_again(tokenizer, tmp_path, monkeypatch):
     counter = Counter(monkeypatch)
     path, cache = tmp_path / "a.jsonl", tmp_path / "cache"
 

@@ -1,4 +1,6 @@
-"""Retrieval sequences: every token in one part, values that differ, questions drawn anew, needles where they belong."""
+"""Retrieval sequences: every token in one part, values that differ, questions drawn with replacement, needles where
+they belong.
+"""
 
 import re
 from itertools import pairwise

@@ -68,7 +68,7 @@ def test_the_share_of_retrieval_sequences_is_kept(share, rows):
     assert ((mixed.input_ids < 100).all(1).sum() == rows).item()
 
 
-def test_of_a_repeated_sequence_all_but_the_first_time_counts():
+def test_all_but_the_first_time_counts_in_a_repeated_sequence():
     """Each row has a period p: tokens come again after p, the first p are not predicted, all later ones are."""
     batch = synthetic(needle_share=0.0).batch(5)
     assert (batch.input_ids[:, 0] == SYMBOLS.opening()[0]).all()
@@ -92,7 +92,7 @@ def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
         assert (row == row[0]).all()  # whole blocks
 
 
-def test_of_a_text_batch_all_counts_but_the_needles():
+def test_all_of_a_text_batch_counts_but_the_needles():
     batch = text(batch_size=8, needle_share=0.5).batch(1)
     texts, retrieval = batch.labels.split(4)
     assert torch.equal(texts, batch.input_ids[:4])
@@ -294,7 +294,7 @@ def documents(lengths):
 
 
 @pytest.mark.parametrize("at_once", [2, 1 << 12])
-def test_blocks_inside_one_document_are_told_from_others(at_once, monkeypatch):
+def test_blocks_inside_one_document_are_distinguished_from_others(at_once, monkeypatch):
     monkeypatch.setattr("antiphase.data.packing.BLOCKS_AT_ONCE", at_once)
     packed = documents([3 * LENGTH, 5, 5, 2 * LENGTH, 4])
     expected = [index for index in range(len(packed)) if not (packed.block(index) == END).any()]
@@ -322,7 +322,7 @@ def test_text_without_long_documents_is_refused():
         TextStream(documents([4, 5, 6, 7, 20]), TASK, batch_size=2, needle_share=0.0, key=(0,), long_share=0.5, end=END)
 
 
-def test_what_is_trained_on_asks_for_several_at_once_and_what_is_measured_does_not():
+def test_training_asks_for_several_at_once_and_evaluation_does_not():
     def prepared(together):
         settings = DataSettings(
             sequence_length=LENGTH, needles=3, queries=2, keys=9, numbers=11, fillers=5, asked_together=together

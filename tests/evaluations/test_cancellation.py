@@ -44,7 +44,7 @@ def test_equal_maps_are_all_common_mode(tiny_model, lam):
         assert maps["difference"][figure] == pytest.approx(maps["first"][figure], rel=1e-4)
 
 
-def test_maps_that_look_at_different_keys_have_nothing_in_common(tiny_model, monkeypatch):
+def test_maps_that_attend_to_different_keys_have_nothing_in_common(tiny_model, monkeypatch):
     model = tiny_model("differential", lambda_form="fixed", lambda_init=0.5)
     own = module.attention_rows
 

@@ -16,6 +16,8 @@ from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.scoring.loading import load_model
+from support.endpoints import ECHO, Endpoint
+from support.models import save
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick"]
 
@@ -25,8 +27,7 @@ def folder(tmp_path, monkeypatch, tiny_model, text_tokenizer):
     """A model, documents with summaries, and questions with answers."""
     monkeypatch.chdir(tmp_path)
     model = tiny_model("softmax", vocab_size=len(text_tokenizer), max_position_embeddings=400)
-    model.save_pretrained(tmp_path / "model")
-    text_tokenizer.save_pretrained(tmp_path / "model")
+    save(model, text_tokenizer, tmp_path / "model")
     documents, questions = [], []
     for index in range(18):
         town = TOWNS[index % 6]
@@ -138,7 +139,7 @@ def test_nonsense_and_failures_are_unjudged_and_never_right(folder):
     assert not third.questions
 
 
-def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
+def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, prompts = module.write, []
 
     def stopped(loaded, some, *, longest):
@@ -177,7 +178,7 @@ def test_a_model_that_copies_is_seen_in_what_it_copies(folder, monkeypatch):
     assert (row["accuracy"], row["copied"], row["coverage"]) == (1, 1, 0)
 
 
-def test_the_price_is_told_before_anything_is_written_and_kept_under_the_budget(folder, monkeypatch):
+def test_the_price_is_reported_before_anything_is_written_and_kept_under_the_budget(folder, monkeypatch):
     said = []
     fields = {"judge_url": "http://localhost:9/v1", "judge_price": (2.0, 10.0)}
     evaluate(request(**fields), folder / "out", judge=Reader(), say=said.append)
@@ -226,7 +227,11 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     local = {"judge_url": "http://127.0.0.1:9/v1"}
     assert request(judge_key_file="key.txt", **local).key() == "sk-hidden"
     assert request(judge_key_variable="SOME_KEY", **local).key() == "sk-hidden"
-    evaluate(request(judge_key_file="key.txt", **local), folder / "out", judge=Reader())
+    endpoint = Endpoint([ECHO])
+    evaluate(request(judge_key_file="key.txt", judge_url=endpoint.url), folder / "out")
+    endpoint.server.shutdown()
+    endpoint.server.server_close()
+    assert b"Bearer [key]" in (folder / "out" / "answers.jsonl").read_bytes()
     assert not [path for path in (folder / "out").rglob("*") if path.is_file() and b"sk-hidden" in path.read_bytes()]
 
 
@@ -243,7 +248,7 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
     ({"name": "no/model", "judge": "model"}, "MODEL no/model"),
 ])  # fmt: skip
-def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
+def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**{"judge": "model", **fields}), folder / "out")
     assert not (folder / "out").exists()

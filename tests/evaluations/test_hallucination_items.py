@@ -108,7 +108,7 @@ def test_replies_of_known_systems():
     assert found["listing"]["f1"] == pytest.approx(2 / 5)
 
 
-def test_what_is_unjudged_is_never_right_and_an_empty_output_is_wrong_whatever_the_judge_says():
+def test_unjudged_outputs_are_never_right_and_an_empty_output_is_wrong_whatever_the_judge_says():
     items = documents(4)
     found = score(items, ["a", "b", "", " "], [None, True, True, None])
     assert (found["right"], found["wrong"], found["empty"], found["unjudged"]) == (1, 2, 2, 1)

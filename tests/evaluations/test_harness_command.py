@@ -18,6 +18,7 @@ from antiphase.report.summary import main_tables
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
 from antiphase.evaluations.harness import lm_eval_adapter as harness
+from support.models import save
 
 AVERAGES = (57.5, 56.8, 60.6, 55.4, 56.2, 56.4, 58.0)
 """The last column of the paper's tables 1 and 8."""
@@ -44,8 +45,7 @@ def folder(tmp_path, monkeypatch):
             attention_type=kind, vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, intermediate_size=16,
             num_attention_heads=4, max_position_embeddings=64,
         )  # fmt: skip
-        antiphase.AntiphaseForCausalLM(config).save_pretrained(tmp_path / kind)
-        tokenizer.save_pretrained(tmp_path / kind)
+        save(antiphase.AntiphaseForCausalLM(config), tokenizer, tmp_path / kind)
     return tmp_path
 
 
@@ -111,7 +111,7 @@ def test_nothing_is_measured_twice(folder, monkeypatch):
     assert len(calls) == 12  # another weight
 
 
-def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
+def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, done = harness.measure, []
 
     def stopped(*given, **named):
@@ -137,7 +137,7 @@ def test_what_a_stop_leaves_is_kept(folder, monkeypatch):
     ({"batch_size": "many"}, "--batch-size must be a number from 1, or auto"),
     ({"names": ["missing/model"]}, "MODEL missing/model"),
 ])  # fmt: skip
-def test_what_cannot_be_used_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
+def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
         evaluate(request(**fields), folder / "out")
     assert not (folder / "out").exists()

@@ -23,7 +23,7 @@ def test_a_torn_last_line_is_left_out_and_the_next_stands_alone(tmp_path, torn):
     assert [line["key"] for line in read_lines(path, "key")] == ["a", "c"]
 
 
-@pytest.mark.parametrize("wrong", [b"nonsense", b"[1]", b'{"key": "b"}', b"\xff\xfe"])
+@pytest.mark.parametrize("wrong", [b"nonsense", b"[1]", b'{"key": "b"}', b'{"key": [1], "rows": []}', b"\xff\xfe"])
 def test_a_whole_line_that_is_something_else_is_named(tmp_path, wrong):
     path = tmp_path / "cells.jsonl"
     append_line(path, {"key": "a", "rows": []})
@@ -33,7 +33,7 @@ def test_a_whole_line_that_is_something_else_is_named(tmp_path, wrong):
         read_lines(path, "key", "rows")
 
 
-def test_nothing_yet_and_keys(tmp_path):
+def test_an_empty_journal_and_keys(tmp_path):
     assert read_lines(tmp_path / "none.jsonl", "key") == []
     assert hash_of(["a", 1]) == hash_of(["a", 1]) != hash_of(["a", 2])
 
@@ -75,7 +75,7 @@ def test_nothing_is_read_before_there_is_something_to_compare(tmp_path):
     assert Journal(tmp_path, inputs).record is None
 
 
-def test_what_counts_of_a_models_folder(tmp_path):
+def test_files_of_a_model_that_enter_its_digest(tmp_path):
     for name in ("model.safetensors", "config.json", "tokenizer.json", "run.yaml"):
         (tmp_path / name).write_text(name)
     own = model_content(str(tmp_path))
@@ -106,7 +106,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
             model_content(name)
 
 
-def test_what_counts_of_a_task(tmp_path):
+def test_fields_of_a_task_that_enter_its_digest(tmp_path):
     for name in ("rows", "shown", "more", "zero", "one"):
         (tmp_path / name).write_text(f"0 {name}\n")
     task, labels = tmp_path / "task.yaml", tmp_path / "labels.yaml"

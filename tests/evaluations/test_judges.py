@@ -1,60 +1,14 @@
 """Judges: an endpoint that answers, fails, is silent or talks nonsense, on this machine; and a local model."""
 
-import json
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 import torch
 
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination.judges import FAILURES_IN_A_ROW, Answer, EndpointJudge, LocalJudge, verdict
 from antiphase.scoring.loading import LoadedModel
+from support.endpoints import ECHO, Endpoint, completion
 
 KEY = "sk-not-a-real-key"
-
-
-def completion(text):
-    return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-
-
-class Endpoint:
-    """A server that plays a list of replies, the last one for ever: (status, body, headers), or seconds of silence."""
-
-    def __init__(self, replies):
-        self.replies, self.requests = list(replies), []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
-                length = int(self.headers["Content-Length"])
-                outer.requests.append((self.path, dict(self.headers), json.loads(self.rfile.read(length))))
-                reply = outer.replies.pop(0) if len(outer.replies) > 1 else outer.replies[0]
-                if isinstance(reply, float):
-                    time.sleep(reply)
-                    return
-                if reply is None:  # hangs up without a word
-                    self.connection.close()
-                    return
-                status, body, *headers = reply
-                self.send_response(status)
-                for name, value in (*headers, ("Content-Length", str(len(body)))):
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def do_GET(self):
-                outer.requests.append((self.path, dict(self.headers), None))
-                self.send_error(404)
-
-            def log_message(self, *arguments):
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
-        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 @pytest.fixture
@@ -115,7 +69,7 @@ def test_failures_are_repeated_with_growing_pauses(ask):
     ((200, completion(None)), "not a chat completion, 3 times"),
     ((200, b"[" * 100_000), "not a chat completion, 3 times"), ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
 ])  # fmt: skip
-def test_what_never_answers_gives_no_answer_and_says_why(ask, reply, reason):
+def test_a_judge_that_never_answers_gives_no_answer_and_the_reason(ask, reply, reason):
     ((answer,), endpoint, pauses) = ask(reply, timeout=0.2)
     assert answer.text is None
     assert answer.reason.endswith(reason)
@@ -180,9 +134,10 @@ def test_an_endpoint_that_only_fails_is_given_up(ask):
 
 
 @pytest.mark.parametrize(("url", "key", "pattern"), [
-    ("localhost:8000", None, "this is no address"), ("ftp://host/v1", None, "this is no address"),
-    ("http://", None, "this is no address"), ("http://host:99999/v1", None, "this is no address"),
-    ("http://ho st/v1", None, "this is no address"),
+    ("localhost:8000", None, "this is not an address"), ("ftp://host/v1", None, "this is not an address"),
+    ("http://", None, "this is not an address"), ("http://host:99999/v1", None, "this is not an address"),
+    ("http://ho st/v1", None, "this is not an address"),
+    ("http://host/\udcff", None, "this is not an address"), (f"http://{'h' * 64}.org", None, "this is not an address"),
     ("http://example.org/v1", KEY, "the key would be sent unencrypted"),
     (f"https://me:{KEY}@example.org/v1", None, "contains more than an address"),
     (f"https://example.org/v1?key={KEY}", None, "contains more than an address"),
@@ -192,6 +147,17 @@ def test_addresses_and_keys_that_cannot_be_used(url, key, pattern):
     with pytest.raises(InputError, match=pattern) as caught:
         EndpointJudge(url, "wise", key=key)
     assert "not-a-real" not in str(caught.value)
+
+
+def test_an_endpoint_that_repeats_the_headers_does_not_tell_the_key(ask):
+    ((answer,), *_) = ask(ECHO)
+    assert "Bearer [key]" in answer.text
+    assert KEY not in answer.text
+
+
+def test_half_a_character_can_be_stored(ask):
+    ((answer,), *_) = ask((200, completion("yes \ud83d")))
+    assert answer == Answer("yes ?")
 
 
 def test_the_identity_of_a_judge_holds_no_key():

@@ -15,6 +15,7 @@ from antiphase.tasks.tasks import load_task
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
 from antiphase.evaluations.harness import lm_eval_adapter as harness
 from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM, TaskLibrary, measure
+from support.models import save
 
 CHOICES = ["one", "two", "three", "four"]
 ROWS = [{"q": f"{a} and {b}", "choices": CHOICES, "answer": (a * b + a) % 4} for a in range(5) for b in range(5)]
@@ -144,8 +145,7 @@ def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp
     from lm_eval.models.huggingface import HFLM
 
     model = build()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(model, tokenizer, tmp_path / "model")
     found = harness.lm_eval.simple_evaluate(
         model=HFLM(pretrained=str(tmp_path / "model"), device="cpu"), tasks=["sums"], num_fewshot=0,
         task_manager=TaskLibrary(str(folder / "tasks"), defaults=False).manager, bootstrap_iters=10,
@@ -155,7 +155,7 @@ def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp
     assert found["results"]["sums"]["acc_stderr,none"] == row["metrics"]["acc"]["stderr"]
 
 
-def test_logits_that_are_not_numbers_are_no_score(build, scored):
+def test_logits_that_are_not_finite_give_no_score(build, scored):
     model = build()
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)

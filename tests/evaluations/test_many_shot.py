@@ -144,7 +144,7 @@ def test_alternating_orders_alternate(run):
             assert len(set(labels[turn * kinds : (turn + 1) * kinds])) == kinds
 
 
-def test_what_does_not_fit_is_left_out_and_said(run):
+def test_texts_that_do_not_fit_are_left_out_and_counted(run):
     found, _ = run(perfect, longest=60)
     assert found.left_out
     assert [row.shots for row in found.rows] + found.left_out == [1, 2, 4]
@@ -183,7 +183,7 @@ def test_a_model(task, tiny_model, tokenizer):
 # ------------------------------------------------------------------------------------------ flips between orders
 
 
-def test_answers_drawn_anew_flip_as_often_as_expected_and_the_same_answers_never():
+def test_answers_drawn_at_random_flip_as_often_as_expected_and_the_same_answers_never():
     generator = numpy.random.default_rng(0)
     targets = [1] * 2000
     for accuracy in (0.3, 0.5, 0.9):

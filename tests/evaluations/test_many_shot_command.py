@@ -1,7 +1,6 @@
 """``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
 
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -10,6 +9,7 @@ from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
+from support.models import save, small_llama
 
 ROWS = [f"{index % 2} word {index}" for index in range(40)]
 
@@ -19,12 +19,7 @@ def folder(tmp_path, monkeypatch):
     """A model that reads 120 tokens, and two tasks of one template and no name."""
     monkeypatch.chdir(tmp_path)
     tokenizer = train_tokenizer(["Review: word Sentiment: negative positive 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        max_position_embeddings=120,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    save(small_llama(tokenizer, max_position_embeddings=120), tokenizer, tmp_path / "model")
     (tmp_path / "rows.all").write_text("\n".join(ROWS) + "\n")
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text("template: cr\ndata: rows.all\n")
@@ -36,7 +31,7 @@ def request(**fields):
     return settings_of("many-shot", **{**known, **fields})
 
 
-def test_too_few_rows_and_too_long_are_told_apart(folder):
+def test_too_few_rows_and_too_long_are_distinguished(folder):
     record = evaluate(request(), folder / "out")
     found = record.values["tasks"]["cr"]
     assert [row["shots"] for row in found["rows"]] == [1, 4]
@@ -65,7 +60,7 @@ def test_too_few_rows_and_too_long_are_told_apart(folder):
         ({"samples": 41}, "", r"--task one\.yaml: --samples 41 is more than its 40 rows; lower it"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
+def test_unusable_input_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
     monkeypatch.setattr(module, "many_shot", lambda *given, **named: pytest.fail("something was computed"))
     (folder / "two.yaml").write_text(second)
     with pytest.raises(InputError, match=pattern):

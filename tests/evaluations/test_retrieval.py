@@ -23,22 +23,16 @@ from antiphase.evaluations.needles.measure import needles_in_text
 from antiphase.evaluations.needles.text import Generating
 from antiphase.evaluations.retrieval import arm_names
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
+from antiphase.folders.ownership import LOCK
 from antiphase.records import Record
 from antiphase.report import figures, plots, summary
 from antiphase.scoring import likelihood
 from antiphase.scoring.loading import load_model
 from antiphase.studies.training_run import train_run
+from support.models import save
 
 LENGTH = 260
-
-
-@pytest.fixture
-def book(tmp_path, generated_text):
-    path = tmp_path / "book.txt"
-    path.write_text(generated_text, encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture
@@ -59,8 +53,7 @@ def make(tmp_path, tiny_model, text_tokenizer):
         else:
             words = {"vocab_size": len(tokenizer), "max_position_embeddings": positions}
             model = tiny_model(kind, num_hidden_layers=2, **words)
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
+        save(model, tokenizer, tmp_path / name)
         return str(tmp_path / name)
 
     return write
@@ -196,7 +189,7 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
 
 
-def test_what_cannot_be_measured_is_refused_before_anything_is(tmp_path, make, book, tiny_preset, text_tokenizer):
+def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, make, book, tiny_preset, text_tokenizer):
     ours, short = make("ours"), make("short", "llama", positions=100)
     train_run(load_preset(str(tiny_preset), ["training.steps=1"]).run, tmp_path / "symbols", resume=False)
     symbols = str(tmp_path / "symbols")

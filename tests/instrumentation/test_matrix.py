@@ -33,6 +33,7 @@ from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.allocation import allocation
+from support.models import randomize
 
 LAYERS, MAPS, N, WINDOW = 2, 8, 23, 7
 SIZES = {
@@ -109,12 +110,7 @@ def built(name):
     case = CASES[name]
     auto = hf.AutoModelForMaskedLM if case.is_encoder else hf.AutoModelForCausalLM
     torch.manual_seed(3)
-    model = auto.from_config(case.config()).double().eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for field, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in field.lower() or "ln_" in field else 0.0, 0.3, generator=generator)
-    return model
+    return randomize(auto.from_config(case.config()).double())
 
 
 def batch():
@@ -294,7 +290,7 @@ REFUSED_IDENTITY = {
 
 @pytest.mark.parametrize("identity", IDENTITIES)
 @every_case
-def test_what_is_to_change_nothing_changes_nothing(name, identity):
+def test_identity_settings_change_nothing(name, identity):
     model = built(name)
     plain = logits_of(model)
     refusals = [why for (model_name, start), why in REFUSED_IDENTITY.items()

@@ -11,7 +11,7 @@ import transformers as hf
 
 import antiphase
 from antiphase.errors import InputError
-from support.models import ids_of
+from support.models import ids_of, randomize
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 8,
@@ -32,12 +32,7 @@ every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 def built(config, auto=hf.AutoModelForCausalLM):
-    model = auto.from_config(antiphase.differential_config(config)).eval()
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(1.0 if "norm" in name.lower() or "ln_" in name else 0.0, 0.2, generator=generator)
-    return model
+    return randomize(auto.from_config(antiphase.differential_config(config)), 0.2)
 
 
 def test_a_differential_llama_is_the_model_of_this_project():
@@ -165,7 +160,7 @@ def test_dropout_of_weights_is_switched_off_with_a_warning():
         (hf.LlamaConfig(**SIZES, num_key_value_heads=1), "num_key_value_heads must be even .*, got 1"),
     ],
 )
-def test_what_cannot_be_differential_is_refused_by_name(config, pattern):
+def test_unsupported_architectures_are_refused_by_name(config, pattern):
     with pytest.raises(InputError, match=pattern):
         antiphase.differential_config(config)
 

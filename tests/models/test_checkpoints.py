@@ -111,7 +111,7 @@ def test_tokenizer_models_travel(tmp_path, source):
     assert (tmp_path / "ours" / "spiece.model").read_bytes() == b"more"
 
 
-def test_odd_places_and_files_are_no_obstacle(tmp_path, source, monkeypatch):
+def test_unusual_paths_and_files_work(tmp_path, source, monkeypatch):
     (source / "tokenizer").mkdir()
     (source / "tokenizer_config_old.json").symlink_to("nowhere")
     (tmp_path / "real").mkdir()
@@ -134,7 +134,7 @@ def test_a_stop_in_the_middle_leaves_nothing_behind(tmp_path, source):
     assert set(tmp_path.iterdir()) == before
 
 
-def test_of_two_sets_of_weights_the_one_is_read_that_transformers_reads(tmp_path, tiny_model):
+def test_the_set_of_weights_that_transformers_reads_is_read(tmp_path, tiny_model):
     tiny_model("softmax").save_pretrained(tmp_path / "both", max_shard_size="60KB")  # shards with their index
     other = tiny_model("softmax")
     with torch.no_grad():

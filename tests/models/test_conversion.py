@@ -9,19 +9,14 @@ import transformers as hf
 from antiphase.errors import InputError
 from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import attention_from_unilm, convert_model, plan_conversion
+from support.models import randomize
 
 SIZES = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3}
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
 def randomized(model):
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.1 if "lambda" in name else 0.15, generator=generator)
-            if "norm" in name:
-                parameter += 1.0
-    return model.eval()
+    return randomize(model, 0.15, **{"lambda": 0.1})
 
 
 def theirs_of(model, config, heads=8, key_heads=None, **fields):
@@ -255,7 +250,7 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control needs --attention-type"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_converted_is_refused_by_name(config, options, pattern):
+def test_unsupported_conversions_are_refused_by_name(config, options, pattern):
     with pytest.raises(InputError, match=pattern):
         plan_conversion(config, **options)
 

@@ -71,7 +71,7 @@ def test_a_cache_gives_what_one_call_gives():
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-9, atol=1e-9)
 
 
-def test_what_does_not_fit_is_refused():
+def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="num_attention_heads must be even"):
         antiphase.DifferentialAttention(48, 3)
     with pytest.raises(InputError, match="layer_idx must not be below 0, got -1"):

@@ -188,7 +188,7 @@ def test_a_variant_begins_where_its_published_form_does(tiny_config, name):
 @pytest.mark.parametrize(
     ("name", "added"), [("sink logits", "sinks"), ("DEX", "dex_weight"), ("head", "lambda_offset")]
 )
-def test_what_a_checkpoint_lacks_begins_at_zero(tiny_model, name, added):
+def test_tensors_missing_from_a_checkpoint_begin_at_zero(tiny_model, name, added):
     """Transformers calls ``_init_weights`` for parameters that a checkpoint does not hold, in memory of any content."""
     kind, fields = VARIANTS[name]
     model = tiny_model(kind, **fields)
@@ -256,9 +256,6 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
         layer.self_attn.dex_progress = 0.5
     model.train()(ids, labels=ids).loss.backward()
     assert all(layer.self_attn.dex_weight.grad.abs().max() > 0 for layer in model.model.layers)
-
-
-# ------------------------------------------------------------------------------------------ what measures models
 
 
 # ------------------------------------------------------------------------------------------ bad input

@@ -68,7 +68,7 @@ def test_lambda_of_any_shape_that_broadcasts():
 
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize(("heads", "groups", "queries", "few"), [(4, 4, 16, True), (8, 2, 4, True), (8, 2, 5, False)])
-def test_the_operator_takes_this_way_for_few_rows_alone(monkeypatch, halves, heads, groups, queries, few):
+def test_the_operator_uses_this_path_for_few_rows_only(monkeypatch, halves, heads, groups, queries, few):
     tensors = [t.detach() for t in inputs(halves, heads=heads, groups=groups, queries=queries, keys=20)]
     if halves == 2:
         tensors[2] = join_halves(tensors[2])

@@ -104,7 +104,7 @@ def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_parts_of_an_encoder_and_decoder_are_told_apart(ids, says_so):
+def test_parts_of_an_encoder_and_decoder_are_distinguished(ids, says_so):
     config = hf.BartConfig(
         vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=24,
         decoder_attention_heads=4, decoder_ffn_dim=24, max_position_embeddings=64,
@@ -149,7 +149,7 @@ def test_one_text_at_a_time(ids):
 
 
 @pytest.mark.parametrize(("causal", "expected"), [(True, [1, 2, 2, 2, 2]), (False, [5, 5, 5, 5, 5])])
-def test_a_window_without_a_mask_by_query_is_the_functions_own(causal, expected):
+def test_without_a_mask_by_query_the_function_applies_the_window(causal, expected):
     """Attention functions apply it so: a window ends behind the query, where attention is causal."""
     layer = torch.nn.Linear(1, 1)
     layer.is_causal = causal

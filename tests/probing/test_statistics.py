@@ -127,7 +127,7 @@ def test_the_model_is_as_before_also_after_an_error():
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
-def test_what_cannot_be_measured_is_refused_by_name():
+def test_unsuitable_models_are_refused_by_name():
     ids = inputs_of("none")["input_ids"]
     gemma = hf.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)
     with pytest.raises(ValueError, match="softcap"):

@@ -50,7 +50,7 @@ def test_each_row_of_the_headline_says_what_its_numbers_are():
     table = headline(demo())
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
-    kinds = ("median", "who learned", "Parameters", "Guess rate")
+    kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
     assert all(any(kind in name for kind in kinds) for name in rows)
     (accuracy,) = [cells for name, cells in rows.items() if name.startswith("First-query accuracy")]
     assert accuracy == ["3 of 3 seeds [93.8–98.2]", "2 of 3 seeds [10.2–98.2]"]
@@ -73,7 +73,7 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
     assert "An older record: intervals cover seeds alone" in table.note
 
 
-def test_an_older_verdict_is_told_in_todays_words():
+def test_an_older_verdict_is_shown_in_todays_words():
     record = Record.load(RECORDS / "reproduce" / "compare.json")
     assert "contradicted" in record.values["verdict"]
     output = io.StringIO()
@@ -113,7 +113,7 @@ def cells(record, name):
     return next(row for row in table.text() if row[0].startswith(name))
 
 
-def test_a_verdict_stands_beside_what_holms_correction_leaves_of_it():
+def test_a_verdict_is_shown_beside_the_one_under_holms_correction():
     learned = claim(
         claim="Learned", difference=None, interval=None, learned={"softmax": [1, 5], "differential": [3, 5]},
         verdict="inconclusive", p=None, p_holm=None,

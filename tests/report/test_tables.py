@@ -18,7 +18,7 @@ def cells(record, measure):
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
-def test_cells_that_differ_in_the_number_of_questions_only_are_told_apart(comparison, tmp_path):
+def test_cells_that_differ_in_the_number_of_questions_only_are_distinguished(comparison, tmp_path):
     needles = comparison.values["needles"]
     twice = [{**row, "queries": 5, "accuracy": 0.123} for row in needles["summary"]]
     record = Record(
@@ -75,7 +75,7 @@ def test_a_seed_that_never_passes_is_later_than_all(passes, expected):
     assert trained.steps_to_threshold(passes) == expected
 
 
-def test_missing_seeds_are_counted_aloud():
+def test_missing_seeds_are_counted_in_words():
     assert trained.median_and_range([0.5, None, 0.7], "percent") == "60.0 % [50.0–70.0] (2 of 3 seeds)"
     assert trained.median_and_range([None], "loss") == "–"
 
@@ -176,7 +176,7 @@ def test_a_terminal_table_needs_neither_torch_nor_matplotlib():
     run([sys.executable, "-c", script], check=True)
 
 
-def test_of_several_ways_to_a_baseline_the_fastest_counts():
+def test_the_fastest_implementation_of_a_baseline_counts():
     common = {"task": "decode", "dtype": "bfloat16", "length": 4096, "width": 64, "batch": 1, "subject": "V1",
               "subject_seconds": 2.0, "quartiles": [0.1, 9.0], "rounds": 5}  # fmt: skip
     ways = {"softmax": 8.0, "softmax (products)": 1.0, "softmax (eager)": 4.0, "DiffLlama": 0.5}
@@ -188,7 +188,7 @@ def test_of_several_ways_to_a_baseline_the_fastest_counts():
     table = benchmarks.ratios(record)
     assert [column.name for column in table.columns] == ["What", "V1 / softmax", "V1 / DiffLlama"]
     assert table.text() == [["decode, bf16, N = 4,096", "2.00", "4.00"]]
-    assert "it is the fastest of them" in table.note
+    assert "the fastest one counts" in table.note
     whole = benchmarks.timing(record)
     assert [row[2] for row in whole.rows] == list(ways)
     seconds = {"V1": 2.0, "softmax": 1.0, "DiffLlama": 0.5}

@@ -132,7 +132,7 @@ def test_an_older_tune_record_has_no_spikes():
     assert {row[6] for row in summary.main_tables(record)[0].text()} == {"–"}
 
 
-def test_cancellation_is_told_by_layer_and_by_map():
+def test_cancellation_is_shown_by_layer_and_by_map():
     record = cancellation_record()
     first, maps = summary.main_tables(record)
     assert first.text()[0] == ["trained", "0", "+0.250", "40.0 %", "20.0 %", "1.5", "0.3"]

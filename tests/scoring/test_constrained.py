@@ -80,7 +80,7 @@ def test_options_of_each_prompt(any_model):
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "differential"])
-def test_what_free_decoding_writes_is_chosen(kind, any_model):
+def test_the_output_of_free_decoding_is_chosen(kind, any_model):
     model = any_model(kind)
     prompts = [[20, 21, *torch.randint(30, 61, (length,)).tolist()] for length in (5, 2, 9, 5, 7, 3)]
     written = [
@@ -116,7 +116,7 @@ def test_the_shared_beginning_is_the_longest_that_leaves_a_token(prompts):
     assert more > min(map(len, prompts)) - 1 or any(prompt[:more] != prompts[0][:more] for prompt in prompts)
 
 
-def test_logits_that_are_no_numbers_choose_nothing(any_model):
+def test_logits_that_are_not_finite_choose_nothing(any_model):
     model = any_model("llama")
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)

@@ -117,7 +117,7 @@ def test_with_a_head_norm_the_answer_counts_for_all_there_is_however_small_its_w
     assert found["filler"]["change"] == pytest.approx(fewer - whole, abs=1e-4)
 
 
-def test_an_answer_that_is_looked_at_and_not_used_is_no_help(constructed, batch):
+def test_an_answer_that_is_attended_to_but_not_used_does_not_help(constructed, batch):
     """The signal lies in the filler: the answer has its share of the weights, and no part in the output."""
     found = measured(constructed("softmax", signals=[22, 23, 24, 25, 26]), batch)[0, "softmax"]
     assert found["spans"]["answer"]["share"] == pytest.approx(0.2)

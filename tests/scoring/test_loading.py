@@ -96,7 +96,7 @@ def test_the_first_missing_tensor_is_named_and_the_others_are_counted(damaged):
     assert damaged(change) == "it has no weights for model.layers.1.input_layernorm.weight and 13 more"
 
 
-def test_weights_that_the_configuration_leaves_out_are_told(saved):
+def test_weights_that_the_configuration_leaves_out_are_reported(saved):
     saved("one")  # a differential model that is called softmax computes something else
     path = saved.folder / "one" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "attention_type": "softmax"}))
@@ -137,7 +137,7 @@ def test_an_encoder_is_loaded_as_what_it_is(bert, kind):
     assert type(load_model(bert(kind), with_head=False).model) is kind  # its class without a head would lack a pooler
 
 
-def test_a_model_that_looks_ahead_is_no_language_model(bert):
+def test_a_model_that_looks_ahead_is_refused(bert):
     name = bert(BertForMaskedLM)
-    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is no causal language model: its logits depend"):
+    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is not a causal language model: its logits depend"):
         load_model(name)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.tasks.task_scores import log_probabilities
 from antiphase.tasks.tasks import load_task
+from support.models import save, small_llama
 
 TEXTS = [f"{a} {b} {c}" for a in ("the", "a", "one") for b in ("glad", "sour") for c in ("day", "man", "log", "hen")]
 ROWS = [f"{int('glad' in text)} {text}" for text in TEXTS]
@@ -21,11 +21,10 @@ def calibration_model(tmp_path_factory):
     (folder / "data.txt").write_text("\n".join(ROWS) + "\n")
     (folder / "task.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "data.txt"}))
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+    model = small_llama(
+        tokenizer, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
         max_position_embeddings=80,
     )  # fmt: skip
-    model = LlamaForCausalLM(config)
     samples = [s for shots in (0, 1) for s in load_task(str(folder / "task.yaml"), tokenizer, shots=shots).samples]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loss = torch.tensor(1.0)
@@ -34,6 +33,5 @@ def calibration_model(tmp_path_factory):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    model.save_pretrained(folder / "model")
-    tokenizer.save_pretrained(folder / "model")
+    save(model, tokenizer, folder / "model")
     return folder

@@ -64,7 +64,7 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert applied["plan"]["heads"] == found["heads"]
     assert applied["plan"]["fingerprint"]["weights"]
     assert applied["texts"][0]["text"] == "glad"
-    assert "Texts gone on with" in (tmp_path / "a" / "report.html").read_text()
+    assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
 
 
 def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
@@ -244,7 +244,7 @@ def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     assert values(tmp_path / "s")["samples"] == {"cr": 24}
 
 
-def test_logits_that_are_no_numbers_stop_the_search(antiphase, refused, tmp_path, calibration_model):
+def test_logits_that_are_not_finite_stop_the_search(antiphase, refused, tmp_path, calibration_model):
     model = LlamaForCausalLM.from_pretrained(calibration_model / "model")
     with torch.no_grad():  # finite weights, whose products are not
         for part in (model.model.layers[0].self_attn.q_proj, model.model.layers[0].self_attn.k_proj):
@@ -257,7 +257,7 @@ def test_logits_that_are_no_numbers_stop_the_search(antiphase, refused, tmp_path
     )
 
 
-def test_what_was_found_outlives_a_refusal(antiphase, tmp_path, monkeypatch):
+def test_results_survive_a_refusal(antiphase, tmp_path, monkeypatch):
     """A score that fails at the fifth head leaves the four before it on disk."""
     from antiphase.calibration import search
 
@@ -279,7 +279,7 @@ def test_what_was_found_outlives_a_refusal(antiphase, tmp_path, monkeypatch):
 
 
 def test_one_search_in_a_folder_at_a_time(refused, tmp_path):
-    from antiphase.folders.held import only_one
+    from antiphase.folders.ownership import only_one
 
     with only_one(tmp_path / "s"):
         refused("is in use by another process", f"{SEARCH} --output s")

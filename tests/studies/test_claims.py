@@ -32,7 +32,7 @@ ORDERS = {"shots": 8, "accuracies": [], "margin": 0.1, "flip_share": 0.1}
 
 
 def in_orders(means, ratios, *, seeds=SEEDS, samples=400):
-    """Many-shot records by arm: mean accuracy over orders, and flips over those of answers drawn anew."""
+    """Many-shot records by arm: mean accuracy over orders, and flips over those of answers drawn at random."""
     return of_models("evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {
         **SHOTS, "samples": samples, "orders": {"random": {
             **ORDERS, "mean_accuracy": (mean := means[ARMS.index(arm)]),
@@ -145,7 +145,7 @@ def test_cells_where_the_baseline_is_on_floor_or_ceiling_tell_nothing():
     assert row.measured.endswith("off floor and ceiling: no cell")
 
 
-def test_who_exceeds_a_floor_does_so_by_more_than_chance_and_by_more_than_a_hair():
+def test_a_floor_is_exceeded_by_more_than_chance_and_a_margin():
     """Guessing systems of a hundred answers pass seldom; with many answers a hair is not enough."""
     generator = numpy.random.default_rng(0)
     for guess in (0.25, 0.5):
@@ -157,7 +157,7 @@ def test_who_exceeds_a_floor_does_so_by_more_than_chance_and_by_more_than_a_hair
     assert Floor(0.25, 10**6).exceeded_by(0.28)
 
 
-def test_seeds_that_only_guess_are_told():
+def test_seeds_that_only_guess_are_reported():
     """One of five that only guesses is no mean and no interval, but a count."""
     row = judged("Key information", "needles", needles((0.7, 0.9), failing=[("differential", 2)]))
     assert (row.verdict, row.difference, row.interval) == ("inconclusive", None, None)
@@ -193,7 +193,7 @@ def allocation(shares):
 
 
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
-def test_where_an_arm_looks_counts_only_in_pairs_that_find_as_much(name):
+def test_allocation_counts_only_in_pairs_of_equal_retrieval(name):
     records = allocation((0.1, 0.3))
     assert judged(name, "allocation", records, needles=needles((0.85, 0.9))).verdict == "reproduced"
     for accuracies, failing, told in (
@@ -210,14 +210,14 @@ def test_where_an_arm_looks_counts_only_in_pairs_that_find_as_much(name):
 
 
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
-def test_who_finds_the_answer_a_little_less_often_may_look_at_less_noise(name):
+def test_slightly_lower_retrieval_does_not_exclude_a_pair(name):
     row = judged(name, "allocation", allocation((0.1, 0.3)), needles=needles((0.9, 0.85)))
     assert row.verdict == "not testable"
     assert row.reason == "the differential models are right less often (softmax 90 %, differential 85 %)"
 
 
 @pytest.mark.parametrize("part", ["outliers", "compare"])
-def test_seeds_left_after_a_model_diverged_are_no_fair_sample(part):
+def test_seeds_left_after_a_model_diverged_are_not_a_fair_sample(part):
     name, records = ("Outliers: smaller largest hidden", of_models("evaluate-outliers", sizes))
     if part == "compare":
         name, records = "Language modelling", compared((3.0, 2.9))
@@ -298,7 +298,7 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
         (texts((40, 60), gold=100, wrong=100), "not testable", "the judge does not tell"),  # it says yes to all
         (texts((40, 60), gold=0, wrong=0), "not testable", "the judge does not tell"),
         (texts((40, 60), unjudged=3), "not testable", "the judge gave no verdict on 3000 of 100000 outputs"),
-        (texts((40, 60), copied=1.0), "not testable", "the softmax models copy what they are to summarise"),
+        (texts((40, 60), copied=1.0), "not testable", "the softmax models copy the texts that they should summarise"),
         (texts((40, 60), copied=1.0, kind="question answering"), "reproduced", ""),  # an answer may stand in the text
     ],
 )
@@ -348,7 +348,7 @@ def losses_of(by_bits):
         ("Quantization", "quantization", bits),
     ],
 )
-def test_what_an_untrained_model_has_too_counts_only_in_pairs_that_learned_as_much(name, part, values):
+def test_properties_of_untrained_models_count_only_in_pairs_that_learned_equally(name, part, values):
     def row(seeds=SEEDS, **changes):
         records = of_models(f"evaluate-{part}", values, seeds=seeds)
         return judged(name, part, records, compare=compared(**{"losses": (3.0, 2.95), "seeds": seeds, **changes}))
@@ -424,7 +424,7 @@ def test_bits_that_cost_nothing_cannot_cost_less(cost):
 
 
 def ends(gains, *, spread=0.0, seeds=SEEDS):
-    """What the text before takes off the loss at the end, by arm; with ``spread`` over windows around it."""
+    """By how much the preceding text lowers the loss at the end, by arm; with ``spread`` over windows around it."""
     windows = spread * numpy.random.default_rng(0).normal(size=100)
     return of_models("evaluate-long-context", lambda arm, seed: {"windows": 100, "length": 64, "curve": [], "tail": {
         "tokens": 8, "foreign_loss": 4.0, "gain": 1.0,
@@ -454,14 +454,14 @@ def test_windows_that_differ_are_part_of_the_interval(seeds):
     assert unsure.interval_is.sample == "per sample, one sample for all seeds of 100"
 
 
-def test_one_seed_is_told_as_one():
+def test_one_seed_is_called_one():
     records = [record for record in of_models("evaluate-outliers", sizes) if record.values["seed"] == 0]
     assert judged("Outliers: smaller largest attention", "outliers", records).reason == (
         "1 paired seed, five are needed"
     )
 
 
-def test_what_was_not_measured_is_not_judged():
+def test_claims_without_measurements_are_not_judged():
     records = of_models("evaluate-quantization", lambda arm, seed: losses_of({None: 3.0}))
     assert judged("Quantization", "quantization", records).verdict == "not testable"
     records = of_models(

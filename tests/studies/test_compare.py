@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphase.folders.held import is_in_use
+from antiphase.folders.ownership import is_in_use
 from antiphase.records import Record
 from support.records import without_times
 

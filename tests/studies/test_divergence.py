@@ -116,7 +116,7 @@ def test_a_ladder_with_a_diverged_run_has_no_law(tmp_path, diverging):
     record = scaling(preset, tmp_path / "s", widths=[16], steps=[])
     assert [run["loss"] is None for run in record.values["runs"]] == [True, False]
     assert record.values["runs"][0]["non_embedding_parameters"] > 0
-    assert {ladder["why_no_law"] for ladder in record.values["ladders"]} == {"a model's loss is no number"}
+    assert {ladder["why_no_law"] for ladder in record.values["ladders"]} == {"a model's loss is not finite"}
     drawn(record, tmp_path)
 
 

@@ -21,13 +21,6 @@ def trained(tmp_path, tiny_preset):
     return str(tmp_path / "trained")
 
 
-@pytest.fixture
-def book(tmp_path, generated_text):
-    path = tmp_path / "book.txt"
-    path.write_text(generated_text, encoding="utf-8")
-    return str(path)
-
-
 def test_the_extension_starts_from_the_weights_and_reads_further(tmp_path, trained):
     run = extension(trained, length=60, rope_theta=50_000.0, overrides=["training.steps=3"])
     record = train_run(run, tmp_path / "longer", resume=False)
@@ -53,7 +46,7 @@ def test_at_the_same_base_it_is_the_same_function_before_it_is_trained(tmp_path,
         torch.testing.assert_close(new(input_ids=ids).logits, old(input_ids=ids).logits, atol=1e-5, rtol=0)
 
 
-def test_what_is_not_said_is_the_models_own(trained):
+def test_unset_fields_keep_the_models_own_values(trained):
     run, own = extension(trained, length=75), load_preset(f"{trained}/run.yaml").run
     assert run.training.steps == 2  # a tenth
     assert run.training.batch_size == 2  # 6 × 25 tokens in sequences of 75
@@ -89,7 +82,7 @@ def test_a_run_on_text_goes_on_with_its_tokenizer_and_more_of_long_documents(
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "longer").config.max_position_embeddings == 240
 
 
-def test_what_cannot_be_extended_is_refused(tmp_path, trained, book):
+def test_unsuitable_models_are_refused(tmp_path, trained, book):
     for words, pattern in (
         ({"length": 25}, "--length 25 must be more than the 25 positions"),
         ({"length": 60, "overrides": ["data.sequence_length=50"]}, "--length 60 sets data.sequence_length"),

@@ -53,7 +53,7 @@ def test_a_finished_page_does_not_load_itself_again(study, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_shown_during_a_comparison_is_the_beginning_of_what_it_records(study, monkeypatch):
+def test_the_page_during_a_comparison_shows_the_beginning_of_its_record(study, monkeypatch):
     monkeypatch.setattr(compare_module, "FIRST_PAGE", 0.0)
     monkeypatch.setattr(compare_module, "NEXT_PAGES", 0.0)
     seen = []

@@ -13,7 +13,7 @@ import torch
 
 from antiphase.config import load_preset
 from antiphase.errors import DIVERGED, InputError, Interrupted
-from antiphase.folders.held import is_in_use
+from antiphase.folders.ownership import is_in_use
 from antiphase.studies import jobs
 from antiphase.studies.jobs import Job, parallel_runs, run_jobs
 
@@ -84,7 +84,7 @@ def test_a_run_that_diverged_leaves_the_others_going(tmp_path, job, scripts):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_run_that_read_other_text_is_no_part_of_the_study(tmp_path, job, scripts, finished):
+def test_a_run_that_read_other_text_is_not_part_of_the_study(tmp_path, job, scripts, finished):
     """The text has changed between two runs: each of them reads it anew."""
     (tmp_path / "text.sha256").write_text("one\n")
     write = "(folder / 'text.sha256').write_text(%r)"

@@ -10,11 +10,12 @@ import re
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForSequenceClassification
 
 from antiphase import AntiphaseConfig
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.data.tokenization import train_tokenizer
+from support.models import save, small_llama
 
 TEXT = (
     "The harbour lay quiet under a pale morning. Two boats, one red and one grey, rocked beside the pier. A gull "
@@ -78,15 +79,10 @@ def place(tmp_path_factory):
     tokenizer = train_tokenizer([TEXT], 300)
     for name in ("good", "attention", "hidden", "logits"):
         torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-            max_position_embeddings=1500,
-        )  # fmt: skip
-        model = LlamaForCausalLM(config)
+        model = small_llama(tokenizer, max_position_embeddings=1500)
         if name != "good":
             spoil(model, name)
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+        save(model, tokenizer, folder / name)
     (folder / "book.txt").write_text(TEXT * 40)
     (folder / "rows.all").write_text("".join(f"{i % 2} word {i}\n" for i in range(60)))
     (folder / "task.yaml").write_text("template: cr\ndata: rows.all\n")
@@ -139,7 +135,6 @@ def test_a_classifier_names_itself(tmp_path, antiphase):
     with torch.no_grad():
         model.score.weight.copy_(torch.where(model.score.weight < 0, -3e38, 3e38))
         model.model.norm.weight.fill_(1e9)
-    model.save_pretrained(tmp_path / "run")
-    tokenizer.save_pretrained(tmp_path / "run")
+    save(model, tokenizer, tmp_path / "run")
     code, _, err = antiphase("predict run --text harbour")
     assert (code, err) == (2, "antiphase: RUN run: its logits are NaN or infinite, so nothing can be measured\n")

@@ -13,7 +13,7 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.studies.registration import CLAIMS_FILE, Registration
+from antiphase.studies.registered_claims import CLAIMS_FILE, Registration
 from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
 from antiphase.studies.reproduce import parts as module
 from antiphase.studies.reproduce.budget import Fleet, run_budget
@@ -150,7 +150,7 @@ def test_the_estimate_counts_runs_and_ladder(text):
     assert estimate(only.scale, only.chosen, scale_preset(only), cores=2).short_runs == 0
 
 
-def test_a_scale_for_a_gpu_is_told_by_the_gpu(text, monkeypatch):
+def test_the_estimate_for_a_gpu_scale_counts_gpus(text, monkeypatch):
     request = ReproduceSettings(scale="small", data=[text])
     preset = scale_preset(request)
     assert estimate(request.scale, request.chosen, preset, cores=16).minutes is None

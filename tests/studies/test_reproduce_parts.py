@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from antiphase.cli import app
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies.registration import CLAIMS_FILE
+from antiphase.studies.registered_claims import CLAIMS_FILE
 from antiphase.studies.reproduce import ReproduceSettings
 from antiphase.studies.reproduce import measure as module
 from antiphase.studies.reproduce.measure import REQUEST, begin, registered_claims, scale_preset
@@ -92,7 +92,7 @@ def test_a_part_of_both_arms_follows_both_models(work):
 
 
 @pytest.mark.parametrize(("journal", "kept"), [(None, []), ("journal.jsonl", ["journal.jsonl"])])
-def test_what_a_stop_leaves_serves_where_there_is_a_journal(work, journal, kept):
+def test_parts_with_a_journal_continue_after_a_stop(work, journal, kept):
     counted = Counted(stop=True)
     with pytest.raises(KeyboardInterrupt):
         arms(work, counted, journal=journal)
@@ -158,7 +158,7 @@ def test_a_reproduction_that_began_without_claims_gets_none_later(tmp_path, requ
     assert registered_claims(output) is None
 
 
-def test_what_one_part_alone_needs_may_come_later_and_change(tmp_path, request_of, monkeypatch):
+def test_options_of_a_single_part_may_come_later_and_change(tmp_path, request_of, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
     (tmp_path / "news.jsonl").write_text('{"document": "A.", "summary": "B."}\n')
     for folder in ("tasks", "judge", "other"):
@@ -227,7 +227,7 @@ def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_o
         ({"judge": "j", "judge_data": ["absent.jsonl"]}, "--judge-data .*absent.jsonl"),
     ],
 )
-def test_what_a_part_lacks_is_told_before_anything_is_trained(tmp_path, request_of, monkeypatch, changes, words):
+def test_missing_options_of_a_part_are_reported_before_training(tmp_path, request_of, monkeypatch, changes, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
     (tmp_path / "news.jsonl").write_text('{"document": "A long day.", "summary": "A day."}\n')
@@ -244,7 +244,7 @@ def test_models_that_read_too_little_are_not_judged(request_of):
         scale_preset(request)
 
 
-def test_the_budget_is_told_before_anything_starts(tmp_path, request_of, monkeypatch):
+def test_the_budget_is_reported_before_anything_starts(tmp_path, request_of, monkeypatch):
     started = []
 
     def start(*given, **named):

@@ -10,8 +10,8 @@ from antiphase.errors import InputError
 from antiphase.evaluations import running
 from antiphase.evaluations.many_shot import measure as many_shot
 from antiphase.evaluations.running import evaluate, settings_of
-from antiphase.folders.held import LOCK
 from antiphase.folders.journal import JOURNAL
+from antiphase.folders.ownership import LOCK
 from antiphase.records import Record
 from antiphase.registry import measurements
 from antiphase.studies.training_run import train_run

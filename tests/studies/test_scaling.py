@@ -67,7 +67,7 @@ def ladder(*losses):
 @pytest.mark.parametrize(
     ("last", "arms"), [((2.0, 1.9), ""), ((2.4, 1.9), "softmax"), ((2.4, 2.8), "softmax and differential")]
 )
-def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, arms):
+def test_needs_for_equal_loss_are_shown_only_where_losses_always_fall(last, arms):
     _, found = ladder((3.0, 2.5, 2.2, last[0]), (3.1, 2.6, 2.2, last[1]))
     assert set(found.laws) == {"softmax", "differential"}
     assert bool(found.equal_loss) is not bool(arms)
@@ -77,10 +77,10 @@ def test_what_equal_loss_takes_is_told_only_where_more_was_always_better(last, a
 def test_a_diverged_run_leaves_points_and_no_law():
     runs, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.6, 2.3, None))
     assert (found.laws, found.equal_loss) == ({}, {})
-    assert found.why_no_law == "a model's loss is no number"
+    assert found.why_no_law == "a model's loss is not finite"
     record = Scaling(["softmax", "differential"], runs, [found]).record()
     assert loss_laws(record) is not None
-    assert "a model's loss is no number" in losses(record).note
+    assert "a model's loss is not finite" in losses(record).note
     assert losses(record).text()[-1][-1] == "–"
 
 
@@ -117,7 +117,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
         assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
     record = Record.load(tmp_path / "s")
     (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
-    assert "Not told what equal loss takes over tokens: a law needs at least 4 sizes." in table.note
+    assert "What equal loss takes is not shown over tokens: a law needs at least 4 sizes." in table.note
     assert len(figures.figures_of(record)["loss-laws"].axes) == 3
     assert run() == 2  # nothing is overwritten
     assert "add --resume" in capsys.readouterr().err

@@ -46,7 +46,7 @@ def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
     assert len(shared) == 1
 
 
-def test_what_cannot_be_upcycled_is_refused(tiny_preset, tmp_path):
+def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match="not a finished run"):
         upcycle_preset(str(tmp_path), tmp_path / "up")
     model = trained(tmp_path / "differential", tiny_preset, kind="differential")

@@ -11,7 +11,7 @@ from antiphase.config import CompareSettings, load_preset
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold
 from antiphase.studies.compare.comparison import claims_of, compared, verdict_words
 from antiphase.studies.compare.measure import first_passing
-from antiphase.studies.registration import Registration
+from antiphase.studies.registered_claims import Registration
 from antiphase.studies.verdicts import InFamily, Metric, compare_metric, in_family, learned_verdict, verdict
 from antiphase.uncertainty.seeds import Sample
 
@@ -61,14 +61,14 @@ def test_an_arm_that_failed_in_more_seeds_is_never_called_ahead():
     assert "is ahead of" not in text
 
 
-def test_no_common_seed_is_told():
+def test_a_missing_common_seed_is_reported():
     entry = compare_metric(STEPS, {"softmax": [None, 5.0], "differential": [3.0, None]}, "softmax")
     assert "differential in 1 of 2 seeds and softmax in 1 of 2 seeds" in entry.sentence
     assert entry.differences["differential"].describe() == {"mean": None, "interval": None, "seeds": 0, "values": []}
     assert entry.arms["softmax"].median == 5.0
 
 
-def test_nothing_known_is_no_entry():
+def test_an_unknown_metric_has_no_entry():
     assert compare_metric(STEPS, {"softmax": [None], "differential": [None]}, "softmax") is None
     assert compare_metric(STEPS, {"differential": [1.0]}, "softmax") is None
 
@@ -124,7 +124,7 @@ def test_turning_the_sign_turns_the_verdict(differences):
     assert verdict([-value for value in differences], lower_is_better=False, **given) == words.get(one, one)
 
 
-def test_few_seeds_are_no_verdict_in_words():
+def test_few_seeds_give_no_verdict():
     assert verdict_words(1, {}, {}).startswith("One seed is no verdict: a claim rests on at least 5 paired seeds.")
     assert verdict_words(4, {}, {}).startswith("4 seeds are no verdict")
     rows = {"loss": {"differential": InFamily(0.02, 0.06, "inconclusive")}}
@@ -173,7 +173,7 @@ def test_a_loss_that_follows_who_learned_is_not_averaged_and_another_is():
     losses = {"softmax": [0.25, 0.24, 0.31], "differential": [0.26, 1.69, 0.32]}
     entry = compare_metric(LOSS, losses, "softmax", threshold=LINE, accuracies=SPLIT)
     assert entry.differences["differential"].interval is None
-    assert entry.sentence.startswith("Held-out loss: follows who learned")
+    assert entry.sentence.startswith("Held-out loss: depends on who learned")
     text = {"softmax": [3.5, 3.4, 3.5], "differential": [3.6, 3.55, 3.62]}
     assert compare_metric(LOSS, text, "softmax", threshold=LINE, accuracies=SPLIT).learned is None
 
@@ -265,7 +265,7 @@ def test_only_what_was_written_down_before_gets_a_verdict():
     }  # fmt: skip
     assert found["holm"]["first-query accuracy"]["differential"]["p"] is None
     nothing = found_of(5, passes=quick, claims=[])
-    assert nothing["verdict"] == "No verdict: what is claimed was not written into the folder before the runs."
+    assert nothing["verdict"] == "No verdict: the claims were not written into the folder before the runs."
 
 
 def test_seed_that_never_passes_cannot_be_left_out_of_a_verdict():

@@ -26,6 +26,30 @@ def foreign_model(name, implementation, seed=1):
     return model
 
 
+def small_llama(tokenizer, **fields):
+    """A Llama of the size of the tokenizer; ``fields`` replace those of its configuration."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=len(tokenizer), **{**sizes, **fields}))
+
+
+def save(model, tokenizer, folder):
+    """Write both into a folder."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def randomize(model, std=0.3, **others):
+    """In evaluation mode, every parameter random, norms about 1; ``others``: spreads by a word of the name."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_norm = ("norm" in name.lower() or "ln_" in name) and name.endswith("weight")
+            spread = next((value for word, value in others.items() if word in name), std)
+            parameter.normal_(1.0 if is_norm else 0.0, spread, generator=generator)
+    return model.eval()
+
+
 def ids_of(*shape, words=61):
     """Tokens, none of them a special one."""
     return torch.randint(3, words, shape)

@@ -396,7 +396,7 @@ def test_smooth_scores(tmp_path, tokenizer, tiny_model):
         torch.testing.assert_close(probabilities(model, task.samples), logs.detach().exp())
 
 
-def test_logits_that_are_no_numbers_are_seen(tmp_path, tokenizer, tiny_model):
+def test_logits_that_are_not_finite_are_seen(tmp_path, tokenizer, tiny_model):
     path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", "0 fine\n1 bad\n")})
     model = tiny_model("softmax", vocab_size=len(tokenizer))
     with torch.no_grad():

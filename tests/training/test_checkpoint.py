@@ -275,8 +275,8 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_taken(tmp_p
     said = []
     assert found(tmp_path, *parts, say=said.append) == 1
     assert said == [
-        f"{tmp_path}/checkpoint/step-00000002 is damaged: {name} {words}; training goes on from step-00000001, and "
-        "does the steps since then again"
+        f"{tmp_path}/checkpoint/step-00000002 is damaged: {name} {words}; training continues from step-00000001, and "
+        "repeats the steps since then"
     ]
     saved(tmp_path, *parts, 2)  # in place of the damaged one
     assert steps_in(tmp_path) == [2, 1]
@@ -286,7 +286,7 @@ def test_a_damaged_file_of_the_newest_is_named_and_the_one_before_is_taken(tmp_p
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("how", DAMAGES)
-def test_where_none_is_whole_the_error_names_file_and_remedy(tmp_path, parts, name, how):
+def test_without_a_whole_checkpoint_the_error_names_file_and_remedy(tmp_path, parts, name, how):
     saved(tmp_path, *parts, 1)
     words = spoil(tmp_path / "checkpoint" / "step-00000001" / name, how)
     message = (
@@ -365,7 +365,7 @@ def test_a_checkpoint_of_the_first_format_is_refused_unopened(tmp_path, parts, h
     (tmp_path / home).mkdir()
     (tmp_path / home / "state.pt").write_bytes(b"pickled")
     message = (
-        f"{tmp_path / home} was written by an early version of antiphase 0.1.0, whose state.pt is not opened any more; "
+        f"{tmp_path / home} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
         f"finish the run with that version, or remove {tmp_path / home} to begin the run afresh, or choose another "
         "--output"
     )

@@ -127,7 +127,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings, 
     assert kept(tmp_path / "run")["progress"]["step"] == 5
 
 
-def test_a_run_that_diverged_is_not_gone_on_with(tmp_path, run, settings, monkeypatch):
+def test_a_run_that_diverged_is_not_continued(tmp_path, run, settings, monkeypatch):
     with pytest.raises(DivergedError):
         run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}

@@ -58,7 +58,7 @@ def test_interrupted_and_resumed_run_equals_the_whole_one(
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
-def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_comes_to_the_same_weights(
+def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_reaches_the_same_weights(
     tmp_path, run, outcome, assert_identical, name
 ):
     run(tmp_path / "whole")
@@ -69,8 +69,8 @@ def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_comes_to_the_same_
     said = []
     run(tmp_path / "parts", resume=True, say=said.append)
     assert said == [
-        f"{path.parent} is damaged: {name} is not what the run wrote; training goes on from step-00000010, and does "
-        "the steps since then again"
+        f"{path.parent} is damaged: {name} is not what the run wrote; training continues from step-00000010, and "
+        "repeats the steps since then"
     ]
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 

@@ -58,7 +58,7 @@ def test_matrices_decay_and_norms_and_lambda_do_not(tiny_model):
 
 
 @pytest.mark.parametrize("kind", ["differential", "differential_v2"])
-def test_what_makes_lambda_takes_its_own_multiple_of_the_rate(tiny_model, kind):
+def test_parameters_of_lambda_have_their_own_multiple_of_the_rate(tiny_model, kind):
     model = tiny_model(kind)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     optimizer = build_optimizer(model, TrainingSettings(steps=1, lambda_rate=0.1, weight_decay=0.3))

@@ -81,7 +81,7 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
     (tmp_path / "two" / "checkpoint" / "step-00000008" / "optimizer.safetensors").unlink()
     done = in_two_processes(tiny_preset, tmp_path / "two", *overrides, further=["--resume"])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("goes on from step-00000005") == 1, done.stdout
+    assert done.stdout.count("continues from step-00000005") == 1, done.stdout
     assert_identical(outcome(tmp_path / "two"), two)
 
 

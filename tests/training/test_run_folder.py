@@ -8,7 +8,7 @@ import pytest
 
 from antiphase.config import load_preset, to_yaml
 from antiphase.errors import InputError
-from antiphase.folders.held import is_in_use, only_one, undone_if_refused
+from antiphase.folders.ownership import is_in_use, only_one, undone_if_refused
 from antiphase.training.run_folder import MetricsLog, check_run, open_run, read_metrics
 
 HOLD = """

@@ -29,7 +29,7 @@ def test_a_run_goes_on_where_the_other_ended(run, trained, tmp_path):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-def test_resuming_does_not_start_anew(run, settings, trained, tmp_path, outcome, assert_identical):
+def test_resuming_does_not_start_over(run, settings, trained, tmp_path, outcome, assert_identical):
     changes = ("model.attention_type=softmax", f"training.start_from={trained}")
     run(tmp_path / "whole", *changes)
 
@@ -109,12 +109,12 @@ def test_other_sizes_are_refused_and_nothing_is_left(run, trained, tmp_path, cha
     assert not (tmp_path / "next").exists()
 
 
-def test_longer_sequences_than_before_are_no_other_model(run, trained, tmp_path):
+def test_longer_sequences_do_not_make_another_model(run, trained, tmp_path):
     changes = ["model.attention_type=softmax", "data.sequence_length=30", f"training.start_from={trained}"]
     assert run(tmp_path / "next", *changes).values["final"]["loss"] > 0
 
 
-def test_what_is_no_model_of_this_package_is_refused(run, trained, tmp_path):
+def test_models_of_other_packages_are_refused(run, trained, tmp_path):
     def refused(folder):
         with pytest.raises(InputError, match=r"training\.start_from") as caught:
             run(tmp_path / "next", "model.attention_type=softmax", f"training.start_from={folder}")

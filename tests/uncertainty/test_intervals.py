@@ -38,7 +38,7 @@ def test_without_trials_nothing_is_known():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
-def test_wilson_holds_the_truth_about_as_often_as_it_says():
+def test_wilson_covers_the_truth_about_as_often_as_it_says():
     drawn = numpy.random.default_rng(0).binomial(50, 0.3, 2000)
     held = [low <= 0.3 <= high for low, high in (wilson_interval(int(count), 50) for count in drawn)]
     assert sum(held) / 2000 == pytest.approx(0.95, abs=0.02)
@@ -53,14 +53,14 @@ def test_student_equals_scipy_and_the_table():
     assert mean_interval([0.0, 2.0], 0.9) == pytest.approx((1 - 6.314, 1 + 6.314), abs=1e-3)
 
 
-def test_student_of_equal_values_has_no_width_and_of_one_value_none():
+def test_student_has_zero_width_for_equal_values_and_none_for_one():
     assert mean_interval([0.5, 0.5, 0.5]) == (0.5, 0.5)
     assert mean_interval([0.5]) is None
     assert mean_interval([]) is None
 
 
 @pytest.mark.parametrize("probabilities", [(0.1, 0.1, 0.8), (0.3, 0.05, 0.65), (0.02, 0.0, 0.98)])
-def test_a_paired_interval_holds_the_truth_about_as_often_as_it_says(probabilities):
+def test_a_paired_interval_covers_the_truth_about_as_often_as_it_says(probabilities):
     truth = probabilities[0] - probabilities[1]
     held = 0
     for better, worse, _ in numpy.random.default_rng(0).multinomial(50, probabilities, 2000):

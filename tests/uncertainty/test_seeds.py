@@ -89,7 +89,7 @@ def test_variances_add_up_with_satterthwaites_degrees():
     assert (found.covers, found.sample) == ("seeds and sample", "standard errors, one sample for all seeds of 25")
 
 
-def test_seeds_that_agree_claim_no_more_than_their_samples_can_say():
+def test_agreeing_seeds_claim_no_more_than_their_samples_allow():
     """The case that was published: 294 to 295 right of 377 with each of three seeds gave ±0.3 points."""
     shares = [294 / 377, 294 / 377, 293 / 377]
     found = seeds_interval(shares, Sample.of_counts(shares, 377, shared=False))
@@ -110,7 +110,7 @@ def test_the_p_of_a_bootstrap_agrees_with_its_interval():
         assert seeds_interval(values, Sample.of_scores(scores, shared=True)) == one  # no draw is left to chance
 
 
-def test_pairing_by_sample_takes_away_what_both_find_hard():
+def test_pairing_by_sample_removes_common_difficulty():
     generator = numpy.random.default_rng(2)
     hard = generator.normal(0, 1, (1, 400))
     arms = [Sample.of_scores(mean + hard + generator.normal(0, 0.1, (5, 400)), shared=True) for mean in (1.0, 1.2)]

@@ -23,7 +23,7 @@ def test_log_rank_equals_a_calculation_by_hand():
     assert log_rank([None], [None, None], 5) is None
 
 
-def test_log_rank_errs_as_often_as_it_says_and_sees_a_difference():
+def test_log_rank_errs_at_its_nominal_rate_and_sees_a_difference():
     generator = numpy.random.default_rng(0)
 
     def drawn(scale):

@@ -171,7 +171,7 @@ def test_a_classifier_brings_that_of_its_own_run(tmp_path):
     ({"text": "1" * 600}, "--text has 600 tokens, more than the 256 of --length; shorten the text$"),
     ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions"),
 ])  # fmt: skip
-def test_what_cannot_be_looked_at_is_said(saved, tmp_path, fields, message):
+def test_unsuitable_models_are_refused_in_one_sentence(saved, tmp_path, fields, message):
     _, folder = saved("softmax")
     with pytest.raises(InputError, match=message):
         look(LookSettings(**{"name": folder, "text": "a", **fields}), tmp_path / "out")
@@ -249,7 +249,7 @@ def test_a_pair_shows_its_alignment_first_and_both_its_texts(pair, tmp_path, tex
     assert [layer.name for layer in layers][::2] == ["0 (target → source)", "0 (source)", "0 (target so far)"]
 
 
-def test_what_a_pair_cannot_show_is_said(pair, saved, tmp_path):
+def test_abilities_that_a_pair_lacks_are_named(pair, saved, tmp_path):
     _, folder = pair("softmax", vocab_size=90, source_vocab_size=4)
     _, whole = pair("differential")
     cases = [

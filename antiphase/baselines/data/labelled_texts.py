@@ -125,10 +125,6 @@ def _text(row: Row, column: str) -> str:
             f"{row.place}: the column '{column}' holds {type(text).__name__} instead of text; name the right one with "
             "--text-field"
         )
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return text
 
 

@@ -86,10 +86,6 @@ def _text(row: Row, field: str, flag: str) -> str:
     if not isinstance(value, str):
         kind = "nothing" if value is None else type(value).__name__
         raise InputError(f"{row.place}: the column '{field}' holds {kind} instead of text; name the right one")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return value
 
 

@@ -82,6 +82,18 @@ class ClassicPreTrainedModel(PreTrainedModel):
         else:
             super()._init_weights(module)
 
+    def embedded(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The embeddings (B, N, width) of token ids (B, N), or those that are given instead.
+
+        Raises:
+            ValueError: neither or both are given.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        if inputs_embeds is not None:
+            return inputs_embeds
+        return self.embed_tokens(input_ids).to(self.dtype)
+
     def embedding_std(self, width: int) -> float:
         """Standard deviation of initial embeddings: that of word2vec vectors, as in Kim (2014), section 4."""
         return WORD_STD

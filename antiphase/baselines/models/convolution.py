@@ -37,10 +37,7 @@ class ConvolutionModel(ConvolutionPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, inputs_embeds: Tensor | None = None
     ) -> BaseModelOutputWithPooling:
         """Embeddings (B, N, width), which are zero at padding, and the maxima (B, filters of all widths).
 
@@ -54,10 +51,7 @@ class ConvolutionModel(ConvolutionPreTrainedModel):
         Raises:
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, or the mask has another shape.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
+        inputs_embeds = self.embedded(input_ids, inputs_embeds)
         real = real_tokens(inputs_embeds, attention_mask)
         inputs_embeds = inputs_embeds * real.unsqueeze(-1)
         channels = inputs_embeds.transpose(1, 2)  # (B, width, N)

@@ -67,10 +67,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, the mask has another shape, or
                 a state is given for a bidirectional network.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
+        inputs_embeds = self.embedded(input_ids, inputs_embeds)
         if past_key_values is not None and self.config.bidirectional:
             raise ValueError("past_key_values cannot be used in a bidirectional network, which reads from the end too")
         inputs_embeds = self.dropout(inputs_embeds)

@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 
 from antiphase.baselines.models.configs import SequenceToSequenceConfig
 from antiphase.baselines.models.vanilla import VanillaModel, VanillaPreTrainedModel
+from antiphase.models.heads import VocabularyHead
 
 
 class SequenceToSequencePreTrainedModel(VanillaPreTrainedModel):
@@ -69,17 +70,11 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         )
 
 
-class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedModel, GenerationMixin):
+class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedModel, VocabularyHead, GenerationMixin):
     """The encoder–decoder with a language-model head, which generates the target text from the source text."""
 
+    model_class = SequenceToSequenceModel
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.decoder.embed_tokens.weight"}
-
-    def __init__(self, config: SequenceToSequenceConfig) -> None:
-        super().__init__(config)
-        self.model = SequenceToSequenceModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
     def get_encoder(self, *args: Any, **kwargs: Any) -> VanillaModel:
         """The encoder, which ``generate`` calls once."""

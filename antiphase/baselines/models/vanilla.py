@@ -7,13 +7,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
+from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPoolingAndCrossAttentions,
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, MaskedLMOutput
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
@@ -30,6 +26,7 @@ from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.positions import count_positions, sinusoidal_positions
 from antiphase.models.attention import attention_layer
+from antiphase.models.heads import CausalHead, VocabularyHead
 from antiphase.models.pretrained import AttendingPreTrainedModel
 
 
@@ -205,12 +202,9 @@ class VanillaModel(VanillaPreTrainedModel):
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, there are more tokens than
                 positions, or an encoder gets a cache.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
+        inputs_embeds = self.embedded(input_ids, inputs_embeds)
         if past_key_values is not None and not self.is_causal:
             raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids).to(self.dtype)
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         real = self._real_tokens(inputs_embeds, attention_mask, seen)
         if position_ids is None:
@@ -288,73 +282,34 @@ class VanillaModel(VanillaPreTrainedModel):
         return chosen * real.any(1, keepdim=True)
 
 
-class VanillaForCausalLM(VanillaPreTrainedModel, GenerationMixin):
+class VanillaForCausalLM(VanillaPreTrainedModel, CausalHead):
     """The decoder with a language-model head.
 
     Raises:
         InputError: the model is an encoder, which would see the tokens to predict.
     """
 
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    model_class = VanillaModel
 
     def __init__(self, config: VanillaConfig) -> None:
         if not config.is_causal:
             raise InputError("an encoder (is_causal: false) cannot predict the next token; set is_causal to true")
         super().__init__(config)
-        self.model = VanillaModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
-
-        ``labels`` are unshifted token ids; positions with -100 are ignored.
-        """
-        outputs = self.model(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,
-        )  # fmt: skip
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
-        )  # fmt: skip
 
 
-class VanillaForMaskedLM(VanillaPreTrainedModel):
+class VanillaForMaskedLM(VanillaPreTrainedModel, VocabularyHead):
     """The encoder with a head that predicts masked tokens (Devlin et al., 1810.04805, section 3.1).
 
     Raises:
         InputError: the model is a decoder, which does not see later tokens.
     """
 
-    _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
+    model_class = VanillaModel
 
     def __init__(self, config: VanillaConfig) -> None:
         if config.is_causal:
             raise InputError("masked language modelling needs an encoder; set is_causal to false")
         super().__init__(config)
-        self.model = VanillaModel(config)
-        self.vocab_size = config.vocab_size
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
 
     @can_return_tuple
     def forward(

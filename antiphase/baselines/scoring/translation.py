@@ -109,10 +109,7 @@ def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tenso
     """
     right = torch.tensor(alignment, dtype=torch.long, device=weights.device)
     rows = weights[:, :, : len(alignment)]
-    return {
-        "heads": (rows.argmax(-1) == right).sum(-1),
-        "layers": (rows.mean(1).argmax(-1) == right).sum(-1),
-    }
+    return {"heads": (rows.argmax(-1) == right).sum(-1), "layers": (rows.mean(1).argmax(-1) == right).sum(-1)}
 
 
 @torch.no_grad()

@@ -104,7 +104,7 @@ PRESENTATION = Presentation(
         "cancellation": Drawing(
             draw=by_layer,
             title="What two maps have in common",
-            caption="Left: correlation of the two maps of a head, and the share of mass that subtraction takes away. "
+            caption="Left: correlation of the two maps of a head, and the share of mass that subtraction removes. "
             "Middle: share of attention on other needles and filler, in each map and in what multiplies the values. "
             "Right: a mark for each head, before any norm. Dotted lines and hollow marks: the untrained model.",
             alternative="Line charts over layers of correlation, cancelled share and noise, and a mark for each head's "

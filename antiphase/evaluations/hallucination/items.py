@@ -135,13 +135,7 @@ class Prompted:
 
 
 def draw(
-    items: Sequence[Item],
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    name: str,
-    samples: int,
-    seed: int,
-    room: int | None,
+    items: Sequence[Item], tokenizer: PreTrainedTokenizerBase, *, name: str, samples: int, seed: int, room: int | None
 ) -> Prompted:
     """Draw items in random order, the same for every model, without those that do not fit.
 

@@ -363,11 +363,7 @@ def _json_line(values: dict[str, Any]) -> str:
 
 
 def _result(
-    name: str,
-    judge: JudgeName,
-    drawn: Mapping[str, Prompted],
-    systems: Mapping[str, Sequence[System]],
-    judged: _Judged,
+    name: str, judge: JudgeName, drawn: Mapping[str, Prompted], systems: Mapping[str, Sequence[System]], judged: _Judged
 ) -> Hallucination:
     tasks = {
         data: DataVerdicts(

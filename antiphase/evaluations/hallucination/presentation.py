@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.evaluations.hallucination import GOLD, LEAD, MODEL, WRONG, Hallucination, SystemScore
-from antiphase.report.plots import PERCENT, STYLE, visible
+from antiphase.report.plots import PERCENT, STYLE, legend_below, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, percents_text
 
@@ -87,7 +87,7 @@ def beside(found: Hallucination) -> Table | None:
                Column("Copied", "percent"), Column("Words", "number"), Column("F1", "percent")]  # fmt: skip
     note = (
         "Coverage: share of the reference's content words, or of its names and numbers, that the output has. Copied: "
-        "share of its words in runs of four that stand in the text. Words: its mean length. F1: SQuAD's, of answers."
+        "share of its words in runs of four that occur in the text. Words: its mean length. F1: SQuAD's, of answers."
     )
     return Table(title="What the outputs cover and copy", columns=columns, rows=rows, note=note)
 
@@ -144,9 +144,7 @@ def verdicts(found: Hallucination) -> Figure | None:
         axes.set(title=visible(name, 60), xlim=(0, 1))
         axes.grid(visible=False, axis="y")
         axes.xaxis.set_major_formatter(PERCENT)
-    handles, labels = panels[0].get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    figure.legend(list(once.values()), list(once), loc="outside lower center", ncols=3, fontsize=9)
+    legend_below(figure, 3)
     return figure
 
 

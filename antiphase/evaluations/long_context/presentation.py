@@ -39,7 +39,7 @@ def context_worth(found: LongContext) -> Table | None:
             [f"the {tail.tokens:,} tokens before", tail.little_loss, ""],
             ["gain from context", tail.context_gain, interval_text(tail.context_gain_interval)],
         ]
-        note = "The gain from context is what the rest of the window's own text takes off the loss with little of it."
+        note = "The gain from context is how much the rest of the window's own text lowers the loss."
     return Table(title=f"The last {tail.tokens:,} tokens of each window", columns=columns, rows=rows, note=note)
 
 
@@ -66,7 +66,7 @@ def loss_by_length(found: LongContext) -> Figure | None:
 PRESENTATION = Presentation(
     introduction="How the loss falls as more of the text is in view, over windows of full length only. "
     "The second table scores the windows' ends again, behind little of their own text and behind another window's "
-    "beginning: what length alone gives, shows there too.",
+    "beginning: the control shows what length alone gives.",
     tables=lambda record: [positions(record), context_worth(record)],
     figures={
         "loss-by-length": Drawing(

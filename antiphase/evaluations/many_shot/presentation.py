@@ -59,8 +59,8 @@ def orders(read: ManyShot) -> Table | None:
                Column("Commonest label", "percent")]  # fmt: skip
     note = (
         "A model that always gives one answer has margin 0: read it beside accuracy, flips and the commonest label. "
-        "Expected by chance: 2p(1-p), what answers drawn anew for each order, right as often, would flip from right to "
-        "wrong or back between two orders. Fewer than 200 asked decide nothing about orders."
+        "Expected by chance: 2p(1-p), the share that would flip between right and wrong if answers of the same "
+        "accuracy were drawn at random for each order. Fewer than 200 questions decide nothing about orders."
     )
     if any(row.pair_flips is None for found in read.tasks.values() for row in found.orders.values()):
         note += " An older record: it has no flips between two orders."

@@ -68,8 +68,8 @@ def differences(needles: Needles) -> Table | None:
         Column("Contexts", "integer"), Column("Points"), Column("95 %"),
     ]  # fmt: skip
     note = (
-        "The same contexts for both; better and worse: only the one, or only the other, was right. The interval is "
-        "Bonett and Price's; one that holds 0 shows no difference."
+        "The same contexts for both; better and worse: contexts on which only one of the two was right. The "
+        "interval is Bonett and Price's; if it includes 0, no difference is shown."
     )
     return Table(title="Paired differences", columns=columns, rows=cells, note=note)
 

@@ -26,9 +26,9 @@ def largest(found: Outliers) -> Table | None:
         for row in found.rows
     ]
     note = (
-        "Sizes |q·k| · scale and |hidden|. Kurtosis: of all signed values of a layer, 3 of normal ones. Over channels: "
-        "of their root mean squares over tokens, 1 where all are equal, the width where there is one alone. Kurtoses "
-        'of "all" are means over layers.'
+        "Sizes |q·k| · scale and |hidden|. Kurtosis: of all signed values of a layer, 3 if they are normal. Over "
+        "channels: of their root mean squares over tokens, 1 if all are equal, the width if only one is not 0. "
+        'Kurtoses of "all" are means over layers.'
     )
     return Table(title="Largest values", columns=columns, rows=cells, note=note)
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization import GRANULARITIES
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.chosen import ChosenMaps, MapChoice, softmax_of
 from antiphase.instrumentation.hooks import transformed
+from antiphase.instrumentation.selected_maps import ChosenMaps, MapChoice, softmax_of
 
 
 @contextmanager

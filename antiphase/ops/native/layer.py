@@ -135,25 +135,9 @@ native_v1_step = operator("native_v1_step", attend_in_v1)
 
 
 @torch.library.register_fake("antiphase::native_v1_step")
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    weight: Tensor,
-    mask: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-    initial: float,
-    eps: float,
-    factor: float,
-) -> Tensor:
-    return empty_output(query, value, q1, groups)
+def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *rest: Any) -> Tensor:
+    groups = rest[5]
+    return empty_output(query, value, lam, groups)
 
 
 norm, lambda_of, v1_step = (

@@ -120,20 +120,8 @@ native_attention = operator("native_attention", attend)
 
 
 @torch.library.register_fake("antiphase::native_attention")
-def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor | None,
-    mask: Tensor | None,
-    query_edges: Tensor | None,
-    key_edges: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-    save: bool,
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
+    groups, save = rest[3], rest[-1]
     return empty_output(query, value, lam, groups), _empty_statistics(query, save)
 
 
@@ -182,20 +170,9 @@ native_attention_backward = operator("native_attention_backward", attend_backwar
 
 @torch.library.register_fake("antiphase::native_attention_backward")
 def _(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor | None,
-    mask: Tensor | None,
-    query_edges: Tensor | None,
-    key_edges: Tensor | None,
-    statistics: Tensor,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    statistics = rest[3]
     grad_lam = statistics.new_empty(0) if lam is None else lam.new_empty(lam.shape)
     return (*_empty_grads(query, key, value), grad_lam)
 
@@ -253,15 +230,7 @@ native_attention_of_few = operator("native_attention_of_few", attend_few)
 
 @torch.library.register_fake("antiphase::native_attention_of_few")
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor | None,
-    mask: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
+    query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, mask: Tensor | None, groups: int, *_: Any
 ) -> Tensor:
     return empty_output(query, value, lam, groups)
 

@@ -118,7 +118,7 @@ def why_not_on(device: torch.device) -> str | None:
         if gpu.major < 8 or shared < SHARED_BYTES:
             return (
                 "the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with 163 KiB of shared "
-                f"memory for a block of threads, such as A100 or H100; {gpu.name} is none; {REMEDY}"
+                f"memory for a block of threads, such as A100 or H100; {gpu.name} is not one of them; {REMEDY}"
             )
         return None
     if device.type == "cpu" and INTERPRETED:

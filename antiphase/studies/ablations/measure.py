@@ -1,7 +1,7 @@
 """What differential attention owes to each of its parts, and its rivals: ``antiphase ablations`` (2410.05258, table 6).
 
-Every row is an arm trained on the same data in the same order; its loss is divided into what the context has said
-before (AR-hit) and the rest, and set beside the arm that it departs from and the paper's number.
+Every row is an arm trained on the same data in the same order; its loss is split into tokens that the context has
+shown before (AR-hits) and the rest, and compared with the arm from which it departs and with the paper's number.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def ablations(
 
     Args:
         preset, left_out: from ``ablation_preset``.
-        frequent: pairs that stand in the training text more often than this are no AR-hits.
+        frequent: pairs that occur more often than this in the training text are no AR-hits.
 
     Returns:
         The record of kind "ablations".
@@ -103,7 +103,7 @@ def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> dict[str, Any]:
 
 
 def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> dict[str, float | None]:
-    """The slices of a model's loss; None of a run that diverged."""
+    """The slices of a model's loss; None for a run that diverged."""
     if is_diverged(values):
         return dict.fromkeys(METRICS)
     with refused_by_model(str(folder)):
@@ -111,7 +111,7 @@ def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> di
 
 
 def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The mean of several lists of one number a layer; None where a model diverged."""
+    """The mean of several lists with one number per layer; None where a model diverged."""
     lists = [norms for norms in lists if norms]  # a run may diverge before it logs any
     layers = [[norm for norm in layer if norm is not None] for layer in zip(*lists, strict=True)]
     return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
@@ -147,6 +147,6 @@ def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 interval=difference["interval"],
             )
             if difference["seeds"] == len(own)
-            else "inconclusive"  # seeds of which none diverged are no fair sample
+            else "inconclusive"  # if a seed diverged, the others are not a fair sample
         )  # fmt: skip
     return found

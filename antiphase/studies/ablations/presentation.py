@@ -49,7 +49,7 @@ def losses(record: Record) -> Table | None:
         f"{slices['left_out']:,} more are others, because training shows their pair more than {slices['frequent']} "
         f"times (in {slices['training_tokens']:,} tokens)"
         if slices["training_tokens"]
-        else "of a synthetic task no pair is left out for being frequent"
+        else "in a synthetic task no pair is left out for being frequent"
     )
     note = (
         f"Nats per token, mean of {_count(record.seeds)}; differences are paired. AR-hits: {slices['hits']:,} tokens "
@@ -173,7 +173,7 @@ def differences(record: Record) -> Figure | None:
 
 @matplotlib.rc_context(STYLE)
 def gradients_by_layer(record: Record) -> Figure | None:
-    """Gradient norm of each layer, mean over training, with and without what is said to align them."""
+    """Gradient norm of each layer, mean over training, with and without the parts that are said to align them."""
     rows = [row for row in rows_of(record) if row.get("gradient_norms") and row["arm"] in ALIGNED]
     if len(rows) < 2:
         return None

@@ -35,7 +35,7 @@ class Ablation:
     claim: str | None = None
     """What the paper says of its loss: "lower" or "higher" than ``against``'s; None: no difference worth a claim."""
     equal: bool = False
-    """Whether the MLP's width makes up for parameters that ``against`` does not have, or has besides."""
+    """Whether the MLP's width compensates for parameters that only the row or only ``against`` has."""
 
 
 def _maps(model: ModelSettings) -> int:
@@ -100,7 +100,7 @@ def _grouped(model: ModelSettings) -> Changes:
     heads = _maps(model) // 2
     ratio = next((ratio for ratio in RATIOS if heads % ratio == 0), None)
     if ratio is None:
-        raise InputError(f"{heads} differential heads are no multiple of 2 or 3, so no noise head can be shared")
+        raise InputError(f"{heads} differential heads are not a multiple of 2 or 3, so no noise head can be shared")
     noise = heads // ratio
     return {"attention_type": "differential", "num_noise_heads": noise, "num_key_value_heads": 2 * noise}
 
@@ -149,13 +149,14 @@ TABLE_6 = (
     "softmax", "softmax-half-heads", "softmax-half-heads-norm", "differential", "no-norm", "lambda-init-0.8",
     "lambda-init-0.5", "lambda-fixed", "lambda-scalar", "lambda-head", "no-factor", "no-norm-no-factor",
 )  # fmt: skip
-"""Rows that are trained unless others are named: the paper's, the forms of λ, and what is said to let it train."""
+"""Rows that are trained unless others are named: the paper's, the forms of λ, and the parts that are said to let it
+train."""
 
 
 def ablation_preset(
     preset: Preset, names: Sequence[str] = (), *, rivals: bool = False
 ) -> tuple[Preset, dict[str, str]]:
-    """The comparison of the rows, and why rows that were not asked for by name are not among them.
+    """The comparison of the rows, and the reasons why rows that were not named are left out.
 
     A row takes the settings that the preset's arm of its ``attention_type`` has (its learning rate, say).
 

@@ -1,4 +1,4 @@
-"""What search, application and study do alike: tasks, the model as it is, samples that judge, and the record."""
+"""What search, application and study share: tasks, the uncalibrated model, held-out samples, and the record."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
-"""What a search may raise: the task's own metric, or the probability of the right answer."""
+"""What a search may increase: the task's own metric, or the probability of the right answer."""
 CHOSEN_ON = "chosen_on"
-"""In a plan's scores: hashes of the samples that chose its heads."""
+"""The field of a plan's scores with the hashes of the samples that chose its heads."""
 LEAST_JUDGES = 10
 """Samples of a task that a gain may rest on; fewer say nothing about its spread."""
 
@@ -157,7 +157,7 @@ def saved(
 
 
 def hash_of_sample(sample: Sample) -> str:
-    """By what a sample is known again, behind other examples too: its own text, what may follow, what is right."""
+    """What identifies a sample, whatever examples precede it: its own text, its choices and the right answer."""
     parts = {name: (start, stop) for name, start, stop in sample.spans}
     start, stop = parts.get("question", (0, len(sample.prompt)))
     options = [sample.decode(list(option)) for option in sample.options]

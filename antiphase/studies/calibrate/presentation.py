@@ -16,7 +16,7 @@ from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.settings import Standing
 
 POINTS = 100
-"""Shares are told in points of a hundred."""
+"""Changes of shares are shown in percentage points."""
 
 
 def standings(tasks: Sequence[Standing]) -> Table | None:

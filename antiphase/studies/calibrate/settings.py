@@ -13,7 +13,7 @@ from antiphase.flags import flag
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings(ModelSettings):
-    """Of a command that asks a model tasks."""
+    """Settings of a command that gives tasks to a model."""
 
     tasks: Sequence[str] = flag(
         "Task file (YAML), at least 'template: trec' and 'data: FILE'. Repeatable.", name="--task", default=()
@@ -34,7 +34,7 @@ def score_flag(help: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceSettings(TaskSettings):
-    """Of a command that chooses heads; alpha, beta and mode are checked by the plan that is made of them."""
+    """Settings of a command that chooses heads; alpha, beta and mode are checked by the plan made from them."""
 
     layers: Sequence[int] | None = flag(
         "Layers to search, counted from 0, e.g. 2-9 or 2,4,6; default: all.",

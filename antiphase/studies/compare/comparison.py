@@ -1,4 +1,4 @@
-"""The numbers of finished runs compared over paired seeds, in words, with a verdict on each claim written before."""
+"""Finished runs compared over paired seeds: numbers, sentences, and a verdict on each claim registered before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphase.config import CompareSettings, Preset
 from antiphase.outcomes import LearnedThreshold
-from antiphase.studies.registration import UNREGISTERED, Registration
+from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     SEEDS_FOR_A_VERDICT,
     Comparison,
@@ -35,7 +35,7 @@ def steps_metric(settings: CompareSettings) -> Metric:
 
 
 def claims_of(preset: Preset) -> list[dict[str, Any]]:
-    """What a comparison may give a verdict on, the primary measure first: each arm beats the first in each number.
+    """The claims that a comparison may judge, the primary measure first: each arm beats the first in each number.
 
     Primary is the loss on text, and on the synthetic task, which is nothing but retrieval, its accuracy.
     """
@@ -54,7 +54,7 @@ def claims_of(preset: Preset) -> list[dict[str, Any]]:
 
 
 def claim_name(metric: str, arm: str) -> str:
-    """By which a claim is known."""
+    """The name of a claim."""
     return f"{metric}, {arm}"
 
 
@@ -168,7 +168,7 @@ def _measured(
 ) -> list[tuple[Metric, Series, dict[str, Sample]]]:
     """What is compared: arm → one value for each seed, and what is known of its sample.
 
-    A threshold that every run began above tells nothing apart.
+    A threshold above which every run began distinguishes nothing.
     """
     by_key = {(run["arm"], run["seed"]): run for run in runs}
 
@@ -207,7 +207,7 @@ def verdict_words(
             f"{SEEDS_FOR_A_VERDICT} paired seeds. Read this as an observation about these runs."
         )
     if not is_registered:
-        return "No verdict: what is claimed was not written into the folder before the runs."
+        return "No verdict: the claims were not written into the folder before the runs."
     parts = []
     for metric, arms in verdicts.items():
         for arm, word in arms.items():

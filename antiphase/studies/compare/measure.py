@@ -1,4 +1,4 @@
-"""Arms trained on the same data in the same order, and what their attention does then, beside untrained models."""
+"""Arms trained on the same data in the same order, and what their attention does, compared with untrained models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from antiphase.studies.compare.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report, is_diverged
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.registration import Registration, register, registered
+from antiphase.studies.registered_claims import Registration, register, registered
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
 from antiphase.training.run_model import LanguageModel, build_model
@@ -56,7 +56,7 @@ def compare(
     """Train every arm with every seed, measure all, and write ``record.json`` in ``output``.
 
     Args:
-        resume: go on with the study that ``output`` holds.
+        resume: continue the study that ``output`` holds.
         report: called when a run has new metrics.
         say: called with what happens outside the runs.
         begin: called before anything is read, to make what arms start from.
@@ -67,7 +67,7 @@ def compare(
 
     Raises:
         InputError: settings or files that cannot be used, or a folder that holds another study.
-        Interrupted: Ctrl-C; ``resume`` goes on from the checkpoints.
+        Interrupted: Ctrl-C; ``resume`` continues from the checkpoints.
     """
     if len(preset.compare.arms) < 2:
         raise InputError("compare.arms must hold at least two arms")
@@ -194,7 +194,7 @@ def _parameters(run: dict[str, Any]) -> dict[str, int]:
 
 
 def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
-    """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
+    """The needle grid; all arms of a seed read the same sequences, other seeds read others."""
     evaluation = run.evaluation
     return needle_grid(
         predictor(model),
@@ -206,7 +206,7 @@ def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed
 
 
 def _has_attention(run: RunSettings) -> bool:
-    """Whether there is anything to see of where a model looks: recurrent networks carry a state instead."""
+    """Whether a model has attention to look at; recurrent networks carry a state instead."""
     return run.model.kind == "transformer"
 
 

@@ -1,4 +1,4 @@
-"""Tables of trained arms: what they came to, every compared number, runs and learning curves."""
+"""Tables of trained arms: results, every compared number, runs and learning curves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGEST_CURVE = 1500
 
 
 def headline(record: Record) -> Table | None:
-    """What the runs came to: one column for each arm, beside the guess rate and the untrained model."""
+    """The results of the runs: one column for each arm, beside the guess rate and the untrained model."""
     runs, arms = runs_of(record), arms_of(record)
     if not runs:
         return None
@@ -93,7 +93,7 @@ def _accuracy_row(
         known = present(values)
         spread = f" {_brackets(min(known), max(known), 'percent')}" if known else ""
         cells.append("{} of {} seeds".format(*counts[arm]) + spread)
-    return [f"{name}: seeds above {100 * threshold.at:g} %, who learned", *cells]
+    return [f"{name}: seeds that learned (above {100 * threshold.at:g} %)", *cells]
 
 
 def _loss_row(
@@ -101,7 +101,7 @@ def _loss_row(
     accuracies: Mapping[str, Sequence[float | None]],
     threshold: LearnedThreshold | None,
 ) -> list[str]:
-    """Medians; of an arm whose losses follow who learned, those that did and those that did not."""
+    """Medians; for an arm whose losses depend on which seeds learned, those of both groups."""
     split = {
         arm: threshold is not None and follows(values, accuracies[arm], threshold) for arm, values in losses.items()
     }
@@ -128,7 +128,7 @@ def _loss_row(
 
 
 def median_and_range(values: Sequence[float | None], style: str, seeds: str = "seeds") -> str:
-    """``81.2 % [79.0–83.1]``: median, smallest and largest; missing seeds are counted aloud."""
+    """``81.2 % [79.0–83.1]``: median, smallest and largest; missing seeds are counted in words."""
     numbers = present(values)
     if not numbers:
         return "–"
@@ -140,7 +140,7 @@ def median_and_range(values: Sequence[float | None], style: str, seeds: str = "s
 
 
 def _brackets(low: float, high: float, style: str) -> str:
-    """``[79.0–83.1]``; the sign of per cent stands once, before the bracket."""
+    """``[79.0–83.1]``; the per cent sign appears once, before the bracket."""
     return f"[{format_value(low, style)}–{format_value(high, style)}]".replace(" %", "")
 
 

@@ -45,7 +45,7 @@ def extension(
     long_share: float | None = None,
     overrides: Sequence[str] = (),
 ) -> RunSettings:
-    """Settings of the run that goes on from a finished one with sequences of ``length`` tokens.
+    """Settings of the run that continues a finished one with sequences of ``length`` tokens.
 
     They are the model's own but for what is given here. A batch keeps its number of tokens, the learning rate warms up
     and decays anew, and a tenth of the steps is made.

@@ -12,7 +12,7 @@ from antiphase.evaluations.settings import DeviceSettings
 from antiphase.flags import flag
 
 PAPER = "paper"
-"""The scale that is not run: what its models would take is told."""
+"""The scale that is not run; only what its models would take is reported."""
 TITLES = {
     "compare": "training both arms; loss, retrieval and allocation of attention",
     "harness": "downstream tasks (Tables 1 and 8)",
@@ -24,18 +24,18 @@ TITLES = {
     "hallucination": "summaries and answers, judged (Table 4)",
     "outliers": "largest attention logits and hidden states (Table 5)",
     "quantization": "attention logits in few bits (Figure 8)",
-    "ablations": "parts taken away (Table 6)",
+    "ablations": "parts removed (Table 6)",
     "cancellation": "what the two maps have in common",
     "throughput": "tokens a second (Table 7)",
 }
 PARTS = tuple(TITLES)
-"""In the order of the paper's section 3."""
+"""All parts, in the order of the paper's section 3."""
 STUDIES = ("compare", "scaling", "ablations")
 """Parts that train, each with a record of its own."""
 PAIRED = ("needles", "allocation", "harness")
 """Parts that measure both arms of a seed together."""
 OWN = ("tasks", "include_path", "trust_task_code", "judge", "judge_data")
-"""Settings that concern one part alone, which may be asked for later, or again with other values."""
+"""Settings of a single part, which may be asked for later, or again with other values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ReproduceSettings(DeviceSettings):
         return [*self.settings, *([f"training.device={self.device}"] if self.device != "auto" else [])]
 
     def kept(self) -> dict[str, Any]:
-        """What records and folders keep of them, by the names there."""
+        """The settings that records and folders keep, under the names used there."""
         return {
             "scale": self.scale, "data": self.data, "validation": self.validation, "parts": self.chosen,
             "settings": self.overrides, **{name: getattr(self, name) for name in OWN},
@@ -153,7 +153,7 @@ class Judgement:
     interval_is: Basis | None = None
     differences: list[float] | None = None
     seeds: int | None = None
-    """With a difference."""
+    """Number of seeds with a difference."""
     learned: dict[str, list[int]] | None = None
     """Arm to how many seeds learned, and of how many."""
     line: float | None = None
@@ -194,7 +194,7 @@ class Models:
     """What the paper's models have to be told apart from."""
 
     parameters: dict[str, int]
-    """By arm."""
+    """Number of parameters by arm."""
     sequence_length: int
     tokens: int
     description: str = ""
@@ -230,7 +230,7 @@ class RunBudget:
     flops_a_token: float
     flops: float
     state_bytes: int
-    """Of weights, gradients and the optimizer."""
+    """Memory of weights, gradients and the optimizer."""
     activation_bytes: int
-    """Of a micro-batch."""
+    """Memory of the activations of a micro-batch."""
     days: float

@@ -1,7 +1,7 @@
-"""What models must have learned for a claim to be told by them: pairs of equal ability, and why records cannot show it.
+"""What models must have learned before they can show a claim: pairs of equal ability, and why records cannot show it.
 
-A claim of where models look, or of what they do alike, means something only of pairs whose two models learned as much,
-by the claim's own primary measure. Whichever arm is behind, its pair is left out.
+A claim about where models attend, or about what both can do, is meaningful only for pairs whose two models learned
+equally much by the claim's own primary measure. A pair is left out whichever arm is behind.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ LOSS_WITHIN, MEAN_LOSS_WITHIN = 0.1, 0.01
 FEWEST_IN_ORDERS = 200
 """Rows asked in every order: of fewer, flips between orders are mostly chance."""
 MOSTLY_COPIED = 0.9
-"""Share of a summary's words in runs taken from the text, from which on it is a copy."""
+"""Share of a summary's words in runs taken from the text from which on it counts as a copy."""
 LEAST_LOST = 1e-3
-"""Nats a token that few bits must cost before it can be told who loses less."""
+"""Nats a token that few bits must cost before the arms can be compared."""
 NO_BETTER = "not shown to beat a guess"
 Lacking = Mapping[str, Sequence[set[str]]]
-"""Reason to the arms, seed by seed, that it holds for."""
+"""Reason to the arms for which it holds, seed by seed."""
 
 
 @dataclass(frozen=True)
 class Ability:
-    """What both models of a pair must have in like measure."""
+    """What both models of a pair must have to a similar degree."""
 
     lacking: Lacking
     values: Series
-    """By which it is told who has more of it on average, over the pairs that are left."""
+    """Shows which arm has more of it on average, over the remaining pairs."""
     mean_within: float | None = None
-    """By how much the arm that has a claim's measure better may have less; None: that is not asked."""
+    """By how much less the arm that is better in the claim's measure may have; None: not checked."""
     is_loss: bool = False
 
     def left(self) -> list[int]:
-        """Places of the seeds in which neither arm lacks anything."""
+        """Indices of the seeds in which neither arm lacks anything."""
         seeds = range(len(self.values[BASELINE]))
         return [seed for seed in seeds if not any(arms[seed] for arms in self.lacking.values())]
 
@@ -88,7 +88,7 @@ class Ability:
         if (behind if self.is_loss else -behind) <= self.mean_within:
             return None
         if self.is_loss:
-            return f"the {arm} models have a higher loss, and what has learned less has this better"
+            return f"the {arm} models have a higher loss, and a model that has learned less scores better here"
         shown = ", ".join(f"{name} {100 * mean:.0f} %" for name, mean in means.items())
         return f"the {arm} models are right less often ({shown})"
 
@@ -119,9 +119,8 @@ def equally_right(values: Series, floor: Floor) -> Ability:
 
 
 def equally_trained(compare: Comparison | None, models: Sequence[OfModel[Any]]) -> list[Ability]:
-    """Like held-out loss, and either both retrieve or neither does; of the seeds of these models.
-
-    Nothing where the comparison is not there.
+    """Similar held-out loss, and either both retrieve or neither does, for the seeds of these models. Empty without a
+    comparison.
     """
     if compare is None:
         return []
@@ -152,7 +151,7 @@ def _behind(pair: Mapping[str, float | None], within: float, *, is_loss: bool) -
 
 
 def finding(found: Found) -> list[Ability]:
-    """Where an arm looks for an answer means little while it finds none: who looks at one token has no noise."""
+    """Where an arm attends means little while it finds no answers: a model that attends to one token has no noise."""
     floor = pooled(cells_of_allocation(found).values())
     return [] if floor is None else [equally_right(found_there(found), floor)]
 
@@ -167,10 +166,10 @@ def naming_labels(found: Found) -> list[Ability]:
 
 
 def was_asked(found: Found) -> str | None:
-    """Whether it is known how often the answer is found that models look for."""
+    """Whether the records say how often the models find the answer that they look for."""
     if not found.needles:
         return "it needs the part needles, which says whether the models find the answers"
-    return None if cells_of_allocation(found) else "the part needles has not asked with as many needles"
+    return None if cells_of_allocation(found) else "the part needles was not run with as many needles"
 
 
 def can_tell(found: Found) -> str | None:
@@ -179,7 +178,7 @@ def can_tell(found: Found) -> str | None:
 
 
 def has_orders(found: Found) -> str | None:
-    """Enough answers in every order, from models that could do better and that the order matters to."""
+    """Enough answers in every order, from models that could do better and for which the order matters."""
     asked = sum(task.samples for task, _ in in_orders(found.many_shot[0].result))
     if not asked:
         return "no orders were drawn"
@@ -217,7 +216,7 @@ def costs_something(found: Found) -> str | None:
 
 
 def is_judged(found: Found) -> str | None:
-    """Verdicts count where the judge tells true texts from false ones, gives them, and the models do not just copy."""
+    """Verdicts count if the judge distinguishes true from false texts and answers, and the models do not just copy."""
     yes = {}
     for role in (GOLD, WRONG):
         own = of_system(found.hallucination[0].result, role)
@@ -234,5 +233,5 @@ def is_judged(found: Found) -> str | None:
         rows = [row for task in tasks if task.kind == "summarization" for row in task.systems if row.system == MODEL]
         copied = [row.copied for row in rows if row.copied is not None]
         if copied and statistics.fmean(copied) > MOSTLY_COPIED:
-            return f"the {arm} models copy what they are to summarise"
+            return f"the {arm} models copy the texts that they should summarise"
     return None

@@ -1,6 +1,6 @@
 """What a training run takes, from its settings alone: parameters, floating-point operations, memory and days.
 
-The model is built on the meta device, so no memory is needed to ask.
+The model is built on the meta device, so this needs no memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 
 from antiphase.config import Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
-from antiphase.folders.held import check_empty, make_folder
+from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
@@ -32,7 +32,7 @@ class Fleet:
 
     devices: int
     flops: float
-    """What one device sustains, operations a second: a share of its peak, 0.4 or so where all goes well."""
+    """Operations per second that one device sustains: a share of its peak, about 0.4 if all goes well."""
 
 
 def budget(preset: Preset, fleet: Fleet) -> list[RunBudget]:
@@ -73,7 +73,7 @@ def run_budget(arm: str, run: RunSettings, fleet: Fleet) -> RunBudget:
     training, length = run.training, run.data.sequence_length
     tokens = training.steps * training.batch_size * length
     forward = forward_flops(model, length)
-    # the way back costs two products for each of the way there; checkpoints form the blocks a second time
+    # the backward pass costs two products for each of the forward pass; checkpoints compute the blocks a second time
     passes = 4 if training.gradient_checkpointing else 3
     sequences = training.micro_batch_size or training.batch_size
     return RunBudget(
@@ -100,7 +100,7 @@ def forward_flops(model: AntiphaseForCausalLM, length: int, *, causal: bool = Tr
 
 
 def activation_bytes(config: AntiphaseConfig, sequences: int, length: int, *, checkpointed: bool) -> int:
-    """What a pass over ``sequences`` keeps for the way back, in bf16 and without maps; a lower bound.
+    """What a pass over ``sequences`` keeps for the backward pass, in bf16 and without maps; a lower bound.
 
     Of a block: its input, the two norms' outputs, queries, keys, values and the heads' outputs, and of the MLP gate, up
     and their product. With checkpoints only inputs, and one block whole. Logits are in fp32, once more for the loss.

@@ -1,4 +1,4 @@
-"""The Differential Transformer paper's claims (2410.05258), each with its numbers and what stands for it here.
+"""The Differential Transformer paper's claims (2410.05258), each with its numbers and how it is measured here.
 
 A claim compares the differential arm with the softmax arm over paired seeds; ``judging.py`` gives the verdict.
 """
@@ -23,28 +23,29 @@ class Claim:
 
     name: str
     part: str
-    """Of the reproduction, whose records show it."""
+    """The part of the reproduction whose records show it."""
     source: str
     """Section, table or figure."""
     paper: str
     """The paper's own numbers, softmax first, in the unit of ``metric``."""
     measured: str
-    """What stands for it here, where that is not what the paper measured; ``{cells}`` is filled in from ``cells``."""
+    """How it is measured here, where that differs from the paper; ``{cells}`` is filled in from ``cells``."""
     metric: Metric
     read: Callable[[Found], Series]
     floor: Callable[[Found], Floor | None] = lambda found: None
-    """Of an accuracy; with one, models may have learned or not, and are counted then."""
+    """The guess rate of an accuracy; where there is one, models may have learned or not, and are then counted."""
     guard: Callable[[Found], str | None] = lambda found: None
     """Why records that exist cannot show the claim."""
     abilities: Callable[[Found], list[Ability]] = lambda found: []
-    """What both models of a pair must have in like measure, else a system without it would win the claim."""
+    """What both models of a pair must have to a similar degree, because otherwise a model without it would win the
+    claim."""
     samples: Callable[[Found], Samples] = lambda found: {}
     """What is known of the test samples, for intervals that cover them."""
     cells: Callable[[Found], str] = lambda found: ""
     """Which of the measured cells count, in words."""
 
     def registration(self) -> dict[str, Any]:
-        """What is written down of it before a run."""
+        """What is written down before a run."""
         return {
             "name": self.name, "part": self.part, "measure": self.metric.name, "unit": self.metric.unit,
             "better": "lower" if self.metric.lower_is_better else "higher",
@@ -137,6 +138,6 @@ CLAIMS = (
     ),
 )  # fmt: skip
 UNJUDGED = (
-    "parts taken away (Table 6), throughput (Table 7), the laws of Figure 3, and orders that alternate (Figure 7)"
+    "parts removed (Table 6), throughput (Table 7), the scaling laws of Figure 3, and alternating orders (Figure 7)"
 )
-"""What the reproduction measures and gives no verdict on."""
+"""What the reproduction measures without a verdict."""

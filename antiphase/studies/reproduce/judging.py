@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
-from antiphase.studies.registration import UNREGISTERED, Registration
+from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.reproduce import Basis, Judgement
 from antiphase.studies.reproduce.abilities import Ability, failing
 from antiphase.studies.reproduce.claims import CLAIMS, Claim
@@ -57,8 +57,8 @@ def judge(
     Where the claim takes an ability, the numbers are those of the pairs that learned alike, if five or more are left.
 
     Args:
-        diverged: seeds that were not measured, for a model's loss was no number; the others are no fair sample, unless
-            the claim is of pairs that learned alike anyway.
+        diverged: seeds that were not measured, because a model's loss was not finite; the others are not a fair
+            sample, unless the claim concerns only pairs that learned alike.
         own_scale: whether the models are of the size and training that the claim was made of.
     """
     metric = claim.metric

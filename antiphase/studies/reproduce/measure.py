@@ -1,7 +1,7 @@
 """``antiphase reproduce``: the parts that are asked for, one after the other, and the claims judged at the end.
 
 One set of checkpoints, trained side by side, serves all evaluations. Every part writes records of its own, so what was
-done stays after a kill and a second call goes on; the last record holds the claims of the paper, each with a verdict.
+done stays after a kill and a second call continues; the last record holds the claims of the paper, each with a verdict.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.errors import InputError, nearest
-from antiphase.folders.held import make_folder, only_one
+from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
-from antiphase.studies.registration import CLAIMS_FILE, Registration, register, registered
+from antiphase.studies.registered_claims import CLAIMS_FILE, Registration, register, registered
 from antiphase.studies.reproduce import (
     OWN,
     PAPER,
@@ -97,7 +97,7 @@ def reproduce(
 
     Raises:
         InputError: settings or text that cannot be used, a folder with other contents.
-        Interrupted: Ctrl-C; ``resume`` goes on.
+        Interrupted: Ctrl-C; ``resume`` continues.
     """
     if settings.scale == PAPER:
         settings.check()

@@ -22,7 +22,7 @@ from antiphase.evaluations.harness.measure import CELLS, check_tasks
 from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.folders.contents import digest_of, hash_of, model_digest
-from antiphase.folders.held import make_folder
+from antiphase.folders.ownership import make_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, write_atomically
 from antiphase.studies.ablations.measure import ablations
@@ -37,9 +37,9 @@ from antiphase.studies.scaling.measure import scaling, shortened
 from antiphase.training.device import choose_device
 
 LABELLED_ROWS = 400
-"""Of one pairing, from which examples are drawn."""
+"""Rows of one pairing, from which examples are drawn."""
 JOURNALS = {"harness": CELLS, "hallucination": OUTPUTS}
-"""Files by which parts go on with what a stop has left; others begin afresh."""
+"""Files from which parts continue after a stop; other parts start over."""
 
 
 def check_own(settings: ReproduceSettings) -> None:
@@ -110,7 +110,7 @@ class Work:
         return records
 
     def _measured_models(self, name: str) -> list[str]:
-        """Of the folder of a measurement, ``ARM-seedN``, ``seedN`` or another: by what its models are known again."""
+        """Digests that identify the models of a measurement in a folder ``ARM-seedN``, ``seedN`` or another."""
         arm, _, seed = name.rpartition("seed")
         arms = [one for one in (BASELINE, ARM) if arm in ("", f"{one}-")] if seed.isdecimal() else []
         return [model_digest(Path(self._model(one, int(seed)))) for one in arms]
@@ -141,7 +141,7 @@ class Work:
         return [record]
 
     def _study(self, part: str) -> Record:
-        """A study that goes on by itself."""
+        """A study that resumes by itself."""
         folder = self.output / part
         self.folders[part].append(Path(part))
         if (folder / "record.json").is_file():
@@ -181,7 +181,7 @@ class Work:
 
         Args:
             arm, seed: whose model is measured; no arm: both arms' of the seed, no seed: none.
-            journal: file by which the work goes on with what a stop has left; None: it begins afresh.
+            journal: file from which the work continues after a stop; None: it starts over.
         """
         folder = self.output / part / name
         self.folders[part].append(folder.relative_to(self.output))
@@ -228,7 +228,7 @@ class Work:
         return evaluate(settings, folder, resume=(folder / JOURNALS[part]).is_file(), say=self.say)
 
     def _settings(self, part: str, names: Sequence[str], seed: int) -> Any:
-        """Of a measurement of models."""
+        """The settings of a measurement of models."""
         scale, device, first = self.scale, self.device, names[0]
         if part == "harness":
             return _harness(self.settings, names, limit=scale.samples, device=device)

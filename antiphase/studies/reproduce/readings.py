@@ -104,7 +104,7 @@ class Found:
 
     compare: Comparison | None = None
     harness: Sequence[Harness] = ()
-    """As needles and allocation: for each seed, both arms in it."""
+    """As for needles and allocation: a result for each seed, with both arms in it."""
     needles: Sequence[Needles] = ()
     allocation: Sequence[Allocation] = ()
     long_context: Sequence[OfModel[LongContext]] = ()
@@ -115,7 +115,7 @@ class Found:
 
     @classmethod
     def of(cls, records: Mapping[str, Sequence[Record]]) -> Found:
-        """From the records of each part.
+        """Read the records of each part.
 
         Raises:
             InputError: a record that holds something else.
@@ -159,16 +159,16 @@ class Floor(NamedTuple):
     guess: float
     """What a system without the ability scores."""
     answers: int
-    """So many stand behind the share of one model."""
+    """The number of answers behind the share of one model."""
 
     def exceeded_by(self, share: float) -> bool:
-        """By more than a hair, and by more than chance would explain (95 %, Wilson)."""
+        """Whether a share exceeds the floor by a margin, and by more than chance would explain (95 %, Wilson)."""
         shown = wilson_interval(round(share * self.answers), self.answers)[0] > self.guess
         return shown and share > self.guess + FLOOR_MARGIN
 
 
 def pooled(floors: Iterable[Floor]) -> Floor | None:
-    """Of the mean over cells."""
+    """The floor of the mean over cells."""
     listed = list(floors)
     if not listed:
         return None
@@ -182,7 +182,7 @@ def by_seed(models: Sequence[OfModel[R]], value: Callable[[R], Value | None]) ->
 
 
 def seeds_of(models: Sequence[OfModel[Any]]) -> list[int]:
-    """In the order of ``by_seed``."""
+    """The seeds in the order of ``by_seed``."""
     return sorted({model.seed for model in models})
 
 
@@ -198,7 +198,7 @@ Cell = tuple[int, int, int]
 
 
 def by_arm(listed: Sequence[Sequence[Row]], value: Callable[[list[Row]], float | None]) -> Series:
-    """Of each seed's rows, both arms' in them: ``value`` of an arm's."""
+    """``value`` of each arm's rows, for lists that hold one seed's rows of both arms."""
     return {arm: [value(rows_of(rows, arm)) for rows in listed] for arm in ARMS}
 
 
@@ -238,7 +238,7 @@ def needle_cells(found: Found) -> dict[Cell, Floor]:
 
 
 def cell_of(row: Accuracy | CellScore) -> Cell:
-    """Where in the needle grid a row stands."""
+    """The place of a row in the needle grid."""
     return row.needles, row.queries, row.length
 
 
@@ -297,7 +297,7 @@ def lost_to_four_bits(found: Found) -> Series:
 
 
 def gained(found: Found) -> Series:
-    """What the text before takes off the loss at the end."""
+    """By how much the preceding text lowers the loss at the end."""
     return by_seed(found.long_context, lambda result: result.tail.context_gain if result.tail else None)
 
 
@@ -307,7 +307,7 @@ def most_shots(found: Found) -> Series:
 
 
 def at_most_shots(result: ManyShot) -> list[float]:
-    """Of each task."""
+    """The accuracy of each task at its largest number of examples."""
     return [task.rows[-1].accuracy for task in result.tasks.values()]
 
 
@@ -327,7 +327,7 @@ def mean_of_orders(found: Found) -> Series:
 
 
 def flips(found: Found) -> Series:
-    """Flips between two orders over those of answers drawn anew, all tasks together; None where orders lack them."""
+    """Flips between two orders divided by chance's, all tasks together; None where orders lack them."""
 
     def read(result: ManyShot) -> float | None:
         table = by_task(result)
@@ -376,7 +376,7 @@ def without_reading(found: Found) -> Floor | None:
 
 
 def of_system(result: Hallucination, system: str) -> list[SystemScore]:
-    """Of each data set."""
+    """The scores of a system on each data set."""
     return [row for task in result.tasks.values() for row in task.systems if row.system == system]
 
 

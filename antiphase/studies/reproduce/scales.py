@@ -20,17 +20,17 @@ class Scale:
     tokens_a_second: int
     """That one core (``for_gpu``: one large GPU) trains at these sizes, for the estimate before the start."""
     widths: Sequence[int]
-    """Of the ladder of sizes, each trained with ``ladder_steps``."""
+    """Widths of the ladder of sizes, each trained with ``ladder_steps``."""
     ladder_steps: int
     samples: int
-    """Of each evaluation of a model."""
+    """Number of samples in each evaluation of a model."""
     cell_samples: int
-    """Of each cell of the needle grid."""
+    """Number of samples in each cell of the needle grid."""
     needles: Sequence[int]
     shots: Sequence[int]
     words: int
-    """Of one pairing of words and labels, each asked once. So few that nearly every one is shown at the most shots: a
-    guess at others would be taken for spread over orders."""
+    """Words in one pairing of words and labels, each asked once. So few that nearly all are shown at the most shots:
+    a guess at others would be taken for spread over orders."""
     orders: int
     ablations: Sequence[str] = TABLE_6
     """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
@@ -67,12 +67,12 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is told before the start."""
+    """What is announced before the start."""
 
     runs: int
     short_runs: int
     tokens: int
-    """To train on."""
+    """Number of tokens to train on."""
     minutes: float | None
     """About; None on a machine that the scale is not for."""
 

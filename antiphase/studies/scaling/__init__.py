@@ -30,7 +30,7 @@ class ScalingSettings(StudySettings):
 
 SETTINGS = ScalingSettings
 LARGEST_LOG = 100.0
-"""Of a size that anyone could mean."""
+"""The largest size that is accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Law:
         return self.floor + self.scale * x**-self.exponent
 
     def inverse(self, loss: float) -> float | None:
-        """The x that has this loss; None where the law does not get so low at any size."""
+        """The x that has this loss; None where the law never gets so low."""
         if loss <= self.floor:
             return None
         log = math.log(self.scale / (loss - self.floor)) / self.exponent

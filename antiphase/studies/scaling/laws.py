@@ -54,7 +54,7 @@ def fit_law(x: Sequence[float], losses: Sequence[float]) -> Law:
 
 
 Losses = Mapping[float, Sequence[float]]
-"""By x, one for each seed, in the same order of seeds."""
+"""Losses by x, one for each seed, in the same order of seeds."""
 
 
 def seed_laws(losses: Losses) -> list[Law]:

@@ -157,7 +157,7 @@ def ladder_of(axis: str, runs: Sequence[ScaledRun], arms: Sequence[str], seeds: 
     by_arm = {arm: {x: present(losses) for x, losses in by_x.items()} for arm, by_x in measured.items()}
     found = Ladder(axis=axis, points=points)
     if any(loss is None for point in points for loss in point.losses):
-        return replace(found, why_no_law="a model's loss is no number")
+        return replace(found, why_no_law="a model's loss is not finite")
     if min(map(len, by_arm.values())) < FEWEST_POINTS:
         return replace(found, why_no_law=f"a law needs at least {FEWEST_POINTS} sizes")
     laws = {arm: _law(by_x) for arm, by_x in by_arm.items()}
@@ -183,6 +183,6 @@ def _law(losses: Losses) -> FittedLaw:
 
 
 def _falls(losses: Losses) -> bool:
-    """Whether more always was better: a law through anything else says little of what was not trained."""
+    """Whether more was always better: a law through anything else says little about sizes that were not trained."""
     means = [statistics.fmean(losses[x]) for x in sorted(losses)]
     return all(after < before for before, after in pairwise(means))

@@ -33,7 +33,7 @@ def losses(found: Scaling) -> Table | None:
     note = f"Held-out loss in nats per token, median over seeds ({seeds})."
     for ladder in found.ladders:
         if why := ladder.why_no_law or ladder.why_no_equal_loss:
-            note += f" Not told what equal loss takes over {ladder.axis}: {why}."
+            note += f" What equal loss takes is not shown over {ladder.axis}: {why}."
     return Table(title="Loss by size and by tokens", columns=columns, rows=rows, note=note)
 
 

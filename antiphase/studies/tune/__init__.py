@@ -28,7 +28,7 @@ SETTINGS = TuneSettings
 
 @dataclass(frozen=True, kw_only=True)
 class TunedRun:
-    """What a run came to."""
+    """The result of one run."""
 
     arm: str
     seed: int
@@ -47,7 +47,7 @@ class TunedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """What an arm came to with one learning rate, over its seeds: medians and ranges of the runs that have a loss."""
+    """The results of an arm at one learning rate, over its seeds: medians and ranges of the runs that have a loss."""
 
     arm: str
     learning_rate: float

@@ -105,7 +105,7 @@ def _rate_row(arm: str, rate: float, runs: Sequence[TunedRun]) -> Rate:
 
 
 def gradient_spikes(norms: Sequence[float | None]) -> int:
-    """How many gradient norms, in the order of steps, stand far above those before them; one that is no number does."""
+    """How many gradient norms, in the order of steps, are far above those before; one that is not finite counts."""
     count = 0
     for place in range(BEFORE, len(norms)):
         before = [norm for norm in norms[place - BEFORE : place] if norm is not None]

@@ -106,7 +106,7 @@ def upcycle(
     """Train the forms on the same tokens and measure them as ``compare`` does.
 
     What the arms start from stays in ``output/start``, so that a later change of the model's weights does not reach a
-    study that goes on; all arms compute the same function there.
+    study that continues; all arms compute the same function there.
 
     Args:
         model: folder of a softmax model trained here.
@@ -114,15 +114,15 @@ def upcycle(
         preset: from ``upcycle_preset``.
 
     Raises:
-        InputError, Interrupted: as for ``compare``; also, the text is not that of the model's training any more.
+        InputError, Interrupted: as for ``compare``; also, the text is no longer that of the model's training.
     """
 
     def begin() -> None:
-        for leftover in (output / "start").glob(".*.tmp"):  # of a killed conversion; nobody else works here now
+        for leftover in (output / "start").glob(".*.tmp"):  # of a conversion that was killed
             shutil.rmtree(leftover)
         for name in preset.compare.arms:
             form = {**FORMS, **DEX}[name]
-            if not _start(output, name).is_dir():  # written beside and renamed: it is there as a whole
+            if not _start(output, name).is_dir():  # written to a temporary folder and renamed, so it appears whole
                 say(f"making the start of {name} from {model}")
                 with naming({"SOURCE": "MODEL"}):
                     convert(model, _start(output, name), **form)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.errors import InputError
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask

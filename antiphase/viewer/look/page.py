@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from jinja2 import Environment, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import tables
-from antiphase.report.html import check_page, write_page
+from antiphase.report.html import check_page, template, write_page
 from antiphase.viewer.look.tables import (
     LayerMaps,
     is_look,
@@ -35,6 +34,9 @@ from antiphase.viewer.look.tables import (
     tokens_of,
     used_in,
 )
+
+SCRIPTS = ("data", "style", "text", "plots", "events")
+"""Parts of the page's script, in order; later ones use what earlier ones define."""
 
 
 def write_look(records: Sequence[Record], output: Path) -> Path:
@@ -54,10 +56,9 @@ def look_page(records: Sequence[Record]) -> str:
     blobs: dict[str, str] = {}
     models = [_model(record, f"model{number}", blobs) for number, record in enumerate(records)]
     folder = resources.files(__package__)
-    script = (folder / "look.js").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    template = environment.from_string((folder / "look.html").read_text(encoding="utf-8"))
-    return template.render(
+    parts = [(folder / "scripts" / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPTS]
+    script = '"use strict";\n{\n' + "\n".join(parts) + "}\n"
+    return template((folder / "look.html").read_text(encoding="utf-8")).render(
         title=f"Attention of {', '.join(model['name'] for model in models)}",
         models=models,
         meta={"models": models},

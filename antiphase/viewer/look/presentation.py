@@ -13,8 +13,8 @@ def _chosen(record: Record) -> str:
     chosen = plots.chosen_head(record)
     assert chosen is not None
     return (
-        f"Layer {chosen[0].name}, head {chosen[1]}: the one that looks in the most pointed way at tokens other than "
-        "the first and itself, so not a typical one."
+        f"Layer {chosen[0].name}, head {chosen[1]}: the one whose attention is most concentrated on tokens "
+        "other than the first and itself, so not a typical one."
     )
 
 
@@ -44,7 +44,7 @@ PRESENTATION = Presentation(
             draw=plots.alignment,
             title="Alignment",
             caption="Which tokens of the source (columns) each token of the target (rows) looks at as it is written: "
-            "means over the heads of a layer. In differential models red adds and blue takes away.",
+            "means over the heads of a layer. In differential models red adds and blue subtracts.",
             alternative="Heat maps of cross-attention, target tokens downwards, source tokens to the right.",
             is_raster=True,
         ),

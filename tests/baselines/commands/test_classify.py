@@ -11,6 +11,7 @@ from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
 from antiphase.baselines.commands.classify import measure as study
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from support.models import save
 from support.records import values
 
 GOOD, BAD, OTHER = ["fine", "glad", "warm"], ["grim", "sour", "cold"], ["the", "a", "day", "film", "very", "it", "is"]
@@ -145,7 +146,7 @@ def test_a_killed_study_goes_on(stopped_and_gone_on_with, tmp_path):
     stopped_and_gone_on_with(words, study, "train_classifier", after=3, kept="rnn-seed0/model.safetensors")
 
 
-def test_a_finished_run_with_another_model_is_not_gone_on_with(antiphase, tmp_path):
+def test_a_finished_run_with_another_model_is_not_continued(antiphase, tmp_path):
     command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
     assert antiphase(command)[0] == 0
     assert antiphase(f"{command} --resume")[0] == 0
@@ -180,8 +181,7 @@ def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_trai
 
 
 def test_predict_refuses_a_model_without_a_trained_classifier(refused, tmp_path, antiphase, tiny_model, text_tokenizer):
-    tiny_model().save_pretrained(tmp_path / "lm")
-    text_tokenizer.save_pretrained(tmp_path / "lm")
+    save(tiny_model(), text_tokenizer, tmp_path / "lm")
     refused("no trained classifier", "predict lm --text a")
 
 

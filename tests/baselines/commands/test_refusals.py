@@ -46,7 +46,7 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     ("study gradients --models transformer --set norm_position=side --output r", "norm_position must be one of pre"),
     *((f"study {name} --output mine", "not empty") for name in ("dependency", "throughput", "gradients")),
 ])  # fmt: skip
-def test_what_cannot_be_used_costs_one_sentence_and_leaves_nothing(refused, tmp_path, words, pattern):
+def test_unusable_input_costs_one_sentence_and_leaves_nothing(refused, tmp_path, words, pattern):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "mine").mkdir()

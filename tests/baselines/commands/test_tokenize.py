@@ -31,7 +31,7 @@ def test_a_character_of_several_pieces_stays_readable():
     assert [piece["text"] for piece in found["rows"][-1]["pieces"]] == ["東[1/3]", "東[2/3]", "東[3/3]"]
 
 
-def test_the_space_before_a_text_is_no_part_of_its_first_character():
+def test_the_space_before_a_text_is_not_part_of_its_first_character():
     (found,) = tokenize(TokenizeSettings(text="日", tokenizers=["unigram"])).values["tokenizers"]
     assert [piece["text"] for row in found["rows"] for piece in row["pieces"]] == ["▁", "日"]
 

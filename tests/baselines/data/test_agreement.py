@@ -104,7 +104,7 @@ def test_every_word_is_in_the_vocabulary():
     assert not set(PREPOSITIONS) & set(VERBS)
 
 
-def test_what_cannot_be_made_is_refused():
+def test_impossible_requests_are_refused():
     with pytest.raises(InputError, match="at least 3 words"):
         pairs(2)
     with pytest.raises(InputError, match="--depth must be at least 2"):

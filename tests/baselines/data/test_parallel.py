@@ -44,7 +44,7 @@ def test_lines_and_named_columns_give_the_same_pairs(tmp_path):
         ("a.jsonl", '{"source": "a", "target": "\\ud800"}\n', "an unpaired surrogate"),
     ],
 )  # fmt: skip
-def test_what_is_no_pair_is_refused_by_its_line(tmp_path, name, content, message):
+def test_lines_that_are_not_pairs_are_refused_by_line(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
         read_pairs([str(tmp_path / name)])
@@ -108,7 +108,7 @@ def test_every_made_pair_is_aligned_word_by_word_and_no_word_stands_twice():
     assert {len(pair.source.split()) for pair in pairs} >= {3, 10, 15}
 
 
-def test_made_pairs_are_a_function_of_their_key_and_leave_out_what_they_are_told():
+def test_made_pairs_are_a_function_of_their_key_and_leave_out_what_they_are_given():
     pairs = generated_pairs(300, "here")
     assert generated_pairs(300, "here") == pairs != generated_pairs(300, "there")
     unlike = {pair.source for pair in pairs[:150]}

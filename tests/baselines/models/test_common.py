@@ -377,7 +377,7 @@ def test_models_without_attention_say_so_when_they_are_probed(name):
     (pair, {"is_causal": False}, "is_causal must be true"), (pair, {"bos_token_id": None}, "bos_token_id must be set"),
     (pair, {"pad_token_id": None}, "pad_token_id must be set"),
 ])  # fmt: skip
-def test_what_cannot_be_built_is_refused_by_field(build, fields, message):
+def test_impossible_configurations_are_refused_by_field(build, fields, message):
     with pytest.raises(InputError, match=message):
         build(**fields)
 

@@ -8,7 +8,7 @@ from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq
 
 import antiphase
 from antiphase.models.configuration import ATTENTION_TYPES
-from support.models import assert_near, padded
+from support.models import assert_near, padded, randomize
 
 SIZES = {
     "vocab_size": 20, "source_vocab_size": 27, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -21,13 +21,8 @@ every_type = pytest.mark.parametrize("attention_type", ATTENTION_TYPES)
 
 def model_of(**fields):
     """In evaluation mode and fp64, every parameter random and large enough to matter."""
-    model = AutoModelForSeq2SeqLM.from_config(antiphase.SequenceToSequenceConfig(**{**SIZES, **fields})).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.3)
-            if "norm" in name and name.endswith("weight"):
-                parameter += 1.0
-    return model
+    config = antiphase.SequenceToSequenceConfig(**{**SIZES, **fields})
+    return randomize(AutoModelForSeq2SeqLM.from_config(config).double())
 
 
 def pairs(*, left=False):

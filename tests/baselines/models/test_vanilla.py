@@ -11,7 +11,7 @@ import antiphase
 from antiphase.baselines.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaModel
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.models.configuration import ATTENTION_TYPES
-from support.models import assert_near, logits_in_pieces, padded
+from support.models import assert_near, logits_in_pieces, padded, randomize
 
 SIZES = {
     "vocab_size": 31, "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "mlp_ratio": 1.5,
@@ -29,15 +29,10 @@ def config(**fields):
 
 def model_of(kind=VanillaModel, **fields):
     """In evaluation mode and fp64, every parameter random and large enough to matter."""
-    model = kind(config(**fields)).double().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.normal_(0.0, 0.3)
-            if "norm" in name and name.endswith("weight"):
-                parameter += 1.0
-        for name, buffer in model.named_buffers():
-            if "running" in name:
-                buffer.uniform_(0.5, 1.5)
+    model = randomize(kind(config(**fields)).double())
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.uniform_(0.5, 1.5)
     return model
 
 

@@ -40,7 +40,7 @@ def test_systems_of_known_score():
     assert scores([[7, 8, END], [7, END], [7, 7, 7, 6, END]]) == (2 / 3, 9 / 10, 1)
 
 
-def test_what_does_not_stop_is_not_right():
+def test_outputs_without_an_end_are_not_right():
     endless = [[*reference[:-1], 5, 5] for reference in REFERENCES]
     assert scores(endless) == (0, 7 / 10, 0)
     assert scores([[*reference, 5] for reference in REFERENCES])[0] == 0
@@ -97,7 +97,7 @@ def model_of(**fields):
 
 
 @pytest.mark.parametrize("kind", ATTENTION_TYPES)
-def test_what_is_written_is_the_likeliest_token_after_each_other_and_padding_changes_nothing(kind):
+def test_each_output_token_is_the_likeliest_and_padding_changes_nothing(kind):
     model = model_of(attention_type=kind).train()
     with torch.no_grad():
         model.lm_head.weight[END] *= 2  # some of the texts end

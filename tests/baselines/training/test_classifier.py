@@ -119,7 +119,7 @@ def test_padding_stands_on_the_right():
     assert mask.tolist() == [[1, 1], [1, 0], [0, 0]]
 
 
-def test_a_loss_that_is_no_number_ends_the_training():
+def test_a_loss_that_is_not_finite_ends_the_training():
     words = r"diverged at step \d+ of \d+, in epoch 1, its .* is (nan|inf); a lower .* --set MODEL.learning_rate=1e\+29"
     with pytest.raises(DivergedError, match=words):
         trained([(0.5, 1.0)] * 9, epochs=9, patience=9, learning_rate=1e30)

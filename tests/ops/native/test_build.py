@@ -53,7 +53,7 @@ def test_a_library_of_another_version_is_refused_by_a_sentence(elsewhere, source
         attend("native")
 
 
-def test_the_library_is_built_anew_where_a_source_has_changed(tmp_path, monkeypatch):
+def test_the_library_is_rebuilt_where_a_source_has_changed(tmp_path, monkeypatch):
     if not build.is_current():
         pytest.skip("the native kernels are not built")
     other = shutil.copytree(build.SOURCE, tmp_path / "source")

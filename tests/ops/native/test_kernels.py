@@ -116,7 +116,7 @@ def test_errs_at_most_twice_the_eager_error_and_a_rounding(dtype, length, width,
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("contiguous", [True, False])
-def test_what_lies_around_the_inputs_is_not_read(dtype, contiguous):
+def test_memory_around_the_inputs_is_not_read(dtype, contiguous):
     """Every input is cut out of a larger tensor of NaN, in the order of a layer or with a stride in its last place."""
 
     def within_nan(tensor):
@@ -138,7 +138,7 @@ def test_what_lies_around_the_inputs_is_not_read(dtype, contiguous):
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_what_a_call_leaves_in_its_scratch_is_not_read_by_the_next(dtype):
+def test_scratch_memory_of_one_call_is_not_read_by_the_next(dtype):
     torch.set_num_threads(1)  # the same thread, so the same scratch
     for queries, keys, width in ((37, 37, 8), (5, 90, 12), (97, 61, 40), (1, 33, 8)):
         tensors = [t.detach().to(dtype).requires_grad_() for t in inputs(1, 2, 1, queries, keys, width, 2 * width, 2)]
@@ -250,7 +250,7 @@ def test_second_derivatives_and_forward_mode_are_refused():
 
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_scores_at_the_edge_of_what_a_number_holds(dtype):
+def test_scores_near_the_largest_finite_number(dtype):
     """The largest score of a row counts as 1 whatever its size."""
     query, key, value = (t.detach() for t in inputs(1, 1, 1, 70, 70, 128, 8, 2, dtype))
     key[:, :, 33] = query[:, :, 33] = 1e5  # a score of 1e11
@@ -266,7 +266,7 @@ def test_scores_at_the_edge_of_what_a_number_holds(dtype):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_a_row_whose_scores_are_all_minus_infinity_is_no_number_and_one_that_sees_nothing_zero():
+def test_a_row_whose_scores_are_all_minus_infinity_is_nan_and_one_that_sees_nothing_is_zero():
     query, key, value = (t.detach() for t in inputs(1, 2, 2, 80, 80, 4, 5, 2))
     key[:, :, 0], query[:, :, 0] = float("-inf"), 1.0  # causal: the first query sees this key alone
     mask = torch.ones(1, 1, 80, 80, dtype=torch.bool)
@@ -285,7 +285,7 @@ def test_a_row_whose_scores_are_all_minus_infinity_is_no_number_and_one_that_see
     assert found.shape[2] == 1
 
 
-def test_torch_func_is_refused_by_a_sentence_and_softmax_goes_another_way():
+def test_torch_func_is_refused_in_one_sentence_and_softmax_falls_back_to_torch():
     query, key, value = (t.detach() for t in inputs(1, 2, 2, 40, 40, 4, 5, 2))
     for impl in ("blockwise", "auto"):
         with pytest.raises(ValueError, match=r"no derivatives under torch\.func; use .*reference"):

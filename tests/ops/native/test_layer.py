@@ -98,7 +98,7 @@ def test_any_number_of_threads_gives_the_same_bits(dtype):
 
 
 @pytest.mark.usefixtures("kernels")
-def test_nothing_beside_a_row_is_read_or_written():
+def test_memory_beside_a_row_is_neither_read_nor_written():
     room = torch.full((40, 50), float("nan"), dtype=torch.float64)
     room[3:7, 10:33] = torch.randn(4, 23, dtype=torch.float64)
     tensor, weight = room[3:7, 10:33].requires_grad_(), torch.randn(23, dtype=torch.float64, requires_grad=True)
@@ -108,7 +108,7 @@ def test_nothing_beside_a_row_is_read_or_written():
 
 
 @pytest.mark.usefixtures("built")
-def test_what_is_no_number_stays_none():
+def test_nan_stays_nan():
     tensor, weight = torch.randn(3, 20), torch.ones(20)
     tensor[1, 4] = float("nan")
     found = rms_norm(tensor, weight, EPS)
@@ -194,7 +194,7 @@ def test_a_step_is_attention_and_norm(heads, groups, queries, keys, width, windo
 
 
 @pytest.mark.usefixtures("built")
-def test_a_step_is_taken_where_it_serves_and_nowhere_else():
+def test_the_fused_step_is_used_only_where_it_applies():
     query, key, value, vectors, weight = step_inputs(1, 2, 2, 1, 9, 4, torch.float32)
     rest = {"is_causal": False, "sliding_window": None, "scale": 0.3, "initial": 0.2, "eps": EPS, "factor": 1.0}
     assert v1_step(query, key, value, vectors, weight, None, **rest) is not None
@@ -217,7 +217,7 @@ SIZES = {
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("cache", [DynamicCache, StaticCache])
-def test_a_model_takes_its_steps_so(cache, window, monkeypatch):
+def test_a_model_uses_the_fused_step(cache, window, monkeypatch):
     """With a cache of either kind, padding and a window, as the reference does."""
     sliding = {} if window is None else {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}
     config = AntiphaseConfig(**SIZES, **sliding)
@@ -242,7 +242,7 @@ def test_a_model_takes_its_steps_so(cache, window, monkeypatch):
 
 
 @pytest.mark.usefixtures("built")
-def test_who_listens_to_the_norm_is_heard():
+def test_hooks_on_the_norm_are_called():
     model = AntiphaseForCausalLM(AntiphaseConfig(**SIZES)).eval()
     heard = []
     norm = model.model.layers[0].self_attn.head_norm
@@ -270,7 +270,7 @@ class Names(TorchDispatchMode):
 
 
 @pytest.mark.usefixtures("built")
-def test_who_watches_the_dispatcher_sees_every_operator():
+def test_dispatch_modes_see_every_operator():
     """Small calls pass it by where nobody does."""
     vectors = [torch.randn(8) for _ in range(4)]
     query, key, value = (torch.randn(1, 4, n, 8) for n in (1, 9, 9))

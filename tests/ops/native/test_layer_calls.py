@@ -10,7 +10,7 @@ from support.attention import assert_errs_at_most_twice
 
 
 @pytest.mark.usefixtures("built")
-def test_a_layer_under_fp16_autocast_takes_another_way():
+def test_a_layer_under_fp16_autocast_uses_another_implementation():
     query, key, value = (torch.randn(1, 4, 5, 8) for _ in range(3))
     options = {"halves": 2, "is_causal": True, "sliding_window": None, "scaling": None}
     with torch.autocast("cpu", dtype=torch.float16):
@@ -52,7 +52,7 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read(change, mess
     (torch.zeros(1, 2, 3, 4), -1.0, "scale above 0"),
     (torch.zeros(1, 2, 3, 4, device="meta"), None, "for processors, not for meta"),
 ])  # fmt: skip
-def test_an_explicit_choice_that_does_not_serve_is_refused_and_auto_takes_another(tensor, scale, message):
+def test_an_explicit_choice_that_cannot_serve_is_refused_and_auto_uses_another(tensor, scale, message):
     value = tensor[:, :1]
     with pytest.raises(ValueError, match=message):
         differential_attention(tensor, tensor, value, 0.5, scale=scale, impl="native")

@@ -9,7 +9,7 @@ from antiphase.benchmarks.schemes import Case, work
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
-from antiphase.benchmarks import blocks  # noqa: E402 – it needs Triton
+from antiphase.benchmarks import block_sizes  # noqa: E402 – it needs Triton
 
 SMALL, OTHER = launch.Blocks(16, 16, 4, 1), launch.Blocks(16, 32, 4, 1)
 
@@ -19,7 +19,7 @@ def case():
     return Case(37, 2, 16, torch.float32, "forward", device=torch.get_default_device().type)
 
 
-def test_tried_blocks_give_way_again():
+def test_overridden_blocks_are_restored():
     usual = launch.blocks_of("forward", 64, 128, torch.bfloat16, 9)
     with launch.override_blocks({"forward": SMALL}):
         assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == SMALL
@@ -32,9 +32,9 @@ def test_tried_blocks_give_way_again():
 
 @pytest.mark.parametrize("kernel", ["forward", "keys", "span"])
 def test_other_blocks_compute_the_same(kernel, case):
-    for trial in blocks.trials(case, {kernel: [SMALL]}):
-        found, expected = (blocks.results_of(trial, own, 0) for own in (SMALL, trial.usual))
-        assert blocks.agree(found, expected, case.dtype) or all(
+    for trial in block_sizes.trials(case, {kernel: [SMALL]}):
+        found, expected = (block_sizes.results_of(trial, own, 0) for own in (SMALL, trial.usual))
+        assert block_sizes.agree(found, expected, case.dtype) or all(
             torch.allclose(one, other, rtol=1e-4, atol=1e-5) for one, other in zip(found, expected, strict=True)
         )
 
@@ -42,19 +42,21 @@ def test_other_blocks_compute_the_same(kernel, case):
 def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
     """By the product of both versions' times; what one of them cannot do, or does wrong, is out."""
     candidates = [SMALL, OTHER, launch.Blocks(32, 16, 4, 1), launch.Blocks(32, 32, 8, 1)]
-    made = blocks.trials(case, {"forward": candidates})
+    made = block_sizes.trials(case, {"forward": candidates})
     clock = {
         str(made[0].usual): 4.0, str(SMALL): 3.0, str(OTHER): 5.0, str(candidates[2]): 1.0, str(candidates[3]): 2.0,
     }  # fmt: skip
-    results, agree = itertools.count(), blocks.agree
-    monkeypatch.setattr(blocks, "paired_times", lambda ways, **rest: {name: [clock[name]] for name in ways})
+    results, agree = itertools.count(), block_sizes.agree
+    monkeypatch.setattr(block_sizes, "paired_times", lambda ways, **rest: {name: [clock[name]] for name in ways})
     monkeypatch.setattr(
-        blocks, "run_once", lambda trial, own, seed: "out of resources" if own == candidates[2] else None
+        block_sizes, "run_once", lambda trial, own, seed: "out of resources" if own == candidates[2] else None
     )
     monkeypatch.setattr(
-        blocks, "agree", lambda found, expected, dtype: next(results) != 2 and agree(found, expected, torch.bfloat16)
+        block_sizes,
+        "agree",
+        lambda found, expected, dtype: next(results) != 2 and agree(found, expected, torch.bfloat16),
     )  # the last candidate of the first version is wrong
-    found = blocks.timed_blocks(made, rounds=1)
+    found = block_sizes.timed_blocks(made, rounds=1)
     assert found["chosen"] == {"forward": SMALL}
     whys = [(row["scheme"], tuple(row["blocks"]), row["why"]) for row in found["rows"] if row["why"]]
     assert ("V1", tuple(candidates[2]), "out of resources") in whys
@@ -63,9 +65,9 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
 
 
 def test_results_that_differ_by_more_than_roundings_do_not_agree(case):
-    trial = blocks.trials(case, {"forward": [SMALL]})[0]
-    (out,) = blocks.results_of(trial, trial.usual, 0)
-    assert blocks.agree([out * (1 + 1e-3)], [out], torch.bfloat16)
-    assert not blocks.agree([out * (1 + 1e-2)], [out], torch.bfloat16)
-    assert not blocks.agree([out * float("nan")], [out], torch.bfloat16)
+    trial = block_sizes.trials(case, {"forward": [SMALL]})[0]
+    (out,) = block_sizes.results_of(trial, trial.usual, 0)
+    assert block_sizes.agree([out * (1 + 1e-3)], [out], torch.bfloat16)
+    assert not block_sizes.agree([out * (1 + 1e-2)], [out], torch.bfloat16)
+    assert not block_sizes.agree([out * float("nan")], [out], torch.bfloat16)
     assert torch.equal(work(trial.scheme, case, 0)(), out)

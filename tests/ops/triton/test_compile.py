@@ -41,7 +41,7 @@ def test_kernels_compile_and_fit(key_maps, architecture):
 
 
 @pytest.mark.slow
-def test_what_else_a_call_may_ask_for_compiles():
+def test_other_options_of_a_call_compile():
     variants = "windows and masked", "packed", "one order of additions", "inference, values in halves, 32 rows"
     rows = compiled(*((64, 2, "bf16", 90, variant) for variant in variants), (64, 2, "bf16", 80))
     kernels = {(row["variant"], row["kernel"].removesuffix("_kernel")) for row in rows}

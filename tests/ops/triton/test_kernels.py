@@ -202,7 +202,7 @@ def test_the_order_of_additions_in_half_precision(one_order):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_what_lies_behind_the_inputs_is_neither_read_nor_written(is_causal):
+def test_memory_behind_the_inputs_is_neither_read_nor_written(is_causal):
     """Rows and columns beyond a tile's edge stay in other tensors: not-a-number around the inputs changes nothing."""
     around = [torch.full((2, heads, 50, width), float("nan")) for heads, width in ((4, 24), (4, 24), (2, 40))]
     inside = [t[:, :, 3:47, 2 : width + 2] for t, width in zip(around, (20, 20, 36), strict=True)]
@@ -373,7 +373,7 @@ def test_devices_that_the_kernels_do_not_cover(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, gpu=gpu: gpu)
         reason = launch.why_not_on(here)
         assert (reason is None) is is_covered
-        assert is_covered or ("This GPU is none" in reason and 'impl="blockwise"' in reason)
+        assert is_covered or ("This GPU is not one of them" in reason and 'impl="blockwise"' in reason)
     assert "need a CUDA device, got xpu" in launch.why_not_on(torch.device("xpu"))
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,9 @@ from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, s
 from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
 from antiphase.baselines.training.classifier import train_classifier
-from antiphase.errors import InputError, Interrupted, naming
+from antiphase.errors import InputError, naming
 from antiphase.folders.contents import hash_of
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
@@ -82,10 +83,7 @@ def classify(
             work.begin({"content": hash_of(texts)}, {"content": "the labelled texts have changed"})
             study = Study(request, labels, device, output)
             study.check(classifiers, splits[0])
-        try:
-            runs = study.runs(classifiers, splits, say, report)
-        except KeyboardInterrupt:
-            raise Interrupted("finished runs are kept") from None
+        runs = study.runs(classifiers, splits, say, report)
         record = _record(request, classifiers, examples, test, labels, runs)
         best = max(runs, key=lambda run: run["development"]["accuracy"])
         for path in (output / best["folder"]).iterdir():
@@ -167,16 +165,14 @@ class Study:
         report: Callable[[float, int], None],
     ) -> list[dict[str, Any]]:
         """The values of each run; finished runs are read from their folders."""
-        jobs = [(parts, name) for parts in splits for name in classifiers]
-        folders = [
-            f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}") for parts, name in jobs
-        ]
-
-        def make(number: int, steps: Callable[[int, int], None]) -> dict[str, Any]:
-            parts, name = jobs[number]
-            return self._run(name, classifiers[name], parts, folders[number], steps)
-
-        return load_or_run_each(folders, self.output, make, say=say, sentence=_sentence, report=report)
+        runs = {
+            f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}"): partial(
+                self._run, name, classifier, parts
+            )
+            for parts in splits
+            for name, classifier in classifiers.items()
+        }
+        return load_or_run_each(runs, self.output, say=say, sentence=_sentence, report=report)
 
     def _run(
         self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]

@@ -24,7 +24,7 @@ def models(record: Record) -> Table | None:
     ]  # fmt: skip
     kind = next((row["interval_is"] for row in record.values["models"]), "")
     note = (
-        f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text stands neither in training "
+        f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text occurs neither in training "
         "nor in development. Seconds are of one run."
     )
     return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
@@ -91,10 +91,10 @@ def data(record: Record) -> Table | None:
             rows += [
                 [f"Rows of --{part}", counts["rows"]],
                 [f"… that repeat an earlier text of --{part}", counts["repeated_rows"]],
-                ["… texts that stand with several labels", counts["texts_with_several_labels"]],
+                ["… texts with several labels", counts["texts_with_several_labels"]],
             ]
     if found["test_rows_in_train"] is not None:
-        rows.append(["Test rows whose text stands in --train", found["test_rows_in_train"]])
+        rows.append(["Test rows whose text occurs in --train", found["test_rows_in_train"]])
     else:
         first = [run for run in record.values["runs"] if run["model"] == record.values["runs"][0]["model"]]
         count = sum(run["samples"] for run in first)

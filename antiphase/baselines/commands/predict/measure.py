@@ -14,7 +14,7 @@ from antiphase.baselines.data.text_batches import encode
 from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.errors import InputError
-from antiphase.folders.held import check_empty, make_folder
+from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.reading.models import read_model
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import refused_by_model

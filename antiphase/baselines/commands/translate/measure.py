@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from antiphase.baselines.scoring.translation import (
 )
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
-from antiphase.errors import InputError, Interrupted, naming
+from antiphase.errors import InputError, naming
 from antiphase.folders.contents import hash_of
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
@@ -90,10 +91,7 @@ def translate(
         first = splits[0]
         kind = "pairs" if request.train else "generated pairs"
         say(f"{len(first.train):,} {kind} to train, {len(first.test):,} held out")
-        try:
-            runs = study.runs(translators, splits, say, report)
-        except KeyboardInterrupt:
-            raise Interrupted("finished runs are kept") from None
+        runs = study.runs(translators, splits, say, report)
         record = study.record(translators, splits, runs)
         record.save(output)
     return record
@@ -146,14 +144,12 @@ class Study:
         report: Callable[[float, int], None],
     ) -> list[dict[str, Any]]:
         """The values of each run; finished runs are read from their folders."""
-        jobs = [(parts, name) for parts in splits for name in translators]
-        folders = [f"{name}-seed{parts.seed}" for parts, name in jobs]
-
-        def make(number: int, steps: Callable[[int, int], None]) -> dict[str, Any]:
-            parts, name = jobs[number]
-            return self._run(name, translators[name], parts, folders[number], steps)
-
-        return load_or_run_each(folders, self.output, make, say=say, sentence=_sentence, report=report)
+        runs = {
+            f"{name}-seed{parts.seed}": partial(self._run, name, translator, parts)
+            for parts in splits
+            for name, translator in translators.items()
+        }
+        return load_or_run_each(runs, self.output, say=say, sentence=_sentence, report=report)
 
     def _run(
         self, name: str, translator: Translator, parts: Parts, folder: str, report: Callable[[int, int], None]

@@ -58,7 +58,7 @@ def _alignment_caption(record: Record) -> str:
     return (
         f"Which tokens of the source (columns) each token of the target (rows) looks at as it is written, on one "
         f"held-out pair, seed {example['seed']}: means over the heads of a layer.{rings} In differential models red "
-        "adds and blue takes away."
+        "adds and blue subtracts."
     )
 
 

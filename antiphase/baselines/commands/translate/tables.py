@@ -66,7 +66,7 @@ def data(record: Record) -> Table | None:
         ["Tested on", found["split"]],
         ["Training pairs of the first seed", found["training_samples"]],
         ["Held-out pairs of the first seed", found["test_samples"]],
-        ["… whose source text stands in training", found["test_sources_in_train"]],
+        ["… whose source text occurs in training", found["test_sources_in_train"]],
     ]
     return Table(title="Pairs", columns=[Column("What"), Column("Value", "integer")], rows=rows)
 

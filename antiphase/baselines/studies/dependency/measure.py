@@ -29,7 +29,7 @@ from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettings
 from antiphase.baselines.training.classifier import train_classifier
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.outcomes import LearnedThreshold
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite

@@ -36,8 +36,8 @@ def accuracies(record: Record) -> Table | None:
         *(Column(f"{distance}{'*' if distance in held_out else ''}", "number") for distance in distances),
     ]
     note = (
-        f"Per cent of right numbers of the verb by words between it and its subject, mean over {len(record.seeds)} seed"
-        f"{'' if len(record.seeds) == 1 else 's'}; * was not in training. Guess: "
+        "Per cent of verbs given the right number, by words between verb and subject; mean over "
+        f"{len(record.seeds)} seed{'' if len(record.seeds) == 1 else 's'}; * was not in training. Guess: "
         f"{100 * record.values['guess_rate']:g} %, untrained models {100 * min(untrained):.0f} to "
         f"{100 * max(untrained):.0f} %."
     )

@@ -25,7 +25,7 @@ from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, V
 from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.gradients import GradientsSettings
 from antiphase.errors import InputError
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device

@@ -23,7 +23,7 @@ from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.throughput import ThroughputSettings
 from antiphase.benchmarks.timing import Work, paired_times, ratios
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.training.device import choose_device

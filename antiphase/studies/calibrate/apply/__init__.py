@@ -40,12 +40,12 @@ class AppliedPlan:
     """The plan without what its search found."""
 
     heads: dict[str, list[int]]
-    """By layer."""
+    """Calibrated heads by layer."""
     alpha: float
     beta: float
     mode: str
     fingerprint: dict[str, Any] | None = None
-    """Of the model that it was made for."""
+    """The fingerprint of the model for which it was made."""
 
 
 @dataclass(frozen=True, kw_only=True)

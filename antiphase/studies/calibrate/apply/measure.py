@@ -16,7 +16,7 @@ from antiphase.calibration.changes import changes_of, gain_interval, mean_of
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import scores_of
 from antiphase.errors import InputError
-from antiphase.folders.held import new_folder
+from antiphase.folders.ownership import new_folder
 from antiphase.records import Record
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
@@ -42,7 +42,7 @@ def apply(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
-    """A model with and without a plan: scores on tasks, and texts gone on with. Writes ``record.json``.
+    """A model with and without a plan: scores on tasks, and continued texts. Writes ``record.json``.
 
     Raises:
         InputError: a model, plan or task that cannot be used, a folder that is not empty.

@@ -27,12 +27,12 @@ def compared(found: Apply) -> Table | None:
 
 @Apply.from_record
 def continued(found: Apply) -> Table | None:
-    """Texts gone on with."""
+    """Continued texts."""
     if not found.texts:
         return None
     columns = [Column("Text"), Column("Plain"), Column("Calibrated")]
     rows = [[row.text, row.plain, row.calibrated] for row in found.texts]
-    return Table(title="Texts gone on with", columns=columns, rows=rows)
+    return Table(title="Continued texts", columns=columns, rows=rows)
 
 
 PRESENTATION = Presentation(

@@ -34,7 +34,7 @@ class HeadAlone:
     """What calibrating one head alone did on the samples that chose."""
 
     change: float
-    """Of the score, in the mean over tasks."""
+    """Change of the score, mean over tasks."""
     improved: int
     """Samples whose score rose."""
     worsened: int
@@ -49,14 +49,14 @@ class Search(Result):
 
     tasks: list[Standing]
     heads_alone: dict[str, HeadAlone]
-    """By ``layer.head``, those that were tried."""
+    """The heads that were tried, by ``layer.head``."""
     method: str
     seed: int
     evaluations: int
     exhaustive_evaluations: int
     """What trying every head would have cost."""
     samples: dict[str, int]
-    """Of each task, all of them."""
+    """Number of all samples of each task."""
     search_samples: dict[str, list[int]]
     """Numbers of those that chose the heads."""
     rounding: float
@@ -68,7 +68,7 @@ class Search(Result):
     held_out_gain_interval: list[float]
     """95 %, a bootstrap over samples."""
     slopes: dict[str, float] = field(default_factory=dict)
-    """Of every head, by ``layer.head``; only of the screen."""
+    """The slope of every head, by ``layer.head``; only for the screen."""
     heads: dict[str, list[int]]
     """Kept ones, by layer."""
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from antiphase.calibration.search import HeadResult, scores_of, search_calibration
 from antiphase.errors import InputError
-from antiphase.folders.held import undone_if_refused
 from antiphase.folders.journal import append_line, read_lines
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.records import Record
 from antiphase.scoring.loading import refused_by_model
@@ -46,7 +46,7 @@ def search(
 ) -> Record:
     """Find the heads whose calibration raises the score on the tasks. Writes ``plan.json`` and ``record.json``.
 
-    Every head's result is written as soon as it is known, so that a search can go on after a kill.
+    Every head's result is written as soon as it is known, so that a search can continue after a kill.
 
     Raises:
         InputError: a model, task or value that cannot be used, tasks at chance only, a folder with other contents.
@@ -60,7 +60,7 @@ def search(
             standings = _standings(loaded.model, tasks, say)
             searched = _searched(settings.name, tasks, standings, say)
             split = judged_split(settings, searched)
-        known = [HeadResult(**values) for values in read_lines(heads)]
+        known = [HeadResult(**values) for values in read_lines(heads, *HeadResult.__dataclass_fields__)]
         done = count(len(known) + 1)
 
         def keep(result: HeadResult, total: int) -> None:

@@ -48,9 +48,9 @@ class HeadEffect:
     layer: int
     head: int
     change: float
-    """Of the score, in the mean over tasks."""
+    """Change of the score, mean over tasks."""
     log_probability_change: float
-    """Of the right answers', nats."""
+    """Change of the right answers' log probability, in nats."""
     improved: int
     """Samples whose score rose."""
     worsened: int
@@ -68,7 +68,7 @@ class HeadsAlone:
     tied: float
     worsened: float
     null_improved: float
-    """By chance: with the signs of the samples' changes flipped."""
+    """Share that improves by chance: with the signs of the samples' changes flipped."""
     null_tied: float
     null_worsened: float
     sure_improved: float | None = None
@@ -86,15 +86,15 @@ class Foretold:
     slope: float
     """Derivative of the log probability of right answers with respect to the head's gate."""
     change: float
-    """Of that log probability."""
+    """Exact change of that log probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """How well slopes foretell exact changes."""
+    """How well slopes predict exact changes."""
 
     evaluations_share: float
-    """Of the exhaustive search's."""
+    """Evaluations as a share of the exhaustive search's."""
     rank_correlation_log_probability: float | None
     """Spearman's; None where all slopes or all changes are equal."""
     rank_correlation_metric: float | None
@@ -116,7 +116,7 @@ class Effect:
     log_probability_gain: float | None = None
     """Nats."""
     value: float | None = None
-    """Of what a sweep goes over."""
+    """The value of the setting that a sweep varies."""
     shots: int | None = None
     """Examples before each prompt; such a row is of one ``task``, and its ``score`` is without calibration."""
     task: str | None = None
@@ -126,7 +126,7 @@ class Effect:
     above_chance: bool | None = None
     interval: list[float] | None = None
     refused: str | None = None
-    """Why so many examples could not be had."""
+    """Why so many examples were not available."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,7 @@ class Study(Result):
 
     tasks: list[Standing]
     score: str
-    """That chose heads and is told: ``metric`` or ``probability``."""
+    """The score that chose heads and is reported: ``metric`` or ``probability``."""
     rounding: float
     """A sample's score that moves by no more has not moved."""
     held_out_before: float
@@ -143,7 +143,7 @@ class Study(Result):
     kept: dict[str, list[int]]
     """Heads whose calibration alone raises the score on the samples that choose, by layer."""
     rows: dict[str, list[Effect]]
-    """By part."""
+    """The effects by part."""
     screen: Screen | None = None
 
 

@@ -1,6 +1,6 @@
 """Every evaluation of a study is a cell, a setting and each sample's scores, kept as soon as it is known.
 
-So a study goes on after a kill, and no setting is evaluated twice.
+So a study continues after a kill, and no setting is evaluated twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cell:
     log_probability: Scores
 
     def score(self, kind: str) -> Scores:
-        """The score that chooses heads and is told."""
+        """The score that chooses heads and is reported."""
         if kind == "metric":
             return self.metric
         return {name: values.exp() for name, values in self.log_probability.items()}
@@ -40,7 +40,7 @@ class Cells:
 
     def __init__(self, path: Path, mode: str, say: Callable[[int], None]) -> None:
         self.path, self.scores, self.say = path, by_mode(both_scores, mode), say
-        self.known = {line["key"]: line for line in read_lines(path)}
+        self.known = {line["key"]: line for line in read_lines(path, "key")}
 
     def evaluate(
         self,

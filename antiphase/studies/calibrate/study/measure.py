@@ -23,7 +23,7 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import NO_SINKS, SLOPE_COST, Head, by_layer, screened_heads, slopes_of
 from antiphase.calibration.variants import Rule, varied
 from antiphase.errors import InputError
-from antiphase.folders.held import undone_if_refused
+from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record

@@ -62,7 +62,7 @@ def single_heads(found: Study) -> Table | None:
 
 @Study.from_record
 def screening(found: Study) -> Table | None:
-    """How well slopes foretell exact changes."""
+    """How well slopes predict exact changes."""
     screen = found.screen
     if screen is None:
         return None
@@ -184,7 +184,7 @@ PRESENTATION = Presentation(
         "calibration-screen": Drawing(
             draw=slopes,
             title="Slopes against exact changes",
-            caption="A dot for each head: what one backward pass foretells, and what calibrating the head does.",
+            caption="A dot for each head: what one backward pass predicts, and what calibrating the head does.",
             alternative="Scatter plot of slopes and exact changes of the log probability of right answers.",
         ),
     },

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.forward import ForwardPass
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.layers.masks import carries_positions, layer_is_causal
 from antiphase.ops.decoding import FEW_ROWS
 from antiphase.ops.shapes import positions_mask, statistics_dtype
@@ -211,7 +211,7 @@ class MapChoice:
         call.refuse_unread()
         forward = call.forward
         if forward is None:
-            raise ValueError("the model's layers were called without the model, so that caches and padding are unknown")
+            raise ValueError("the model's layers were called without the model, so caches and padding are unknown")
         return _with_visible(call, forward, self.grouped(call))
 
     def _of(self, call: AttentionCall) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,10 @@
 """Claims, seeds and the primary measure, written into a study's folder before it runs.
 
-A verdict is given only on what stands there: who chooses the measure afterwards finds one that suits.
+A verdict is given only on claims in that file, because a measure chosen afterwards can be chosen to fit.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.folders.contents import file_digest
+from antiphase.reading.files import read_json
 from antiphase.records import write_atomically
 
 CLAIMS_FILE = "claims.json"
+RESTORE = "restore the original file"
 UNREGISTERED = "no verdict"
-"""The word for a claim that was not written down before the run."""
+"""The verdict on a claim that was not written down before the run."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,9 @@ def registered(folder: Path) -> Registration | None:
     path = folder / CLAIMS_FILE
     if not path.is_file():
         return None
-    content = path.read_bytes()
+    tree = read_json(path, "--output", RESTORE)
     try:
-        tree = json.loads(content)
         names = [str(claim["name"]) for claim in tree["claims"]]
-        return Registration(hashlib.sha256(content).hexdigest(), str(tree["written"]), str(tree["primary"]), names)
-    except (ValueError, KeyError, TypeError):
-        raise InputError(f"--output {folder}: {CLAIMS_FILE} cannot be read; restore the original file") from None
+        return Registration(file_digest(path), str(tree["written"]), str(tree["primary"]), names)
+    except (KeyError, TypeError):
+        raise InputError(f"--output {path}: these are not the claims of a study; {RESTORE}") from None

@@ -9,12 +9,12 @@ from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.studies import grid
 from antiphase.studies.compare import measure as module
-from antiphase.studies.registration import CLAIMS_FILE, register, registered
+from antiphase.studies.registered_claims import CLAIMS_FILE, register, registered
 
 CLAIMS = [{"name": "loss, b", "better": "lower"}]
 
 
-def test_what_was_written_is_read_with_its_hash(tmp_path):
+def test_the_file_is_read_back_with_its_hash(tmp_path):
     register(tmp_path, primary="loss, b", seeds=[0, 1], claims=CLAIMS)
     content = (tmp_path / CLAIMS_FILE).read_bytes()
     found = registered(tmp_path)
@@ -27,9 +27,9 @@ def test_what_was_written_is_read_with_its_hash(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"claims": [{}]}', '{"claims": []}'])
-def test_a_file_that_was_broken_is_told(tmp_path, content):
+def test_a_broken_file_is_reported(tmp_path, content):
     (tmp_path / CLAIMS_FILE).write_text(content)
-    with pytest.raises(InputError, match=r"claims.json cannot be read; restore the original file"):
+    with pytest.raises(InputError, match=r"^--output \S*claims.json: .*; restore the original file$"):
         registered(tmp_path)
 
 

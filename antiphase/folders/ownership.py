@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from antiphase.errors import InputError
+from antiphase.records import writing
 
 LOCK = ".lock"
 
@@ -130,12 +131,16 @@ def written_beside(target: Path) -> Iterator[Path]:
     for leftover in filter(Path.is_dir, target.parent.glob(".*.tmp")):
         shutil.rmtree(leftover)
     beside = target.with_name(f".{target.name}.tmp")
-    beside.mkdir(parents=True)
-    yield beside
-    for path in (*beside.rglob("*"), beside):
-        _sync(path)
-    beside.rename(target)
-    _sync(target.parent)
+    try:
+        with writing(target):
+            beside.mkdir(parents=True)
+            yield beside
+            for path in (*beside.rglob("*"), beside):
+                _sync(path)
+            beside.rename(target)
+            _sync(target.parent)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

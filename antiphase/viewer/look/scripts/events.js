@@ -1,0 +1,108 @@
+// Reactions to clicks, keys and changes of the window, and the start of the page.
+
+function listen() {
+  for (const name of ["model", "layer", "head"]) $(name).addEventListener("change", () => choose({ [name]: Number($(name).value) }));
+  for (const input of document.querySelectorAll("input[name=map]")) input.addEventListener("change", () => choose({ map: input.value }));
+  for (const input of document.querySelectorAll("input[name=side]")) input.addEventListener("change", () => choose({ side: input.value }));
+  for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
+  $("measure").addEventListener("change", drawOverview);
+
+  for (const id of ["queries", "keys"]) {
+    const field = id === "queries" ? "query" : "key";
+    const set = (index) => {
+      choose({ [field]: clamp(index, $(id).children.length), ...(isSelf() ? {} : { side: id === "queries" ? "from" : "to" }) });
+      for (const input of document.querySelectorAll("input[name=side]")) input.checked = input.value === state.side;
+      reveal(id, state[field]);
+    };
+    $(id).addEventListener("click", (event) => {
+      const span = event.target.closest("span");
+      if (span) set(Number(span.dataset.index));
+    });
+    keys(id, (key) => {
+      const step = { ArrowLeft: -1, ArrowUp: -1, ArrowRight: 1, ArrowDown: 1 }[key];
+      const ends = { Home: 0, End: $(id).children.length - 1 }[key];
+      if (step === undefined && ends === undefined) return false;
+      set(ends ?? state[field] + step);
+      return true;
+    });
+  }
+  keys("map", (key) => {
+    const [N, M] = layer().shape;
+    const change = {
+      ArrowUp: { query: state.query - 1 }, ArrowDown: { query: state.query + 1 }, ArrowLeft: { key: state.key - 1 },
+      ArrowRight: { key: state.key + 1 }, Home: { key: 0 }, End: { key: M - 1 },
+      PageUp: { query: state.query - 10 }, PageDown: { query: clamp(state.query + 10, N) },
+    }[key];
+    if (change) choose(change);
+    return Boolean(change);
+  });
+  keys("overview", (key) => {
+    const change = {
+      ArrowUp: { layer: state.layer - 1 }, ArrowDown: { layer: state.layer + 1 }, ArrowLeft: { head: state.head - 1 }, ArrowRight: { head: state.head + 1 },
+    }[key];
+    if (change && "layer" in change) change.layer = clamp(change.layer, model().layers.length);
+    if (change) choose(change);
+    return Boolean(change);
+  });
+  $("map").on("plotly_click", (event) => choose({ query: event.points[0].y, key: event.points[0].x }));
+  $("overview").on("plotly_click", (event) => {
+    const head = event.points[0].x, chosen = event.points[0].y;
+    if (head < model().layers[chosen].heads) choose({ layer: chosen, head });
+  });
+  $("heads").on("plotly_click", (event) => choose({ head: event.points[0].curveNumber }));
+  for (const query of [dark, narrow, coarse]) query.addEventListener("change", drawAll);
+  let pending = 0, width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return; // a phone's address bar only changes the height
+    width = innerWidth;
+    clearTimeout(pending);
+    pending = setTimeout(drawAll, 150);
+  });
+}
+
+// Scroll within the box, without moving the page.
+function reveal(id, index) {
+  const box = $(id), span = box.children[index];
+  const above = span.offsetTop - 8, below = span.offsetTop + span.offsetHeight + 8 - box.clientHeight;
+  box.scrollTop = Math.max(Math.min(box.scrollTop, above), below);
+}
+
+function keys(id, act) {
+  $(id).addEventListener("keydown", (event) => {
+    if (!event.ctrlKey && !event.metaKey && !event.altKey && act(event.key)) event.preventDefault();
+  });
+}
+
+function drawAll() {
+  weights = weightsOf(layer(), state.head, state.map);
+  drawMeasureChoice();
+  drawControls();
+  drawTokens();
+  drawMap();
+  shade();
+  drawOverview();
+  drawHeads();
+  drawMasks();
+  drawPositions();
+  drawCurves();
+}
+
+async function start() {
+  try {
+    if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack gzip (DecompressionStream); a version of 2023 or later can");
+    await loadPlotly();
+    for (const one of meta.models) await loadModel(one);
+    state.query = layer().shape[0] - 1;
+    drawAll();
+    reveal("queries", state.query);
+    listen();
+    $("viewer").setAttribute("aria-busy", "false");
+    document.documentElement.dataset.ready = "yes";
+  } catch (error) {
+    $("error").textContent = `The pictures cannot be drawn: ${error.message}.`;
+    $("error").hidden = false;
+    throw error;
+  }
+}
+
+start();
