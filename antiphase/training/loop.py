@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -171,7 +172,7 @@ class _Run:
         self.optimizer = build_optimizer(self.model, self.training)
         self.autocast = autocast_dtype(self.training, device)
         found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
-        self.measures = False
+        self.stops = _Stops()
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
         step = self.progress.step
         if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
@@ -181,7 +182,7 @@ class _Run:
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
-        with _signals(at_once=lambda: self.measures and self.group.count == 1) as stop_requested:
+        with _signals(self.stops):
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
@@ -198,11 +199,13 @@ class _Run:
                     self._log(values)
                 if progress.step % training.evaluate_every == 0 or last:
                     self._evaluate(train_loss=values["loss"])
-                stop = self.group.any(stop_requested[0], self.device) if self.group.count > 1 else stop_requested[0]
+                stop = self.stops.requested
+                if self.group.count > 1:
+                    stop = self.group.any(stop, self.device)
                 if progress.step % training.checkpoint_every == 0 or last or stop:
                     self._save()
                 if stop and not last:
-                    raise Interrupted(f"stopped after step {progress.step} of {training.steps}")
+                    raise self._interrupted()
         return self._finish()
 
     def _step(self, step: int) -> dict[str, Any]:
@@ -290,11 +293,10 @@ class _Run:
         if self.group.is_first:
             self.model.eval()
             point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
-            self.report(self.progress.step, {"measuring": True})
-            self.measures = True
             try:
-                with torch.no_grad(), self._precision():
-                    for evaluate in self.evaluations.values():
+                with torch.no_grad(), self._precision(), self._interruptible():
+                    for name, evaluate in self.evaluations.items():
+                        self.report(self.progress.step, {"measuring": name})
                         point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
@@ -302,17 +304,32 @@ class _Run:
                 if self.progress.step:
                     self.progress.curve.append({name: point[name] for name in UNMEASURED})
                     save_checkpoint(self.output, self.model, self.optimizer, self.progress)
-                raise
+                raise self._interrupted() from None
             else:
                 self.model.train()
                 self.progress.curve.append(finite(point))
                 write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
                 self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
                 self.report(self.progress.step, {"evaluation": point})
-            finally:
-                self.measures = False
         if self.group.any(reason is not None, self.device):
             raise self._diverged(reason or "as the first process says", {"loss": train_loss})
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """A single process stops here at once when asked to: the measurement is made again after ``resume``."""
+        if self.group.count > 1:  # the others would wait for this one
+            yield
+            return
+        self.stops.at_once = True
+        try:
+            if self.stops.requested:
+                raise Interrupted
+            yield
+        finally:
+            self.stops.at_once = False
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped after step {self.progress.step} of {self.training.steps}")
 
     def _to_board(self, values: Mapping[str, Any]) -> None:
         if self.board is not None:
@@ -382,29 +399,36 @@ def _tensorboard(output: Path) -> Any:
     return SummaryWriter(str(output / "tensorboard"))
 
 
-@contextmanager
-def _signals(at_once: Callable[[], bool]) -> Iterator[list[bool]]:
-    """Yield a flag that Ctrl-C and termination set, so that no step is interrupted. A second Ctrl-C stops at once.
+@dataclass
+class _Stops:
+    """Whether Ctrl-C or a termination signal asked the run to stop, and whether it can stop where it is."""
 
-    While ``at_once()``, a signal raises ``Interrupted`` where the program is.
+    requested: bool = False
+    at_once: bool = False
+
+
+@contextmanager
+def _signals(stops: _Stops) -> Iterator[None]:
+    """Note Ctrl-C and termination in ``stops``, so that no step is interrupted. A second Ctrl-C stops at once.
+
+    While ``stops.at_once``, a signal raises ``Interrupted`` where the program is.
     """
-    requested = [False]
     if threading.current_thread() is not threading.main_thread():
-        yield requested  # only the main thread may set signal handlers
+        yield  # only the main thread may set signal handlers
         return
     previous: dict[int, Any] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if requested[0] and number == signal.SIGINT:
+        if stops.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        requested[0] = True
-        if at_once():
-            raise Interrupted("stopped while measuring on held-out data")
+        stops.requested = True
+        if stops.at_once:
+            raise Interrupted
 
     for caught in (signal.SIGINT, signal.SIGTERM):
         previous[caught] = signal.signal(caught, handle)
     try:
-        yield requested
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
