@@ -26,7 +26,7 @@ from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_tex
 from antiphase.reading.models import read_model
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
-from antiphase.studies.registration import registered
+from antiphase.studies.registered_claims import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
