@@ -112,11 +112,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write to a temporary file and rename it, so that neither a reader nor a crash ever sees a partial file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with writing(path), open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with writing(path):
+            with open(temporary, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 

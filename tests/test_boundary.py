@@ -26,7 +26,7 @@ from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_tex
 from antiphase.reading.models import read_model
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
-from antiphase.studies.registration import registered
+from antiphase.studies.registered_claims import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
@@ -166,6 +166,10 @@ def test_a_full_disk_costs_one_sentence_and_keeps_what_there_is(monkeypatch, cap
             ["report", "damaged.json", "--output", "o.html"],
             "^antiphase: RUN damaged.json: the values of the record cann",
         ),
+        (
+            ["report", "damaged.json", "--output", "o.html", "--figures", "f"],
+            "^antiphase: RUN damaged.json: the values",
+        ),
         (["report", "damaged.json", "--output", "o"], "^antiphase: --output o must end in .html"),
         (["tokenize", "a\0\x1b[2J", "--data", "\x1b[2J"], r"^antiphase: --data \\x1b\[2J: there is no such file"),
         (
@@ -178,6 +182,16 @@ def test_arguments_and_what_they_name_cost_one_sentence(refused, tmp_path, argum
     Record(kind="benchmark-attention", values={"rows": [{"length": 3}]}).save(tmp_path, "damaged")
     (tmp_path / "half.jsonl").write_text('{"document": "a", "summary": "\\ud800"}\n')
     refused(said, arguments)
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "record.json").mkdir()
+    monkeypatch.setattr(cli, "app", lambda **options: Record(kind="x", values={}).save(tmp_path))
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = f"antiphase: {tmp_path / 'record.json'} cannot be used (Is a directory); move the folder away\n"
+    assert capsys.readouterr().err == said
+    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_names_may_hold_brackets(antiphase, tmp_path):

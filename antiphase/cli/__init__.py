@@ -59,6 +59,8 @@ have this line of descent."""
 ROOM = "make room, then repeat the command, with --resume where it has one"
 REMEDIES = {
     errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM, errno.ENAMETOOLONG: "give a shorter name",
+    errno.EACCES: "check its permissions", errno.EPERM: "check its permissions", errno.EROFS: "choose another place",
+    errno.EISDIR: "move the folder away",
 }  # fmt: skip
 """What to do about errors of the file system that any file, read or written, may meet."""
 

@@ -166,6 +166,6 @@ def _title(record: Record) -> str:
     if record.kind == "compare":
         return " against ".join(arms) if len(arms) == 2 else f"comparison of {', '.join(arms)}"
     title = f"{record.kind}: {', '.join(arms)}" if arms and arms != ["model"] else record.kind
-    own = [str(record.values["arm"])] if "arm" in record.values else []
+    own = [str(record.values[name]) for name in ("arm", "model") if isinstance(record.values.get(name), str)]
     own += [f"seed {record.values['seed']}"] if "seed" in record.values else []
     return ", ".join([title, *own])

@@ -16,6 +16,12 @@ from antiphase.records import Record
 
 Row = Mapping[str, Any]
 
+OF_TRAINING = (
+    "asked_together", "needle_share", "label_share", "repeat_share", "long_share", "vocabulary_size", "cache",
+)  # fmt: skip
+"""Settings of data that no measurement uses."""
+OF_SYMBOLS = ("keys", "numbers", "fillers")
+"""Settings of the synthetic language."""
 SPAN_ORDER = ("answer", "other_needles", "filler", "question", "instruction", "first_token")
 
 
@@ -316,8 +322,14 @@ def provenance(record: Record) -> Table:
 
 
 def settings(record: Record) -> Table | None:
-    """The resolved settings, by dotted name."""
-    return _table("Settings", columns_of("Setting", "Value"), [list(item) for item in flatten(record.config)])
+    """The resolved settings, by dotted name; those of a measurement without data settings that only training uses."""
+    data = record.config.get("data")
+    hidden: set[str] = set()
+    if record.kind.startswith("evaluate-") and isinstance(data, Mapping):
+        hidden = {*OF_TRAINING, *(() if "needles" in record.config else ("needles", "queries"))}
+        hidden |= set(OF_SYMBOLS) if data.get("source") == "text" else set()
+    rows = [list(item) for item in flatten(record.config) if item[0] not in {f"data.{name}" for name in hidden}]
+    return _table("Settings", columns_of("Setting", "Value"), rows)
 
 
 def environment(record: Record) -> Table | None:

@@ -9,8 +9,6 @@ from typing import Any
 from antiphase.config import Preset, load_preset
 from antiphase.flags import Settings, flag
 
-DEVICE = "Device: auto, cpu, cuda or cuda:0."
-
 
 def preset_flag(default: str = "demo") -> Any:
     """The field that names a preset."""
@@ -24,12 +22,11 @@ class ChangeSettings(Settings):
     settings: Sequence[str] = flag(
         "Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.", name="--set", default=()
     )
-    device: str | None = flag(DEVICE, default=None)
+    device: str | None = flag("Device: auto, cpu, cuda or cuda:0.", default=None)
 
     def overrides(self) -> list[str]:
         """All flags that change a preset, as KEY=VALUE."""
-        chosen = self.device != type(self).device  # the default leaves the preset's
-        return [*self.settings, *([f"training.device={self.device}"] if chosen else [])]
+        return [*self.settings, *([] if self.device is None else [f"training.device={self.device}"])]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +36,6 @@ class SeedsSettings(ChangeSettings):
     seeds: Sequence[int] = flag(
         "Random seeds, comma-separated, e.g. 0,1,2.", default=(), separated=True, allows_duplicates=True
     )
-    device: str | None = flag(DEVICE, default="auto")
 
     def overrides(self) -> list[str]:
         return [*super().overrides(), *([f"compare.seeds={list(self.seeds)}"] if self.seeds else [])]

@@ -201,3 +201,16 @@ def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path
     assert len(records) > 20
     for kind, record in records.items():
         assert kind in write_report([record], tmp_path / f"{kind}.html").read_text(encoding="utf-8")
+
+
+def test_records_of_several_models_have_sections_of_their_own_names_and_no_settings_of_training(tmp_path):
+    data = {"source": "text", "sequence_length": 32, "needle_share": 0.7, "keys": 64, "needles": 8}
+    rows = [{"windows": 2}]
+    records = [
+        Record(kind="evaluate-x", values={"model": name, "rows": rows}, config={"data": data})
+        for name in ("one", "two")
+    ]
+    text = write_report(records, tmp_path / "page.html").read_text()
+    assert all(f'aria-label="evaluate-x, {name}"' in text for name in ("one", "two"))
+    assert "data.sequence_length" in text
+    assert not any(f"data.{name}" in text for name in ("needle_share", "keys", "needles"))
