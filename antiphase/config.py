@@ -167,7 +167,7 @@ class TrainingSettings:
     start_from: str | None = None
     """Folder of a model with this run's sizes, whose weights are the initial weights; None means random weights."""
     trained: Literal["all", "lambda", "lora"] = "all"
-    """Parameters to train: all; ``lambda``, those of λ alone; ``lora``, low-rank adapters of the attention's projections
+    """Parameters to train: all; ``lambda``, those of λ alone; ``lora``, low-rank adapters of the projections
     (2106.09685), merged into the weights at the end, together with λ (extra ``antiphase[lora]``).
     """
     lora_rank: int = bounded(8, least=1)

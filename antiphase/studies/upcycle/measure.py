@@ -78,15 +78,14 @@ def upcycle_preset(
         name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
         for name, form in {**FORMS, **(DEX if dex else {})}.items()
     }
-    defaults: dict[str, Any] = {
+    defaults: dict[str, Any] = model_settings(config, flag=f"MODEL {model}") if trained is None else {}
+    defaults |= {  # after the sizes, which would replace those of the arms
         "description": f"Continued training of {Path(model).name}, a softmax model.",
         "training.decay_steps": None,
         "compare.arms": arms,
         "compare.also": {"differential_v2": "control"},
     }
-    if trained is None:
-        defaults |= model_settings(config, flag=f"MODEL {model}")
-    else:
+    if trained is not None:
         defaults["compare.seeds"] = [trained.training.seed + 1 + index for index in range(SEEDS)]
     if trained is None or trained.data.source == "text":
         defaults["data.tokenizer"] = str(_start(output, "softmax"))
