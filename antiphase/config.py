@@ -37,6 +37,8 @@ class ModelSettings:
     """Softmax maps per layer; a differential layer has half as many heads."""
     kind: Literal["transformer", "rnn", "lstm"] = "transformer"
     """``rnn`` and ``lstm`` use only hidden_size (states and embeddings), num_hidden_layers and tie_word_embeddings."""
+    vocab_size: int | None = bounded(None, least=1)
+    """Rows of the embeddings, at least as many as the tokenizer has tokens; None means as many."""
     attention_type: Literal["softmax", "differential", "differential_v2", "differential_v2_across"] = "differential"
     num_key_value_heads: int | None = None
     """Key maps per layer; None means ``num_attention_heads``, or half of it in V2."""
@@ -164,6 +166,12 @@ class TrainingSettings:
     """CPU threads of one process; None means torch's default."""
     start_from: str | None = None
     """Folder of a model with this run's sizes, whose weights are the initial weights; None means random weights."""
+    trained: Literal["all", "lambda", "lora"] = "all"
+    """Parameters to train: all; ``lambda``, those of λ alone; ``lora``, low-rank adapters of the projections
+    (2106.09685), merged into the weights at the end, together with λ (extra ``antiphase[lora]``).
+    """
+    lora_rank: int = bounded(8, least=1)
+    """Rank of the adapters."""
     tensorboard: bool = False
     """Also write TensorBoard events (extra ``antiphase[tensorboard]``)."""
 
@@ -369,6 +377,7 @@ def _check_run(run: RunSettings) -> None:
             ("start_from", training.start_from),
             ("gradient_checkpointing", training.gradient_checkpointing),
             ("attn_implementation", training.attn_implementation),
+            ("trained", training.trained != "all"),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")

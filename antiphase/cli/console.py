@@ -70,6 +70,8 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
                 {f"held-out {name}": found[name] for name in ("loss", "accuracy") if found.get(name) is not None}
             )
             text = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
+            if "measuring" in values:
+                text += f"{', ' if text else ''}measuring {values['measuring']} on held-out data"
             progress.update(bar, completed=step, description=text)
 
         yield show

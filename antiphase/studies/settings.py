@@ -55,14 +55,14 @@ class PresetSettings(TextSettings):
 
     preset: str = preset_flag()
 
-    def chosen_preset(self) -> Preset:
-        """The preset with all flags that change it.
+    def chosen_preset(self, first: Sequence[str] = ()) -> Preset:
+        """The preset with all flags that change it, after the overrides ``first``.
 
         Raises:
             InputError: no such preset, or settings that cannot be used.
         """
         self.check()
-        return load_preset(self.preset, self.overrides(), data=self.data, validation=self.validation)
+        return load_preset(self.preset, [*first, *self.overrides()], data=self.data, validation=self.validation)
 
 
 @dataclass(frozen=True, kw_only=True)

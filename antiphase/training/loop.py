@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +42,7 @@ from antiphase.training.run_folder import (
     read_metrics,
 )
 from antiphase.training.run_model import attention_only, build_model, check_settings, lambdas, layers_of, starting_model
+from antiphase.training.trained import restrict
 
 Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 """A held-out measurement during training: takes a model, returns named numbers."""
@@ -48,6 +50,9 @@ Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 
 FINAL = ("loss", "accuracy")
 """Results at the end of a run in its record; None if it diverged."""
+
+UNMEASURED = {"step", "train_loss"}
+"""Names in a point of the curve whose measurement was interrupted."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Reports progress: called with the number of finished steps and the values to show."""
@@ -162,10 +167,12 @@ class _Run:
             self.model.set_attn_implementation(self.training.attn_implementation)
         if self.training.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
+        self.adapted = restrict(self.model, self.training)
         self.objective = group.wrap(NextTokenLoss(self.model))
         self.optimizer = build_optimizer(self.model, self.training)
         self.autocast = autocast_dtype(self.training, device)
         found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
+        self.stops = _Stops()
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
         step = self.progress.step
         if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
@@ -175,10 +182,12 @@ class _Run:
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
-        with _signals() as stop_requested:
+        with _signals(self.stops):
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
+            elif progress.curve and progress.curve[-1].keys() == UNMEASURED:  # stopped while this point was measured
+                self._evaluate(progress.curve.pop()["train_loss"])
             while progress.step < training.steps:
                 started = time.perf_counter()
                 values = self._step(progress.step)
@@ -190,11 +199,13 @@ class _Run:
                     self._log(values)
                 if progress.step % training.evaluate_every == 0 or last:
                     self._evaluate(train_loss=values["loss"])
-                stop = self.group.any(stop_requested[0], self.device) if self.group.count > 1 else stop_requested[0]
+                stop = self.stops.requested
+                if self.group.count > 1:
+                    stop = self.group.any(stop, self.device)
                 if progress.step % training.checkpoint_every == 0 or last or stop:
                     self._save()
                 if stop and not last:
-                    raise Interrupted(f"stopped after step {progress.step} of {training.steps}")
+                    raise self._interrupted()
         return self._finish()
 
     def _step(self, step: int) -> dict[str, Any]:
@@ -256,7 +267,7 @@ class _Run:
     def _gradient_norms(self) -> list[float]:
         """Norm of each layer's gradient before clipping."""
         return [
-            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None]).norm().item()
+            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None] or [torch.zeros(())]).norm().item()
             for layer in layers_of(self.model)
         ]
 
@@ -283,11 +294,17 @@ class _Run:
             self.model.eval()
             point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
             try:
-                with torch.no_grad(), self._precision():
-                    for evaluate in self.evaluations.values():
+                with torch.no_grad(), self._precision(), self._interruptible():
+                    for name, evaluate in self.evaluations.items():
+                        self.report(self.progress.step, {"measuring": name})
                         point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
+            except Interrupted:
+                if self.progress.step:
+                    self.progress.curve.append({name: point[name] for name in UNMEASURED})
+                    save_checkpoint(self.output, self.model, self.optimizer, self.progress)
+                raise self._interrupted() from None
             else:
                 self.model.train()
                 self.progress.curve.append(finite(point))
@@ -296,6 +313,23 @@ class _Run:
                 self.report(self.progress.step, {"evaluation": point})
         if self.group.any(reason is not None, self.device):
             raise self._diverged(reason or "as the first process says", {"loss": train_loss})
+
+    @contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """A single process stops here at once when asked to: the measurement is made again after ``resume``."""
+        if self.group.count > 1:  # the others would wait for this one
+            yield
+            return
+        self.stops.at_once = True
+        try:
+            if self.stops.requested:
+                raise Interrupted
+            yield
+        finally:
+            self.stops.at_once = False
+
+    def _interrupted(self) -> Interrupted:
+        return Interrupted(f"stopped after step {self.progress.step} of {self.training.steps}")
 
     def _to_board(self, values: Mapping[str, Any]) -> None:
         if self.board is not None:
@@ -311,6 +345,8 @@ class _Run:
 
     def _finish(self) -> Record:
         """Write the model in Hugging Face's format and the record, in the first process; return the record in all."""
+        if self.adapted is not None:
+            self.adapted.merge_and_unload()
         if self.group.is_first:
             with writing(self.output):
                 self.model.save_pretrained(self.output)
@@ -363,24 +399,36 @@ def _tensorboard(output: Path) -> Any:
     return SummaryWriter(str(output / "tensorboard"))
 
 
+@dataclass
+class _Stops:
+    """Whether Ctrl-C or a termination signal asked the run to stop, and whether it can stop where it is."""
+
+    requested: bool = False
+    at_once: bool = False
+
+
 @contextmanager
-def _signals() -> Iterator[list[bool]]:
-    """Yield a flag that Ctrl-C and termination set, so that no step is interrupted. A second Ctrl-C stops at once."""
-    requested = [False]
+def _signals(stops: _Stops) -> Iterator[None]:
+    """Note Ctrl-C and termination in ``stops``, so that no step is interrupted. A second Ctrl-C stops at once.
+
+    While ``stops.at_once``, a signal raises ``Interrupted`` where the program is.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield requested  # only the main thread may set signal handlers
+        yield  # only the main thread may set signal handlers
         return
     previous: dict[int, Any] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if requested[0] and number == signal.SIGINT:
+        if stops.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        requested[0] = True
+        stops.requested = True
+        if stops.at_once:
+            raise Interrupted
 
     for caught in (signal.SIGINT, signal.SIGTERM):
         previous[caught] = signal.signal(caught, handle)
     try:
-        yield requested
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

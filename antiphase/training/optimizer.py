@@ -6,21 +6,24 @@ import torch
 from torch import nn
 
 from antiphase.config import TrainingSettings
+from antiphase.training.trained import is_lambda
 
 
 def build_optimizer(model: nn.Module, settings: TrainingSettings) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices, but not on 1-D parameters (norms, biases and λ vectors).
+    """AdamW of the parameters that are trained, with weight decay on matrices, but not on norms, biases and λ vectors.
 
     Each group has a ``rate``, its multiple of the learning rate: ``lambda_rate`` for the parameters of λ, else 1.
     """
     members: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in model.named_parameters():
-        makes_lambda = any(part.startswith(("lambda_", "dex_lambda")) for part in name.split("."))
-        rate = settings.lambda_rate if makes_lambda else 1.0
+        if not parameter.requires_grad:
+            continue
+        rate = settings.lambda_rate if is_lambda(name) else 1.0
         members.setdefault((rate, parameter.dim() >= 2), []).append(parameter)
     groups = [
         {"params": parameters, "rate": rate, "weight_decay": settings.weight_decay if decays else 0.0}
         for (rate, decays), parameters in members.items()
+        if parameters
     ]
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), fused=True)
 

@@ -21,6 +21,7 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
 from antiphase.reading.models import load_tokenizer
 from antiphase.training.device import choose_device
+from antiphase.training.trained import check_trained
 
 LanguageModel = PreTrainedModel
 """The type of the models that a run trains."""
@@ -55,9 +56,12 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     Raises:
         InputError: a size is invalid, a device is not available, or an extra is not installed.
     """
-    model_config(settings, tokenizer)
     if begins:
         _start(settings, tokenizer)
+    config = model_config(settings, tokenizer)
+    if settings.training.trained != "all":
+        with torch.device("meta"):
+            check_trained(AutoModelForCausalLM.from_config(config), settings.training)
     device = choose_device(settings.training.device)
     if settings.training.attn_implementation == TRITON and settings.model.attention_type != "softmax":
         reason = why_no_kernels(device)
@@ -100,10 +104,10 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
             raise InputError(f"SOURCE {folder}: a model of type {found.model_type!r}; use antiphase convert first")
         checkpoint.check()
     is_longer = config.max_position_embeddings > found.max_position_embeddings
-    for name in STRUCTURE:
-        wanted, has = getattr(config, name), getattr(found, name)
-        if wanted != has and not (name == "rope_parameters" and is_longer):
-            raise InputError(f"training.start_from {folder}: its {name} is {has}, this run's is {wanted}")
+    compared = [name for name in STRUCTURE if not (name == "rope_parameters" and is_longer)]
+    pairs = [(name, getattr(found, name), getattr(config, name)) for name in compared]
+    if differing := [f"its {name} is {has}, this run's is {wanted}" for name, has, wanted in pairs if has != wanted]:
+        raise InputError(f"training.start_from {folder}: {'; '.join(differing)}; --start-from takes all of them over")
     if (checkpoint.folder / "tokenizer.json").is_file():
         words = load_tokenizer(str(checkpoint.folder), flag="training.start_from").get_vocab()
         if words != tokenizer.get_vocab():
@@ -144,7 +148,11 @@ def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> P
 def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
     """The configuration for a vocabulary of which only the size and the special tokens are known."""
     chosen: dict[str, Any] = dict(vars(settings.model))
-    kind = chosen.pop("kind")
+    kind, rows = chosen.pop("kind"), chosen.pop("vocab_size")
+    if rows is not None:
+        if rows < words["vocab_size"]:
+            raise InputError(f"model.vocab_size ({rows}) is less than the tokenizer's {words['vocab_size']} tokens")
+        words["vocab_size"] = rows
     if kind != "transformer":
         sizes = {name: chosen[name] for name in ("hidden_size", "num_hidden_layers", "tie_word_embeddings")}
         return AutoConfig.for_model(RECURRENT, cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)

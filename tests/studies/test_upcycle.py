@@ -6,16 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.loop import train
+from support.models import save, small_llama
 
 ARMS = ["softmax", "control", "differential_v2"]
 
@@ -47,7 +50,7 @@ def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
 
 
 def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
-    with pytest.raises(InputError, match="not a finished run"):
+    with pytest.raises(InputError, match=r"MODEL .*config\.json is missing"):
         upcycle_preset(str(tmp_path), tmp_path / "up")
     model = trained(tmp_path / "differential", tiny_preset, kind="differential")
     with pytest.raises(InputError, match="is not a softmax model"):
@@ -71,6 +74,30 @@ def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match=r"training\.start_from .* hidden_size is 16, this run's is 20"):
         upcycle(model, tmp_path / "up", wider)
     assert not (tmp_path / "up").exists()
+
+
+@pytest.mark.slow
+def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generated_text):
+    text = tmp_path / "text.txt"
+    text.write_text(generated_text)
+    tokenizer = train_tokenizer([generated_text], vocabulary_size=300)
+    llama = small_llama(tokenizer, num_key_value_heads=1, rms_norm_eps=1e-4, tie_word_embeddings=False)
+    model = str(save(llama, tokenizer, tmp_path / "llama"))
+    with pytest.raises(InputError, match=r"was not trained here; give text to train it on with --data"):
+        upcycle_preset(model, tmp_path / "up")
+    small = [
+        "training.steps=2", "training.warmup_steps=1", "data.sequence_length=128", "training.batch_size=2",
+        "evaluation.samples=2", "evaluation.curve_samples=2", "compare.processes=1",
+    ]  # fmt: skip
+    preset = upcycle_preset(model, tmp_path / "up", small, data=[str(text)])
+    assert (preset.run.model.rms_norm_eps, preset.run.model.tie_word_embeddings) == (1e-4, False)
+    assert preset.run.model.max_position_embeddings == llama.config.max_position_embeddings
+    record = upcycle(model, tmp_path / "up", preset)
+    starts = [run["curve"][0]["loss"] for run in record.values["runs"]]
+    assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
+    ids = torch.tensor([tokenizer("Hello there").input_ids])
+    first = AutoModelForCausalLM.from_pretrained(tmp_path / "up" / "start" / "differential_v2")
+    torch.testing.assert_close(first(ids).logits, llama(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

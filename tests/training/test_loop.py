@@ -27,7 +27,7 @@ def stop_at(step, how):
     """A reporter that interrupts the run after ``step`` steps."""
 
     def report(done, values):
-        if done == step and "evaluation" not in values:
+        if done == step and not {"evaluation", "measuring"} & values.keys():
             how()
 
     return report
@@ -55,6 +55,24 @@ def test_interrupted_and_resumed_run_equals_the_whole_one(
     assert not (tmp_path / "parts" / "record.json").exists()
     run(tmp_path / "parts", kind, resume=True)
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("step", [0, 10])
+def test_a_signal_stops_a_measurement_at_once_and_it_is_made_again(tmp_path, run, outcome, assert_identical, step):
+    measured = []
+
+    def report(done, values):
+        measured.append(values.get("measuring"))
+        if done == step and values.get("measuring") == "loss":
+            signal.raise_signal(signal.SIGTERM)
+
+    run(tmp_path / "whole")
+    with pytest.raises(Interrupted, match=f"stopped after step {step} of"):
+        run(tmp_path / "parts", report=report)
+    assert measured[-1] == "loss"
+    record = run(tmp_path / "parts", resume=True)
+    assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+    assert [point["step"] for point in record.values["curve"]] == [0, 5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])

@@ -1,12 +1,17 @@
 """Runs that start from a model's weights."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from antiphase.errors import InputError
 from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.studies.started import overrides_from
+from antiphase.studies.train import TrainSettings
+from antiphase.studies.train.measure import plan
 from antiphase.training.run_model import starting_model
 from support.records import values
 
@@ -140,3 +145,28 @@ def test_models_of_other_packages_are_refused(run, trained, tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     assert "model.safetensors is damaged" in refused(trained)
     assert not (tmp_path / "next").exists()
+
+
+def test_a_flag_takes_over_sizes_and_tokenizer(run, settings, tiny_preset, tmp_path):
+    changes = ("model.attention_type=differential_v2", "model.num_attention_heads=2", "model.rms_norm_eps=1e-4")
+    run(tmp_path / "first", *changes)
+    given = TrainSettings(preset=str(tiny_preset), start_from=str(tmp_path / "first"), settings=["training.steps=3"])
+    plan(given, tmp_path / "second").run(tmp_path / "second", resume=False)
+    before, after = (values(tmp_path / name) for name in ("first", "second"))
+    assert after["curve"][0]["loss"] == pytest.approx(before["final"]["loss"], abs=1e-9)
+    first, second = (AutoConfig.from_pretrained(tmp_path / name) for name in ("first", "second"))
+    assert {**first.to_dict(), "_name_or_path": ""} == {**second.to_dict(), "_name_or_path": ""}
+
+
+def test_all_mismatches_are_named_at_once(run, trained, tmp_path):
+    sizes = ("model.attention_type=softmax", "model.hidden_size=8", "model.rms_norm_eps=1e-3")
+    with pytest.raises(InputError, match=r"hidden_size is 16, this run's is 8; .*rms_norm_eps is 1e-06, this run's is"):
+        run(tmp_path / "next", *sizes, f"training.start_from={trained}")
+
+
+def test_only_plain_positions_can_be_trained_further(trained):
+    config = json.loads((trained / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+    (trained / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"--start-from .* has a RoPE of type 'linear'"):
+        overrides_from(str(trained), flag="--start-from")

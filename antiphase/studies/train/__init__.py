@@ -15,6 +15,10 @@ class TrainSettings(PresetSettings):
     Example: [bold]antiphase train --preset demo --output runs/one --set model.attention_type=softmax[/]
     """
 
+    start_from: str | None = flag(
+        "Folder of a converted or trained model to go on from; sizes, tokenizer, tying and eps are its own.",
+        default=None,
+    )
     seed: int | None = flag("Seed of weights and data order.", default=None)
 
     def overrides(self) -> list[str]:

@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 
 from antiphase.studies.plan import Plan
+from antiphase.studies.started import overrides_from
 from antiphase.studies.train import TrainSettings
 from antiphase.studies.training_run import train_run
 
 
 def plan(settings: TrainSettings, output: Path) -> Plan:
     """``train_run`` with these settings."""
-    run = settings.chosen_preset().run
+    start = settings.start_from
+    run = settings.chosen_preset([] if start is None else overrides_from(start, flag="--start-from")).run
     return Plan(partial(train_run, run), steps=run.training.steps)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, kept_run, load_preset
+from antiphase.config import Preset, RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import TEXT
 from antiphase.models.checkpoints import Checkpoint, convert
@@ -19,6 +19,7 @@ from antiphase.records import Record
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan, described
+from antiphase.studies.started import model_settings
 from antiphase.studies.upcycle import UpcycleSettings
 from antiphase.training.run_folder import SETTINGS
 
@@ -32,6 +33,8 @@ FORMS: dict[str, dict[str, Any]] = {
 """Name of each arm, and how ``convert`` makes what it starts from. The control has the heads of V2, but no λ."""
 DEX: dict[str, dict[str, Any]] = {"dex": {"attention_type": "dex"}}
 """A further arm on request: the differential extension of every head (2505.16333), annealed over half the steps."""
+CONTINUE = "continue"
+"""The preset of models that were not trained here."""
 KEPT = (
     "source", "paths", "validation", "validation_share", "text_field", "vocabulary_size", "keys", "numbers", "fillers",
 )  # fmt: skip
@@ -41,51 +44,55 @@ KEPT = (
 def plan(settings: UpcycleSettings, output: Path) -> Plan:
     """``upcycle`` with these settings."""
     settings.check()
-    preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex)
+    text = {"data": settings.data, "validation": settings.validation}
+    preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex, **text)
     return Plan(partial(upcycle, settings.model, preset=preset), announced=[described(preset)])
 
 
-def upcycle_preset(model: str, output: Path, overrides: Sequence[str] = (), *, dex: bool = False) -> Preset:
+def upcycle_preset(
+    model: str,
+    output: Path,
+    overrides: Sequence[str] = (),
+    *,
+    dex: bool = False,
+    data: Sequence[str] = (),
+    validation: Sequence[str] = (),
+) -> Preset:
     """The comparison that continues the training of ``model``: its own settings, then the overrides.
 
-    Its learning rate warms up and decays anew, over the steps of the study. ``dex`` adds the arm of this name.
+    Its learning rate warms up and decays anew, over the steps of the study. ``dex`` adds the arm of this name. A model
+    that was not trained here has the settings of the preset ``continue``, and needs ``data``.
 
     Raises:
-        InputError: no softmax model trained here, settings that cannot be used, or the seed that it was trained with.
+        InputError: no softmax model, settings that cannot be used, or the seed that it was trained with.
     """
-    path = Path(model) / SETTINGS
-    if not path.is_file() or not (Path(model) / "config.json").is_file():
-        raise InputError(
-            f"MODEL {model} is not a finished run of antiphase; give the folder of a trained softmax model"
-        )
     with naming({"SOURCE": "MODEL"}):
-        config = Checkpoint(model).config
+        config = plan_conversion(Checkpoint(model).config).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
-    trained = kept_run(path, flag="MODEL")
-    own_seed = trained.training.seed
+    path = Path(model) / SETTINGS
+    trained = kept_run(path, flag="MODEL") if path.is_file() else None
+    if trained is None and not data:
+        raise InputError(f"MODEL {model} was not trained here; give text to train it on with --data")
     arms = {
         name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
         for name, form in {**FORMS, **(DEX if dex else {})}.items()
     }
-    defaults: dict[str, Any] = {
+    defaults: dict[str, Any] = model_settings(config, flag=f"MODEL {model}") if trained is None else {}
+    defaults |= {  # after the sizes, which would replace those of the arms
         "description": f"Continued training of {Path(model).name}, a softmax model.",
         "training.decay_steps": None,
         "compare.arms": arms,
         "compare.also": {"differential_v2": "control"},
-        "compare.seeds": [own_seed + 1 + index for index in range(SEEDS)],
     }
-    if trained.data.source == "text":
+    if trained is not None:
+        defaults["compare.seeds"] = [trained.training.seed + 1 + index for index in range(SEEDS)]
+    if trained is None or trained.data.source == "text":
         defaults["data.tokenizer"] = str(_start(output, "softmax"))
-    preset = load_preset(str(path), [*(f"{key}={json.dumps(value)}" for key, value in defaults.items()), *overrides])
-    if own_seed in preset.compare.seeds:
-        raise InputError(f"--seeds must not hold {own_seed}: {model} was trained on that seed's batches")
-    data = preset.run.data
-    kept = [*KEPT, "sequence_length"] if data.source == "text" and not data.validation else KEPT
-    for name in kept:
-        before, now = getattr(trained.data, name), getattr(data, name)
-        if before != now:
-            raise InputError(f"data.{name} must stay {before!r}, with which {model} was trained, got {now!r}")
+    given = [*(f"{key}={json.dumps(value)}" for key, value in defaults.items()), *overrides]
+    preset = load_preset(CONTINUE if trained is None else str(path), given, data=data, validation=validation)
+    if trained is not None:
+        _check_same_data(preset, trained, model)
     for arm, changes in preset.compare.arms.items():
         if arm in DEX:
             changes.setdefault("model.dex_steps", max(1, preset.run.training.steps // 2))
@@ -131,6 +138,21 @@ def upcycle(
             shutil.copyfile(content, output / TEXT)  # compare refuses any other text from now on
 
     return compare(preset, output, resume=resume, report=report, say=say, begin=begin)
+
+
+def _check_same_data(preset: Preset, trained: RunSettings, model: str) -> None:
+    """
+    Raises:
+        InputError: tokens would have another meaning than in the model's training, or text of it would be held out.
+    """
+    if trained.training.seed in preset.compare.seeds:
+        raise InputError(f"--seeds must not hold {trained.training.seed}: {model} was trained on that seed's batches")
+    data = preset.run.data
+    kept = [*KEPT, "sequence_length"] if data.source == "text" and not data.validation else KEPT
+    for name in kept:
+        before, now = getattr(trained.data, name), getattr(data, name)
+        if before != now:
+            raise InputError(f"data.{name} must stay {before!r}, with which {model} was trained, got {now!r}")
 
 
 def _start(output: Path, arm: str) -> Path:
