@@ -161,9 +161,11 @@ class LabelledTask:
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 
     def _rows(self, given: Any, split: str | None) -> list[Row]:
+        latin = self.settings.encoding == "latin-1"
         if isinstance(given, Mapping):
-            return labelled_rows({str(k): self._path(v) for k, v in given.items()}, split=split, flag="data")
-        return labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
+            paths = {str(k): self._path(v) for k, v in given.items()}
+            return labelled_rows(paths, split=split, latin=latin, flag="data")
+        return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, flag="data")
 
     def _path(self, given: Any) -> str:
         """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
