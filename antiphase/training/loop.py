@@ -56,6 +56,8 @@ Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
 FINAL = ("loss", "accuracy")
 """Results at the end of a run in its record; None if it diverged."""
 
+TELL_SECONDS = 0.5
+"""Between two reports of the validation before step 1."""
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Reports progress: called with the number of finished steps and the values to show."""
 
@@ -145,6 +147,10 @@ class NextTokenLoss(nn.Module):
         return cross_entropy(logits.float(), targets[chosen], reduction="sum")
 
 
+class _StoppedError(Exception):
+    """A signal came during the validation before step 1."""
+
+
 class _Run:
     def __init__(
         self,
@@ -185,7 +191,9 @@ class _Run:
         with _signals() as stop_requested:
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
-                self._evaluate(train_loss=None)
+                self._evaluate(train_loss=None, first=stop_requested)
+                if self._stops(stop_requested):  # there is nothing to save yet
+                    raise Interrupted(f"stopped before step 1 of {training.steps}")
             while progress.step < training.steps:
                 started = time.perf_counter()
                 values = self._step(progress.step)
@@ -197,12 +205,16 @@ class _Run:
                     self._log(values)
                 if progress.step % training.evaluate_every == 0 or last:
                     self._evaluate(train_loss=values["loss"])
-                stop = self.group.any(stop_requested[0], self.device) if self.group.count > 1 else stop_requested[0]
+                stop = self._stops(stop_requested)
                 if progress.step % training.checkpoint_every == 0 or last or stop:
                     self._save()
                 if stop and not last:
                     raise Interrupted(f"stopped after step {progress.step} of {training.steps}")
         return self._finish()
+
+    def _stops(self, requested: list[bool]) -> bool:
+        """Whether a signal has come to any process."""
+        return self.group.any(requested[0], self.device) if self.group.count > 1 else requested[0]
 
     def _step(self, step: int) -> dict[str, Any]:
         """Take one optimizer step and return the values to log.
@@ -282,19 +294,24 @@ class _Run:
         self._to_board(line)
         self.report(progress.step, line)
 
-    def _evaluate(self, train_loss: float | None) -> None:
-        """Evaluate on held-out data in the first process, while the others wait."""
+    def _evaluate(self, train_loss: float | None, *, first: list[bool] | None = None) -> None:
+        """Evaluate on held-out data in the first process, while the others wait.
+
+        ``first``: before step 1, whether a signal has come, which ends the evaluation at once.
+        """
         self._check_weights()
         reason = None
         if self.group.is_first:
             self.model.eval()
             point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
             try:
-                with torch.no_grad(), self._precision():
+                with torch.no_grad(), self._precision(), self._watched(first):
                     for evaluate in self.evaluations.values():
                         point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
+            except _StoppedError:
+                pass
             else:
                 self.model.train()
                 self.progress.curve.append(finite(point))
@@ -303,6 +320,33 @@ class _Run:
                 self.report(self.progress.step, {"evaluation": point})
         if self.group.any(reason is not None, self.device):
             raise self._diverged(reason or "as the first process says", {"loss": train_loss})
+
+    @contextmanager
+    def _watched(self, stop_requested: list[bool] | None) -> Iterator[None]:
+        """Within the block the model raises ``_StoppedError`` at a signal, and what it has read is reported."""
+        if stop_requested is None:
+            yield
+            return
+        read, told = 0, time.monotonic()
+
+        def look(module: nn.Module, arguments: Any) -> None:
+            if stop_requested[0]:
+                raise _StoppedError
+
+        def count(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            nonlocal read, told
+            read += named["input_ids"].numel() if "input_ids" in named else arguments[0].numel()
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                self.report(0, {"validated": read})
+
+        handles = [module.register_forward_pre_hook(look) for module in self.model.modules()]
+        handles.append(self.model.base_model.register_forward_pre_hook(count, with_kwargs=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def _to_board(self, values: Mapping[str, Any]) -> None:
         if self.board is not None:
