@@ -11,6 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from antiphase.errors import InputError, nearest
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Values of ``--dtype``."""
+DTYPE_HELP = f"Number format of the weights: {', '.join(DTYPES)}; default: as stored, float32 for a GGUF file."
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""How accelerate may spread a model over devices; the name of a device is possible too."""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -56,6 +62,14 @@ class Flag:
             raise InputError(f"{self.name} must be one of {', '.join(self.choices)}, got {wrong!r}{meant}")
         if self.separated and not self.allows_duplicates and len(set(listed)) != len(listed):
             raise InputError(f"{self.name} must not repeat a value, got {given}")
+
+
+def check_dtype(dtype: str | None) -> None:
+    """
+    Raises:
+        InputError: no number format of this name.
+    """
+    Flag(DTYPE_HELP, "--dtype", choices=DTYPES).check(dtype)
 
 
 def flag(help: str, *, default: Any = MISSING, **more: Any) -> Any:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import numpy
 
 FORMAT = 1
+DEQUANTIZED = "dequantized_from"
+"""Key of a record's configuration: quantizations that the weights of models went through, by the models' names."""
 PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -106,6 +108,17 @@ class Record:
                     f"{arrays}: these are not the arrays of a record ({one_line(error)}); restore the file"
                 ) from None
         return record
+
+    def origins(self) -> list[str]:
+        """A sentence for each model whose weights were dequantized."""
+        found = self.config.get(DEQUANTIZED) or {}
+        return [f"{name}: the weights were {dequantized(origin)}." for name, origin in found.items()]
+
+
+def dequantized(quantization: str) -> str:
+    """What must be known of weights that were quantized, by the name of the quantization: 4 bits of ``IQ4_XS``."""
+    bits = next((sign for sign in quantization if sign.isdigit()), "few")
+    return f"dequantized from {quantization}, so figures of this model are those of a model of {bits} bits"
 
 
 def write_atomically(path: Path, content: bytes) -> None:

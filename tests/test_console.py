@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from antiphase.cli.console import job_progress
+from antiphase.cli.console import Estimate, job_progress, run_progress
 from antiphase.studies.jobs import Job
 
 
@@ -18,3 +18,40 @@ def test_each_run_of_a_study_has_its_own_steps():
             report(Job("softmax-seed0", "softmax", 0, settings), 4, {"loss": 1.0})
     assert "4/10" in written.getvalue()
     assert "4/4" in written.getvalue()
+
+
+def told_by(steps, *, about=""):
+    """What an estimate says, at times in seconds."""
+    said, now = [], [0.0]
+    estimate = Estimate(said.append, lambda: now[0])
+    for seconds, done, count in steps:
+        now[0] = seconds
+        estimate.report(done, count, about=about)
+    return said
+
+
+def test_time_is_told_once_from_the_first_measured_part():
+    assert told_by([(50, 1, 101), (54, 2, 101), (90, 20, 101)]) == ["about 6.6 minutes left"]  # loading does not count
+    assert told_by([(0, 0, 40), (10, 1, 40), (20, 2, 40)], about="a") == ["a: about 6.5 minutes left"]
+    assert told_by([(0, 0, 1000), (1, 1, 1000), (4, 2, 1000), (8, 3, 1000)]) == ["about 33 minutes left"]
+    assert told_by([(0, 0, 5), (10_000, 1, 5)]) == ["about 11 hours left"]
+
+
+def test_what_was_known_already_does_not_count():
+    assert told_by([(0, 1, 100), (0.001, 2, 100), (0.002, 60, 100), (4.002, 61, 100)]) == ["about 2.6 minutes left"]
+
+
+def test_short_work_needs_no_estimate():
+    assert told_by([(0, 0, 10), (3, 5, 10), (6, 10, 10)]) == []
+
+
+def test_each_stage_has_its_own():
+    stages = [(0, 0, 20), (5, 1, 20), (95, 20, 20), (100, 0, 50), (110, 5, 50)]
+    assert told_by(stages) == ["about 1.6 minutes left", "about 1.5 minutes left"]
+
+
+def test_a_run_shows_its_validation_before_step_1():
+    written = StringIO()
+    with run_progress(Console(file=written, force_terminal=True, width=120), 10) as report:
+        report(0, {"measuring": "loss", "tokens": 12_288})
+    assert "measuring on held-out data (loss): 12,288 tokens" in written.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 Page = Callable[[Sequence["Record"], Path], Path]
 """Writes a page from records to the given file; returns the file."""
+KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0
+"""Of an estimate: what took less was known before; time that must be measured; time left that is worth telling."""
 REFRESH_SECONDS = 30
 """Seconds after which a browser reloads the page of an unfinished study."""
 
@@ -34,6 +37,38 @@ def sayer(console: Console) -> Callable[[str], None]:
     return lambda message: console.print(message, style="dim")
 
 
+class Estimate:
+    """Says once, for each stage of the work, how long it will still take: a first measured part times what is left."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.begun: dict[tuple[str, float], tuple[float, float] | None] = {}
+        """By name and size of the stage: when its measured part began, and what was done then; None: told."""
+
+    def report(self, done: float, count: float, *, about: str = "") -> None:
+        """``done`` of ``count`` parts are finished of the stage that ``about`` names."""
+        now, stage = self.clock(), (about, count)
+        begun = self.begun.setdefault(stage, (now, done))  # what came before it was loading
+        if begun is None or done <= begun[1]:
+            return
+        took, parts = now - begun[0], done - begun[1]
+        if took < KNOWN_SECONDS:  # parts that were known already
+            self.begun[stage] = (now, done)
+        elif took >= MEASURED_SECONDS:
+            self.begun[stage] = None
+            left = took / parts * (count - done)
+            if left >= WORTH_SECONDS:
+                self.say(f"{f'{about}: ' if about else ''}about {duration(left)} left")
+
+
+def duration(seconds: float) -> str:
+    """A time that is only roughly known."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 @contextmanager
 def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
     """A bar for each run of a study."""
@@ -42,11 +77,14 @@ def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
         bars: dict[Job, Any] = {}
+        estimate = Estimate(sayer(console))
 
         def show(job: Job, step: int, values: dict[str, Any]) -> None:
             if job not in bars:
                 bars[job] = progress.add_task(job.name, total=job.settings.training.steps, loss="")
             loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
+            estimate.report(step, job.settings.training.steps, about=job.name)
+            loss = loss or ("" if step else "validation before step 1")
             progress.update(bars[job], completed=step, loss=loss)
 
         yield show
@@ -61,6 +99,7 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=steps)
         shown: dict[str, float] = {}
+        estimate = Estimate(sayer(console))
 
         def show(step: int, values: Mapping[str, Any]) -> None:
             if values.get("loss") is not None:
@@ -69,9 +108,10 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
             shown.update(
                 {f"held-out {name}": found[name] for name in ("loss", "accuracy") if found.get(name) is not None}
             )
+            estimate.report(step, steps)
             text = ", ".join(f"{name} {value:.3f}" for name, value in shown.items())
             if "measuring" in values:
-                text += f"{', ' if text else ''}measuring {values['measuring']} on held-out data"
+                text = f"measuring on held-out data ({values['measuring']}): {values['tokens']:,} tokens"
             progress.update(bar, completed=step, description=text)
 
         yield show
@@ -84,10 +124,12 @@ def share_progress(console: Console, words: str) -> Iterator[Callable[[float, in
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
+        estimate = Estimate(sayer(console))
 
         def show(done: float, count: int) -> None:
             if not progress.tasks:  # work that cannot begin shows no bar
                 progress.add_task(words, total=count)
+            estimate.report(done, count)
             text = f"{words}: {int(done)} of {count} done"
             progress.update(progress.tasks[0].id, completed=done, total=count, description=text)
 

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from antiphase.cli.console import make_console, sayer
+from antiphase.flags import DTYPE_HELP, check_dtype
 from antiphase.reading.files import one_line
 
 
@@ -23,9 +24,16 @@ class Target(StrEnum):
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Local folder or Hub name of a model.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Local folder, GGUF file or Hub name of a model.")],
     target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder to create.")],
-    to: Annotated[Target, typer.Option("--to", help="Format of the result.")] = Target.antiphase,
+    to: Annotated[
+        Target | None,
+        typer.Option(
+            "--to",
+            help="Format of the result; default: antiphase, or llama for a GGUF file whose attention stays.",
+            show_default=False,
+        ),
+    ] = None,
     attention_type: Annotated[
         str | None,
         typer.Option(
@@ -40,17 +48,21 @@ def convert(
             "--control", help="With differential_v2: write its control instead, softmax attention of the same capacity."
         ),
     ] = False,
+    dtype: Annotated[str | None, typer.Option("--dtype", help=DTYPE_HELP, show_default=False)] = None,
 ) -> None:
-    """Convert a checkpoint between Llama, Mistral, DiffLlama and antiphase, or a softmax model to differential V2.
+    """Convert a checkpoint between Llama, Mistral, DiffLlama and antiphase, a softmax model to differential V2, or a
+    GGUF file, which is dequantized (needs pip install 'antiphase\\[gguf]').
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
     """
     from antiphase.models.checkpoints import convert as run_convert
 
+    check_dtype(dtype)
     console = make_console()
     config = run_convert(
-        source, target, to=to.value, attention_type=attention_type, control=control, say=sayer(console)
-    )
+        source, target, to=None if to is None else to.value, attention_type=attention_type, control=control,
+        dtype=dtype, say=sayer(console),
+    )  # fmt: skip
     kind = getattr(config, "attention_type", None)
     console.print(f"written: {target} ({config.model_type}{f', {kind} attention' if kind else ''})", highlight=False)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from antiphase.data.files import DELIMITERS, Files, csv_rows, hub_rows, json_rows, kind_of, parquet_rows, sources
 from antiphase.errors import InputError, nearest
-from antiphase.reading.files import lines, whole_text
+from antiphase.reading.files import is_utf8, lines, whole_text
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ def labelled_rows(
     *,
     split: str | None = None,
     header: Sequence[str] | None = None,
+    latin: bool = False,
     flag: str = "--data",
 ) -> list[Row]:
     """All rows of a file, a folder or a Hub dataset, or of one plain text file per label.
@@ -46,6 +47,7 @@ def labelled_rows(
         given: a path or name, or a mapping from labels to paths.
         split: the split of a ``.json`` file with several.
         header: the columns of a CSV or TSV file without a header line.
+        latin: whether plain text that is not UTF-8 is Latin-1, as some sets are published.
 
     Raises:
         InputError: there is nothing to read, or a row cannot be read; the message names file and line.
@@ -55,13 +57,13 @@ def labelled_rows(
         return [
             Row(place, {"text": text, "label": label})
             for label, path in given.items()
-            for place, text in text_lines(Path(path), flag)
+            for place, text in text_lines(Path(path), flag, latin=latin)
         ]
     rows: list[Row] = []
     for source in sources([given], flag):
         if isinstance(source, Files):
             for _, path in source.entries:
-                rows += _rows_of(path, split, header, flag)
+                rows += _rows_of(path, split, header, flag, latin=latin)
         else:
             rows += _numbered(hub_rows(source, flag))
     if not rows:
@@ -80,7 +82,7 @@ def column_of(path: str, *, flag: str = "--data") -> list[str]:
     return [text for _, text in text_lines(Path(path), flag)]
 
 
-def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str) -> list[Row]:
+def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str, *, latin: bool) -> list[Row]:
     kind = kind_of(path)
     if ".json" in (path.suffix.lower(), Path(path.stem).suffix.lower()):
         return list(_json_document(path, split, flag))
@@ -92,7 +94,7 @@ def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: 
         return [Row(place, dict(v)) for place, v in csv_rows(path, DELIMITERS[kind], flag, header=header)]
     if kind == ".parquet":
         return _numbered(parquet_rows(path, flag))
-    return list(_label_lines(path, flag))
+    return list(_label_lines(path, flag, latin=latin))
 
 
 def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
@@ -100,13 +102,16 @@ def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
     return [Row(f"{place}, row {number}", values) for number, (place, values) in enumerate(rows, start=1)]
 
 
-def text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
-    """Place and text of each line.
+def text_lines(path: Path, flag: str, *, latin: bool = False) -> Iterator[tuple[str, str]]:
+    """Place and text of each line; ``latin``: as for ``labelled_rows``.
 
     Raises:
         InputError: a line is empty.
     """
-    for number, line in enumerate(lines(path, flag), start=1):
+    is_latin = latin and not is_utf8(path, flag)
+    if is_latin:
+        logger.warning("%s %s: the text is not UTF-8, it is read as Latin-1", flag, path)
+    for number, line in enumerate(lines(path, flag, encoding="latin-1" if is_latin else "utf-8"), start=1):
         text = line.removesuffix("\n").removesuffix("\r")
         place = f"{flag} {path}, line {number}"
         if not text.strip():
@@ -114,9 +119,9 @@ def text_lines(path: Path, flag: str) -> Iterator[tuple[str, str]]:
         yield place, text
 
 
-def _label_lines(path: Path, flag: str) -> Iterator[Row]:
+def _label_lines(path: Path, flag: str, *, latin: bool) -> Iterator[Row]:
     found = []
-    for place, line in text_lines(path, flag):
+    for place, line in text_lines(path, flag, latin=latin):
         if line[0].isspace():
             raise InputError(f"{place}: the line begins without a label; write the label, a space and the text")
         label = line.split(None, 1)[0]

@@ -1,12 +1,13 @@
-"""Tokenizers: training a byte-level BPE, and cutting long documents without changing tokens."""
+"""Tokenizers: training a byte-level BPE, cutting long documents without changing tokens, and chat templates."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.errors import InputError
 
@@ -102,3 +103,32 @@ def _cut(text: str, position: int, size: int, unchanged: Callable[[str, int], bo
             return None
     rest_is_short = position + size >= len(text)
     return position if unchanged is None and not rest_is_short else None
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
+    """
+    Raises:
+        InputError: the model that ``place`` names has no chat template.
+    """
+    if tokenizer.chat_template is None:
+        raise InputError(f"{place} has no chat template; leave out --chat-template, or give an instruct model")
+
+
+def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
+    """A user's message in the model's chat template, up to where the answer begins; special tokens are written out.
+
+    Raises:
+        InputError: the template cannot be used.
+    """
+    messages = [{"role": "user", "content": message}]
+    try:
+        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except (TemplateError, TypeError, ValueError) as error:
+        raise InputError(f"the model's chat template cannot be used ({error}); leave out --chat-template") from None
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool = False) -> list[int]:
+    """Token ids of a prompt, as it is, or as a user's message in the model's chat template."""
+    if chat:
+        return list(tokenizer(in_chat(tokenizer, prompt), add_special_tokens=False)["input_ids"])
+    return list(tokenizer(prompt)["input_ids"])

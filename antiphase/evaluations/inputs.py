@@ -14,6 +14,8 @@ from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.flags import Settings
 from antiphase.folders.contents import file_digest, hash_of
+from antiphase.reading.files import reading
+from antiphase.reading.gguf import is_gguf
 from antiphase.reading.models import asking_hub
 from antiphase.records import finite
 from antiphase.tasks.task_files import read_task
@@ -26,9 +28,10 @@ MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".ya
 def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their flags, and digests of contents.
 
-    The device is omitted, because results do not depend on it.
+    Devices are omitted, because results do not depend on them.
     """
-    return {word: value for word, value in settings.by_flag().items() if word != "--device"} | dict(contents)
+    named = settings.by_flag().items()
+    return {word: value for word, value in named if word not in ("--device", "--device-map")} | dict(contents)
 
 
 def model_content(name: str) -> str:
@@ -38,6 +41,9 @@ def model_content(name: str) -> str:
         InputError: it is neither a folder nor a model on the Hub.
     """
     folder = Path(name)
+    if is_gguf(name):
+        with reading(name, "MODEL"):
+            return hash_of(file_digest(folder))
     if not folder.is_dir():
         with asking_hub(name, "MODEL"):
             return Path(cached_file(name, "config.json")).parent.name  # .../snapshots/COMMIT/config.json

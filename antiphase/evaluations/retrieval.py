@@ -19,6 +19,7 @@ from antiphase.data.corpora import documents
 from antiphase.data.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
 from antiphase.data.prepare import check_task
 from antiphase.data.retrieval import RetrievalTask
+from antiphase.data.tokenization import check_chat_template, prompt_tokens
 from antiphase.errors import InputError, naming
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
 from antiphase.evaluations.inputs import inputs_of, model_content, text_content
@@ -28,9 +29,9 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model, untrained, wrap_model
+from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model, untrained, wrap_model
 from antiphase.scoring.needles import tasks_of
-from antiphase.training.device import choose_device
+from antiphase.training.device import loading_options
 
 NEEDLES = 8
 """Number of needles for a model that was not trained here, if ``--needles`` is not given."""
@@ -164,7 +165,8 @@ def evaluate_on_contexts(
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
         data = first.settings.data if first.settings else None
-        return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, data=data)
+        read = {"data": data, **origins(settings.names)}
+        return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, **read)
 
 
 def _inputs(settings: ContextSettings) -> dict[str, Any]:
@@ -178,7 +180,11 @@ def _inputs(settings: ContextSettings) -> dict[str, Any]:
 
 def _loaded(settings: ContextSettings, index: int) -> LoadedModel:
     with naming({"MODEL": "--against"} if index else {}):
-        return load_model(settings.names[index], device=str(choose_device(settings.device)))
+        loaded = load_model(settings.names[index], **loading_options(settings))
+        chat = getattr(settings, "chat_template", False)
+        if chat:
+            check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+    return replace(loaded, chat=chat)
 
 
 def _measured(
@@ -254,7 +260,7 @@ class Texts:
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"--against {loaded.name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
-            prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}")
+            prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}", chat=loaded.chat)
 
     def asked(self, *, trained: bool) -> list[Cell]:
         """The cells in which a model is measured."""
@@ -303,17 +309,26 @@ class Symbols:
 
 
 def prompts_of(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context], name: str
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    contexts: Sequence[Context],
+    name: str,
+    *,
+    chat: bool = False,
 ) -> list[list[int]]:
     """Token ids of each context.
 
     Args:
         name: name of the model in messages.
+        chat: whether a context is a message in the model's chat template, whose tokens come on top of its length.
 
     Raises:
         InputError: a context with its output exceeds the model's context length.
     """
-    prompts = [prompt_ids(tokenizer, context) for context in contexts]
+    prompts = [
+        prompt_tokens(tokenizer, context.text, chat=True) if chat else prompt_ids(tokenizer, context)
+        for context in contexts
+    ]
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     needed = max(map(len, prompts)) + room_for(tokenizer, contexts)
     if longest is not None and needed > longest:

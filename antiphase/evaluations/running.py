@@ -21,8 +21,8 @@ from antiphase.folders.journal import journal_in
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
-from antiphase.scoring.loading import load_model, refused_by_model
-from antiphase.training.device import choose_device
+from antiphase.scoring.loading import load_model, origins, refused_by_model
+from antiphase.training.device import loading_options
 
 FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
 """Flags of ``antiphase evaluate`` for fields of a preset."""
@@ -67,13 +67,13 @@ def evaluate(
         if journal.record is not None:
             return journal.record
         causal = isinstance(settings, ModelSettings)
-        loaded = load_model(settings.name, device=str(choose_device(settings.device)), with_head=causal)
+        loaded = load_model(settings.name, **loading_options(settings), with_head=causal)
         data = module.prepare(loaded, settings, output, say)
         journal.begin()
         say(f"measuring {measurement.name}")
         with refused_by_model(settings.name):
             result = module.measure(loaded, data, settings, report)
-        read = {"data": data.settings} if isinstance(data, PreparedData) else {}
+        read = {**origins([settings.name]), **({"data": data.settings} if isinstance(data, PreparedData) else {})}
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written
 

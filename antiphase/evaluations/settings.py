@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.flags import Settings, argument, flag
+from antiphase.flags import DEVICE_MAPS, DTYPE_HELP, DTYPES, Settings, argument, flag
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Depths of the needle asked for: 0 at the start of a context, 1 at its end."""
@@ -18,6 +18,11 @@ def seed_flag(default: int = 0) -> Any:
     return flag("Random seed.", default=default, least=0, most=2**63 - 1)
 
 
+def chat_flag() -> Any:
+    """The settings field of the chat template."""
+    return flag("Ask through the model's chat template, as a user's message.", default=False)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings(Settings):
     """Settings of any measurement."""
@@ -26,7 +31,22 @@ class DeviceSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DrawnSettings(DeviceSettings):
+class LoadingSettings(DeviceSettings):
+    """Settings of a measurement that loads a model."""
+
+    dtype: str | None = flag(DTYPE_HELP, default=None, choices=DTYPES)
+    device_map: str | None = flag(
+        f"Spread the model over devices with accelerate: {', '.join(DEVICE_MAPS)}, or a device.", default=None
+    )
+
+    def check(self) -> None:
+        super().check()
+        if self.device_map is not None and self.device != "auto":
+            raise InputError(f"--device {self.device} and --device-map {self.device_map} are both given; give one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnSettings(LoadingSettings):
     """Settings of a measurement that draws at random."""
 
     seed: int = seed_flag()
@@ -36,7 +56,7 @@ class DrawnSettings(DeviceSettings):
 class ModelSettings(DrawnSettings):
     """Settings of a measurement of a causal language model."""
 
-    name: str = argument("MODEL", "Local folder or Hub name of a causal language model.")
+    name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a causal language model.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -80,6 +80,9 @@ class Resumable:
             InputError: other settings differ; the message names them.
         """
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
+        changed = [
+            name for name in changed if name in before or now[name] is not False
+        ]  # a flag that was not there yet
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
         if names := ", ".join(name for name in changed if name not in moved):
             raise InputError(f"--output {output} {self.other.format(names=names)}")
@@ -89,8 +92,8 @@ class Work:
     """The request of a command and the digests of its inputs, in a JSON file of its folder."""
 
     KIND = Resumable("request.json")
-    FREE = ("device", "parts")
-    """Settings that may change: results do not depend on the device or the number of parts."""
+    FREE = ("device", "device_map", "parts")
+    """Settings that may change: results do not depend on devices or the number of parts."""
 
     def __init__(self, output: Path, request: Any) -> None:
         self.output, self.path, self.request = output, output / self.KIND.file, finite(asdict(request))

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from antiphase.errors import InputError
 from antiphase.models.conversion import (
@@ -26,6 +26,8 @@ from antiphase.models.conversion import (
     tensor_shapes,
 )
 from antiphase.models.model_card import write_model_card
+from antiphase.models.pretrained import AttendingPreTrainedModel
+from antiphase.reading.gguf import is_gguf
 from antiphase.reading.models import (
     INDEX,
     asking_hub,
@@ -36,6 +38,7 @@ from antiphase.reading.models import (
     load_tokenizer,
     local_folder,
     read_config,
+    read_model,
     usable_config,
     weight_files,
 )
@@ -47,6 +50,10 @@ COPIED_FILES = (
 )  # fmt: skip
 """Tokenizer and generation files that are copied unchanged."""
 FLAG = "SOURCE"
+KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
+"""Parameters that keep their dtype."""
+GGUF_SHARD = 5 << 30
+"""Largest bytes of a file of dequantized weights."""
 DTYPES = ("F64", "F32", "BF16", "F16")
 """Names of supported weight dtypes in safetensors; any other dtype means a quantized model."""
 
@@ -105,24 +112,72 @@ class Checkpoint:
         check_shapes(found, expected, place)
         check_tensors(place, broken=(name for name in found if not is_finite(self.read(name))))
 
+    def copy_files(self, folder: Path) -> None:
+        """Write the tokenizer and the generation settings as they are."""
+        for pattern in COPIED_FILES:
+            for path in filter(Path.is_file, self.folder.glob(pattern)):
+                shutil.copy2(path, folder / path.name)
+
+    def check_words(self, model: PreTrainedModel) -> None:
+        """Compare the tokenizer, if there is one, with a model of the configuration's vocabulary."""
+        if (self.folder / "tokenizer.json").is_file():
+            check_tokenizer(load_tokenizer(str(self.folder), flag=FLAG), model, f"{FLAG} {self.name}")
+
+
+class GgufCheckpoint(Checkpoint):
+    """A GGUF file, dequantized by transformers; the whole model is in memory."""
+
+    def __init__(self, name: str, *, dtype: str | None = None) -> None:
+        """
+        Args:
+            dtype: of the dequantized weights; None: float32.
+
+        Raises:
+            InputError: the file cannot be used.
+        """
+        self.name = name
+        self.model, self.tokenizer = read_model(name, lambda config: AutoModelForCausalLM, flag=FLAG, dtype=dtype)
+        self.config = self.model.config
+        self.state = self.model.state_dict()
+        self.largest_shard = GGUF_SHARD
+
+    def read(self, name: str) -> Tensor:
+        return self.state[name]
+
+    def check(self) -> None:
+        """Nothing is left to check: ``read_model`` has compared and read all tensors."""
+
+    def copy_files(self, folder: Path) -> None:
+        """Write the tokenizer, with its chat template, and the generation settings."""
+        self.tokenizer.save_pretrained(folder)
+        if self.model.generation_config is not None:
+            self.model.generation_config.save_pretrained(folder)
+
+    def check_words(self, model: PreTrainedModel) -> None:
+        """Checked when the file was read."""
+
 
 def convert(
     source: str,
     target: str | Path,
     *,
-    to: Format = "antiphase",
+    to: Format | None = None,
     attention_type: str | None = None,
     control: bool = False,
+    dtype: str | None = None,
     say: Callable[[str], None] = lambda message: None,
 ) -> PreTrainedConfig:
-    """Convert a checkpoint folder into a new one, with its tokenizer and generation settings.
+    """Convert a checkpoint folder or a GGUF file into a folder, with its tokenizer and generation settings.
 
-    Peak memory is about two shards of the source, independent of the model's size.
+    Peak memory is about two shards of the source, independent of the model's size; a GGUF file is dequantized as a
+    whole.
 
     Args:
-        source: local folder or Hub name of a Llama, Mistral, DiffLlama or antiphase model.
+        source: local folder, GGUF file or Hub name of a Llama, Mistral, DiffLlama or antiphase model.
         target: folder to create.
-        to, attention_type, control: as for ``plan_conversion``.
+        to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a GGUF
+            file whose attention stays.
+        dtype: of the written weights; None: as in the source, float32 for a GGUF file. λ stays in float32.
         say: called with a message for each shard written.
 
     Returns:
@@ -135,27 +190,37 @@ def convert(
     given, target = target, Path(target).resolve()  # a link stays and the folder it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
-    checkpoint = Checkpoint(source)
+    if is_gguf(source):
+        say("dequantizing the weights")
+        checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
+        to = to or ("llama" if attention_type is None else "antiphase")
+    else:
+        checkpoint, to = Checkpoint(source), to or "antiphase"
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
     config = conversion.config
     with usable_config(source, FLAG), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    if (checkpoint.folder / "tokenizer.json").is_file():
-        check_tokenizer(load_tokenizer(str(checkpoint.folder), flag=FLAG), model, f"{FLAG} {source}")
+    checkpoint.check_words(model)
     with _written_folder(target) as folder:
-        _write_shards(conversion, checkpoint, folder, say)
+        chosen = None if dtype is None else getattr(torch, dtype)
+        _write_shards(conversion, checkpoint, folder, chosen, say)
+        config.dtype = chosen or config.dtype
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
-        for pattern in COPIED_FILES:
-            for path in filter(Path.is_file, checkpoint.folder.glob(pattern)):
-                shutil.copy2(path, folder / path.name)
-        if to == "antiphase":
+        checkpoint.copy_files(folder)
+        if to == "antiphase" or is_gguf(source):
             write_model_card(model, folder)
     return config
 
 
-def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, say: Callable[[str], None]) -> None:
+def _write_shards(
+    conversion: Conversion,
+    checkpoint: Checkpoint,
+    folder: Path,
+    dtype: torch.dtype | None,
+    say: Callable[[str], None],
+) -> None:
     """Write the tensors to files no larger than the source's largest, with an index if there are several."""
     expected = tensor_shapes(conversion.config)
     shards: list[list[str]] = []
@@ -170,6 +235,8 @@ def _write_shards(conversion: Conversion, checkpoint: Checkpoint, folder: Path, 
 
     for name, recipe in conversion.recipes.items():
         tensor = recipe(checkpoint.read)
+        if dtype is not None and not KEPT & set(name.split(".")):
+            tensor = tensor.to(dtype)
         assert tensor.shape == expected[name], (name, tensor.shape, expected[name])
         if waiting and size + tensor.nbytes > checkpoint.largest_shard:
             write()

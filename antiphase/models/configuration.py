@@ -70,6 +70,7 @@ class AntiphaseConfig(PreTrainedConfig):
             projections of attention and MLP); "depth" means 1/√(2·num_hidden_layers), and 0 makes every block start as
             the identity.
         head_norm_init: initial weight of the norm of each head's output.
+        dequantized_from: quantization that the weights went through, such as "Q4_1", of a model converted from GGUF.
         max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
             the special tokens: as in transformers.
 
@@ -112,6 +113,7 @@ class AntiphaseConfig(PreTrainedConfig):
         embedding_multiplier: float | None = None,
         residual_init_scale: float | str = 1.0,
         head_norm_init: float = 1.0,
+        dequantized_from: str | None = None,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
         pad_token_id: int | None = None,
@@ -157,6 +159,8 @@ class AntiphaseConfig(PreTrainedConfig):
             embedding_multiplier = default_multiplier(initializer, hidden_size)
         self.embedding_multiplier = embedding_multiplier
         self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
+        if dequantized_from is not None:  # only where there is something to tell, so that other models' digests stay
+            self.dequantized_from = dequantized_from
         check_initialization(self, has_head_norm=option(self, "head_norm"))
         super().__init__(
             tie_word_embeddings=tie_word_embeddings,

@@ -24,7 +24,7 @@ from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.start import INITIALIZATION
 from antiphase.models.variants import own_fields
-from antiphase.reading.models import check_shapes, check_tensors
+from antiphase.reading.models import ORIGIN, check_shapes, check_tensors
 
 Format = Literal["antiphase", "llama", "diffllama"]
 Read = Callable[[str], Tensor]
@@ -94,6 +94,8 @@ def plan_conversion(
     for step in steps[1:]:
         after = step(result.config)
         result = Conversion(after.config, _composed(after.recipes, result.recipes))
+    if (origin := getattr(config, ORIGIN, None)) is not None:
+        setattr(result.config, ORIGIN, origin)
     return result
 
 

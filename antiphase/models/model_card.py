@@ -7,7 +7,8 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from antiphase.models.variants import own_fields
-from antiphase.records import write_atomically
+from antiphase.reading.models import ORIGIN
+from antiphase.records import dequantized, write_atomically
 
 TEXT = """\
 ---
@@ -23,7 +24,7 @@ tags:
 A decoder of {parameters:,} parameters with {attention_type} attention, made with
 [antiphase](https://arxiv.org/abs/2410.05258): {layers} layers, width {width}, {maps} softmax maps of width {map_width}
 a layer, {vocabulary} tokens, at most {length} positions.
-
+{origin}
 ```python
 import antiphase  # registers the architecture
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -35,6 +36,17 @@ tokenizer = AutoTokenizer.from_pretrained("PATH")
 How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.
 """
 
+PLAIN = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+
+# {title}
+
+A {title} of {parameters:,} parameters, from a GGUF file by `antiphase convert`; it loads with transformers alone.
+{origin}"""
+
 
 def write_model_card(model: PreTrainedModel, folder: Path) -> None:
     """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced."""
@@ -42,8 +54,15 @@ def write_model_card(model: PreTrainedModel, folder: Path) -> None:
     if path.exists():
         return
     config = model.config
+    quantization = getattr(config, ORIGIN, None)
+    origin = f"\nIts weights were {dequantized(quantization)}.\n" if quantization else ""
+    if config.model_type != "antiphase":
+        text = PLAIN.format(title=type(model).__name__, parameters=model.num_parameters(), origin=origin)
+        write_atomically(path, text.encode())
+        return
     departs = own_fields(config)
     text = TEXT.format(
+        origin=origin,
         attention_type=f"{config.attention_type} ({', '.join(departs)})" if departs else config.attention_type,
         tag=config.attention_type.replace("_", "-"),
         title=f"{'Differential' if config.attention_type != 'softmax' else 'Softmax'} Transformer",

@@ -59,10 +59,12 @@ def open_file(path: str | Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if str(path).lower().endswith(".gz") else open(path, "rb")
 
 
-def decode(content: bytes, path: str | Path, flag: str, *, start: int = 0, line: int = 1) -> str:
+def decode(
+    content: bytes, path: str | Path, flag: str, *, start: int = 0, line: int = 1, encoding: str = "utf-8"
+) -> str:
     """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message."""
     try:
-        return content.decode("utf-8")
+        return content.decode(encoding)
     except UnicodeDecodeError as error:
         number = line + content.count(b"\n", 0, error.start)
         raise InputError(
@@ -71,13 +73,24 @@ def decode(content: bytes, path: str | Path, flag: str, *, start: int = 0, line:
         ) from None
 
 
-def lines(path: str | Path, flag: str) -> Iterator[str]:
+def is_utf8(path: str | Path, flag: str) -> bool:
+    """Whether a file of text is UTF-8."""
+    with reading(path, flag), open_file(path) as file:
+        try:
+            file.read().decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
+def lines(path: str | Path, flag: str, *, encoding: str = "utf-8") -> Iterator[str]:
     """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
     position = 0
     with reading(path, flag), open_file(path) as file:
         for number, line in enumerate(file, start=1):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
-            yield decode(content, path, flag, start=position + len(line) - len(content), line=number)
+            start = position + len(line) - len(content)
+            yield decode(content, path, flag, start=start, line=number, encoding=encoding)
             position += len(line)
 
 

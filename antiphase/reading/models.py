@@ -1,10 +1,11 @@
-"""Models and tokenizers, for every command: read from safetensors alone, checked whole, or refused in one sentence.
+"""Models and tokenizers, for every command: from safetensors or GGUF, checked whole, or refused in one sentence.
 
 ``flag``: what the model was given with, for messages, which begin with it and the name: ``MODEL runs/mine: ...``.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, dtype, nn
@@ -20,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from antiphase.errors import InputError
 from antiphase.reading.files import one_line, read_json
+from antiphase.reading.gguf import is_gguf, read_header, split_digits
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -30,6 +33,8 @@ OBJECTS = (
 """Files of a model's folder that hold a JSON object; libraries fail on others with errors of any kind."""
 REBUILT = ("rotary_emb.inv_freq",)
 """Ends of tensor names that old checkpoints hold and every model computes for itself."""
+ORIGIN = "dequantized_from"
+"""Field of a configuration: the quantization that the weights went through, such as ``Q4_1``."""
 PICKLED = ("bin", "pt", "pth", "ckpt")
 UNREADABLE = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
 """What transformers raises for files that it cannot use."""
@@ -145,11 +150,13 @@ def _listed_in(path: Path, flag: str) -> dict[str, str]:
 
 
 def read_config(name: str, *, flag: str) -> PreTrainedConfig:
-    """The configuration of a model in a folder or on the Hub; code that lies beside it is never run.
+    """The configuration of a model in a folder, a GGUF file or on the Hub; code that lies beside it is never run.
 
     Raises:
         InputError: there is no such model, or its configuration cannot be used.
     """
+    if is_gguf(name):
+        return _gguf_config(name, flag)
     if local_folder(name, flag) is None:
         with asking_hub(name, flag):
             return AutoConfig.from_pretrained(name, trust_remote_code=False)
@@ -160,6 +167,32 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
+
+
+def _gguf_config(name: str, flag: str) -> PreTrainedConfig:
+    header = read_header(name, flag)
+    with loading(f"{flag} {name}: its header cannot be used"):
+        config = AutoConfig.from_pretrained(**_gguf_place(name))
+    if header.quantization is not None:
+        setattr(config, ORIGIN, header.quantization)
+    return config
+
+
+def _gguf_place(name: str) -> dict[str, str]:
+    """A GGUF file, as transformers is told of it."""
+    return {"pretrained_model_name_or_path": str(Path(name).parent), "gguf_file": Path(name).name}
+
+
+def origin_of(name: str, *, flag: str = "MODEL") -> str | None:
+    """The quantization that a model's weights went through, such as ``Q4_1``; None: none that is known.
+
+    Raises:
+        InputError: as ``read_config``.
+    """
+    found = (
+        read_header(name, flag).quantization if is_gguf(name) else getattr(read_config(name, flag=flag), ORIGIN, None)
+    )
+    return found if isinstance(found, str) else None
 
 
 @contextmanager
@@ -208,11 +241,15 @@ def read_model(
     flag: str = "MODEL",
     kind: str = "causal language model",
     whole: str = "whole model",
+    dtype: str | None = None,
+    device_map: str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model on the CPU, with every weight taken from its checkpoint, and its tokenizer.
 
     Args:
         choose: the class of transformers that makes the model of a configuration.
+        dtype: of the weights in memory, such as ``bfloat16``; None: as they are stored, float32 for a GGUF file.
+        device_map: how accelerate spreads the model over devices, such as ``auto``; None: it stays on the CPU.
         kind: what such a model is called.
         whole: what one without missing tensors is called.
 
@@ -220,17 +257,24 @@ def read_model(
         InputError: there is none under this name, its files cannot be read, tensors or tokenizer do not fit its
             configuration, or weights are not finite. It names the first of them.
     """
+    if device_map is not None and importlib.util.find_spec("accelerate") is None:
+        raise InputError("--device-map needs the package accelerate; run pip install accelerate, or give --device")
     config = read_config(name, flag=flag)
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
         weight_files(Path(name), name, flag)
+    options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
+    if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
+        options |= {"dtype": "float32", "config": config}
     with loading(f"{flag} {name}: no {kind} could be loaded"):
-        model = _read_weights(choose(config), name, f"{flag} {name}", whole)
+        model = _read_weights(choose(config), name, f"{flag} {name}", whole, options)
+    if is_gguf(name) and dtype is not None:
+        model = model.to(getattr(torch, dtype))
     tokenizer = load_tokenizer(name, flag=flag)
     check_tokenizer(tokenizer, model, f"{flag} {name}")
     return model, tokenizer
 
 
-def _read_weights(auto: Any, name: str, place: str, whole: str) -> PreTrainedModel:
+def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping[str, Any]) -> PreTrainedModel:
     """The model with its own weights: transformers alone would draw what is missing, and report it.
 
     One pass over the weights looks for those that are not finite, at several GB/s.
@@ -239,14 +283,17 @@ def _read_weights(auto: Any, name: str, place: str, whole: str) -> PreTrainedMod
     logger.addFilter(_is_no_report)
     try:
         model, notes = auto.from_pretrained(
-            name,
+            **(_gguf_place(name) if is_gguf(name) else {"pretrained_model_name_or_path": name}),
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **options,
         )
     finally:
         logger.removeFilter(_is_no_report)
+    if hasattr(model, "hf_quantizer"):  # of a GGUF file, whose weights are ordinary ones now
+        model.hf_quantizer.remove_quantization_config(model)
     check_tensors(
         place,
         whole=whole,
@@ -343,6 +390,8 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
     Raises:
         InputError: there is none, it is broken or needs its own code, or the Hub is out of reach.
     """
+    if is_gguf(name_or_path):
+        return _gguf_tokenizer(name_or_path, flag)
     path = Path(os.path.expanduser(name_or_path))
     local = bool(name_or_path) and path.exists()  # Path("") is the working directory
     if local and not path.is_dir():
@@ -365,6 +414,14 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
             f"{flag} {name_or_path}: no tokenizer could be loaded from {where} ({first_line(error)}); give "
             "a folder with tokenizer.json or a Hub name"
         ) from error
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
+    header = read_header(name, flag)
+    with loading(f"{flag} {name}: no tokenizer could be read from it"):
+        tokenizer = AutoTokenizer.from_pretrained(**_gguf_place(name))
+    split_digits(tokenizer, header)
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 

@@ -115,7 +115,7 @@ def _section(record: Record, anchor: str) -> Section:
         anchor=anchor,
         title=_title(record),
         colours={arm: plots.arm_colour(arms, arm) for arm in arms},
-        paragraphs=words_for(presentation.introduction, record).splitlines(),
+        paragraphs=[*words_for(presentation.introduction, record).splitlines(), *record.origins()],
         main_tables=first,
         sentences=compared.sentences(record),
         verdict=compared.verdict_of(record) if record.kind == "compare" else "",

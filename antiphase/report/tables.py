@@ -318,6 +318,7 @@ def provenance(record: Record) -> Table:
     seeds = ", ".join(map(str, record.seeds)) or None
     rows: list[list[Any]] = [["Command", record.command], ["Created (UTC)", record.created], ["Seeds", seeds]]
     rows.append(["Wall-clock seconds", format_value(record.seconds)])
+    rows += [["Weights", sentence] for sentence in record.origins()]
     return Table(title="How this record was made", columns=columns_of("What", "Value"), rows=rows)
 
 

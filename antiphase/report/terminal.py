@@ -31,7 +31,7 @@ def print_summary(record: Record, console: Console) -> None:
     for table in main_tables(record):
         for part in drawn_parts(table, console.width):
             console.print(part)
-    for sentence in sentences(record):
+    for sentence in [*record.origins(), *sentences(record)]:
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
     if record.values.get("verdict"):
         console.print(Padding(Text(verdict_of(record)), (1, 0, 0, 1)))

@@ -60,11 +60,17 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
 
 
 @torch.no_grad()
-def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: Tensor) -> Tensor:
+def negative_log_likelihoods(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    report: Callable[[int, int], None] = lambda done, count: None,
+) -> Tensor:
     """-log p in nats of each predicted token, flat, in the order of rows and positions; fp32 on the CPU.
 
     Args:
         input_ids, labels: (B, L); positions with -100 in ``labels`` and the first token of a row are not predicted.
+        report: called with the numbers of finished rows and of all.
 
     Raises:
         NonFiniteError: a loss is not finite.
@@ -77,6 +83,7 @@ def negative_log_likelihoods(model: PreTrainedModel, input_ids: Tensor, labels: 
         chosen = targets >= 0
         logits = _logits(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
         found.append(finite_losses(logits, targets[chosen]))
+        report(min(start + size, len(input_ids)), len(input_ids))
     return torch.cat(found)
 
 

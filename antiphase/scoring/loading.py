@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,8 @@ from transformers import (
 
 from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
-from antiphase.reading.models import read_model
+from antiphase.reading.models import origin_of, read_model
+from antiphase.records import DEQUANTIZED
 
 HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
@@ -48,6 +49,8 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     settings: RunSettings | None
     """Settings of the training run, if the folder contains ``run.yaml``."""
+    chat: bool = False
+    """Whether prompts go through the model's chat template."""
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
@@ -55,27 +58,40 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Lo
     return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
 
 
-def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> LoadedModel:
+def load_model(
+    name: str, *, device: str = "cpu", with_head: bool = True, dtype: str | None = None, device_map: str | None = None
+) -> LoadedModel:
     """Load any Hugging Face causal language model; code in its repository is never run.
 
-    With ``with_head`` False, load any model, including encoders.
+    Args:
+        name: a local folder, a GGUF file, or a name on the Hub.
+        device: where the model goes, unless there is a ``device_map``.
+        with_head: False loads any model, including encoders.
+        dtype, device_map: as for ``read_model``.
 
     Raises:
         InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), or a causal language
             model attends to later tokens.
     """
     if with_head:
-        model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM)
+        model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM, dtype=dtype, device_map=device_map)
     else:
-        model, tokenizer = read_model(name, _class_of, kind="model")
+        model, tokenizer = read_model(name, _class_of, kind="model", dtype=dtype, device_map=device_map)
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
-    loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
+    placed = model if device_map is not None else model.to(device)
+    loaded = LoadedModel(name=name, model=placed.eval(), tokenizer=tokenizer, settings=run)
     if with_head and _sees_later_tokens(loaded.model):
         raise InputError(
             f"MODEL {name} is not a causal language model: its logits depend on the tokens that follow; give a decoder"
         )
     return loaded
+
+
+def origins(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Part of a record's configuration: the quantizations that the weights of models went through, if any."""
+    found = {name: origin for name in names if (origin := origin_of(name)) is not None}
+    return {DEQUANTIZED: found} if found else {}
 
 
 @torch.no_grad()

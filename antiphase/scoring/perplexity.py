@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,13 +13,17 @@ from antiphase.data.streams import Batch
 from antiphase.scoring.likelihood import negative_log_likelihoods
 
 
-def perplexity(model: PreTrainedModel, batch: Batch) -> dict[str, Any]:
+def perplexity(
+    model: PreTrainedModel, batch: Batch, report: Callable[[int, int], None] = lambda done, count: None
+) -> dict[str, Any]:
     """``loss`` in nats per predicted token, ``perplexity`` and the number of predicted ``tokens``.
+
+    ``report`` is called with the numbers of finished sequences and of all.
 
     Raises:
         NonFiniteError: a loss is not finite.
     """
-    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels)
+    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels, report)
     loss = losses.double().mean().item()
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": losses.numel()}
 

@@ -124,10 +124,10 @@ def is_diverged(values: Mapping[str, Any]) -> bool:
 
 
 def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> None:
-    """Pass on the last line of a run's metrics."""
+    """Pass on the last line of a run's metrics; before step 1 there is none."""
     lines = read_metrics(output / job.name)
-    if lines or done:
-        report(job, job.settings.training.steps if done else lines[-1]["step"], lines[-1] if lines else {})
+    step = lines[-1]["step"] if lines else 0
+    report(job, job.settings.training.steps if done else step, lines[-1] if lines else {})
 
 
 def start_run(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:

@@ -36,6 +36,8 @@ class TaskSettings:
     """Name of a split in a .json file."""
     header: list[str] | None = None
     """Column names of a CSV file without a header line."""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    """Of plain text files: ``latin-1`` means that those which are not UTF-8 are Latin-1."""
     columns: dict[str, str] = field(default_factory=dict)
     """Further columns, each in a plain text file with one value per line."""
     prompt: str = ""

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
+from antiphase.data.tokenization import in_chat
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.tasks.samples import Sample, Task
@@ -25,6 +26,8 @@ PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with a label."""
 CONSTANT_ANSWERS = 100
 """Number of most common answers among which the best constant one is searched."""
+TEXT_KINDS = ("needles", "continuation")
+"""Kinds of task that are made from text without a template."""
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
@@ -41,6 +44,7 @@ def load_task(
     seed: int = 0,
     longest: int | None = None,
     run: RunSettings | None = None,
+    chat: bool = False,
     flag: str = "--task",
 ) -> Task:
     """Read a task file and build its prompts.
@@ -51,6 +55,8 @@ def load_task(
         seed: seed for drawing rows and examples.
         longest: the model's context length in tokens.
         run: settings of a model trained here; needles without ``data`` use its synthetic task.
+        chat: ask through the model's chat template: examples and question are one message of the user, and answers
+            follow where the model's answer begins.
 
     Raises:
         InputError: a file, column or template cannot be used, two options have equal tokens, or a prompt is too long;
@@ -60,11 +66,13 @@ def load_task(
     if shots is not None:
         settings.shots = shots
     try:
+        if chat and settings.kind in TEXT_KINDS:
+            raise InputError(f"a task of kind {settings.kind} is plain text; leave out --chat-template")
         if settings.kind == "continuation":
             return continuations(settings, folder, tokenizer, samples or 100, seed, longest)
         if settings.kind == "needles":
             return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
-        return LabelledTask(settings, folder, tokenizer, longest, seed).task(samples)
+        return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat).task(samples)
     except InputError as error:
         raise InputError(f"{flag} {path}: {error}") from None
 
@@ -73,10 +81,17 @@ class LabelledTask:
     """Labelled rows and a template, from which prompts are built."""
 
     def __init__(
-        self, settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase, longest: int | None, seed: int
+        self,
+        settings: TaskSettings,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        longest: int | None,
+        seed: int,
+        *,
+        chat: bool = False,
     ) -> None:
         self.settings, self.folder, self.tokenizer = settings, folder, tokenizer
-        self.longest, self.seed = longest, seed
+        self.longest, self.seed, self.chat = longest, seed, chat
         self.prompt = _template("prompt", settings.prompt)
         self.words = _template("label_words", settings.label_words)
         self.target = _expression("target", settings.target)
@@ -146,9 +161,11 @@ class LabelledTask:
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 
     def _rows(self, given: Any, split: str | None) -> list[Row]:
+        latin = self.settings.encoding == "latin-1"
         if isinstance(given, Mapping):
-            return labelled_rows({str(k): self._path(v) for k, v in given.items()}, split=split, flag="data")
-        return labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
+            paths = {str(k): self._path(v) for k, v in given.items()}
+            return labelled_rows(paths, split=split, latin=latin, flag="data")
+        return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, flag="data")
 
     def _path(self, given: Any) -> str:
         """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
@@ -223,10 +240,10 @@ class LabelledTask:
     def _sample(self, row: Row, examples: str, number: int) -> Sample:
         own = self._prompt(row)
         options, target = self._options(row)
-        prompt = examples + own
+        prompt, head = self._asked(examples + own, row)
         written = [self._joined(prompt, option) for option in options]
         is_open = self.settings.kind == "answer"
-        ids = tuple(self.tokenizer(prompt)["input_ids"])
+        ids = tuple(self._tokens(prompt))
         tokens = tuple(self._option_tokens(prompt, text) for text in (written[:1] if is_open else written))
         if len(set(tokens)) < len(tokens):
             first = next(i for i, option in enumerate(tokens) if option in tokens[:i])
@@ -240,13 +257,14 @@ class LabelledTask:
                 f"{row.place}: the prompt has {len(ids)} tokens and its answer up to {room}, the model reads "
                 f"{self.longest} at most; lower shots or shorten the text"
             )
-        before = self._tokens_of(examples)
-        parts = [("demonstrations", 0, min(before, len(ids))), ("question", min(before, len(ids)), len(ids))]
+        begin, before = (min(len(self._tokens(text)), len(ids)) for text in (head, head + examples))
+        end = len(self._tokens(head + examples + own)) if self.chat else len(ids)
+        parts = [("demonstrations", begin, before), ("question", before, min(end, len(ids)))]
         places = [own.find(option.strip()) for option in options]
         if self.settings.kind == "choice" and min(places) >= 0:  # the prompt contains its choices
             end = max(place + len(option.strip()) for place, option in zip(places, options, strict=True))
-            parts.append(("choices", self._tokens_of(examples + own[: min(places)].rstrip(" ")),
-                          min(len(ids), self._tokens_of(examples + own[:end]))))  # fmt: skip
+            parts.append(("choices", len(self._tokens(head + examples + own[: min(places)].rstrip(" "))),
+                          min(len(ids), len(self._tokens(head + examples + own[:end])))))  # fmt: skip
         lengths = {
             "no": [1.0] * len(tokens),
             "tokens": [float(len(option)) for option in tokens],
@@ -260,9 +278,19 @@ class LabelledTask:
             spans=tuple(parts), row=number,
         )  # fmt: skip
 
-    def _tokens_of(self, beginning: str) -> int:
-        """Number of tokens in the beginning of a prompt."""
-        return len(self.tokenizer(beginning)["input_ids"]) if beginning else 0
+    def _asked(self, message: str, row: Row) -> tuple[str, str]:
+        """The prompt of a message, and what stands before the message in it."""
+        if not self.chat:
+            return message, ""
+        prompt = in_chat(self.tokenizer, message)
+        start = prompt.find(message.strip())
+        if start < 0:
+            raise InputError(f"{row.place}: the model's chat template changes the text; leave out --chat-template")
+        return prompt, prompt[:start]
+
+    def _tokens(self, beginning: str) -> list[int]:
+        """Token ids of the beginning of a prompt; a chat template brings its special tokens along."""
+        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"]) if beginning else []
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
         """The tokens of a text after a prompt, tokenized together with the prompt's last words."""
@@ -309,18 +337,24 @@ def by_length(samples: Sequence[Sample], *, longest: bool) -> float:
 
 
 def load_labelled_task(
-    path: str, tokenizer: PreTrainedTokenizerBase, *, seed: int = 0, longest: int | None = None, flag: str = "--task"
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    seed: int = 0,
+    longest: int | None = None,
+    chat: bool = False,
+    flag: str = "--task",
 ) -> LabelledTask:
-    """Load the rows and the template of a task file with labelled data.
+    """Load the rows and the template of a task file with labelled data; ``chat``: as for ``load_task``.
 
     Raises:
         InputError: the file cannot be used, or is of another kind.
     """
     settings, folder = read_task(path, flag=flag)
-    if settings.kind in ("needles", "continuation"):
+    if settings.kind in TEXT_KINDS:
         raise InputError(f"{flag} {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
     try:
-        return LabelledTask(settings, folder, tokenizer, longest, seed)
+        return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat)
     except InputError as error:
         raise InputError(f"{flag} {path}: {error}") from None
 

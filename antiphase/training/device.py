@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from antiphase.config import TrainingSettings
-from antiphase.errors import InputError
+from antiphase.errors import InputError, naming
+from antiphase.flags import DEVICE_MAPS
 
 
 def choose_device(name: str) -> torch.device:
@@ -27,6 +30,19 @@ def choose_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError):  # torch knows the device type, but the machine has no such device
         raise InputError(f"--device {name}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
     return device
+
+
+def loading_options(settings: Any) -> dict[str, Any]:
+    """Arguments of ``load_model`` from the settings ``device``, ``dtype`` and ``device_map``.
+
+    Raises:
+        InputError: a device is unknown or not available.
+    """
+    spread = settings.device_map
+    if spread is not None and spread not in DEVICE_MAPS:
+        with naming({"--device": "--device-map"}):
+            choose_device(spread)
+    return {"device": str(choose_device(settings.device)), "dtype": settings.dtype, "device_map": spread}
 
 
 def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype | None:

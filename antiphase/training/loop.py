@@ -53,6 +53,8 @@ FINAL = ("loss", "accuracy")
 
 UNMEASURED = {"step", "train_loss"}
 """Names in a point of the curve whose measurement was interrupted."""
+TELL_SECONDS = 0.5
+"""Between two reports of a measurement on held-out data."""
 
 Reporter = Callable[[int, Mapping[str, Any]], None]
 """Reports progress: called with the number of finished steps and the values to show."""
@@ -296,8 +298,8 @@ class _Run:
             try:
                 with torch.no_grad(), self._precision(), self._interruptible():
                     for name, evaluate in self.evaluations.items():
-                        self.report(self.progress.step, {"measuring": name})
-                        point.update(evaluate(self.model))
+                        with self._tokens_told(name):
+                            point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
             except Interrupted:
@@ -328,8 +330,27 @@ class _Run:
         finally:
             self.stops.at_once = False
 
+    @contextmanager
+    def _tokens_told(self, evaluation: str) -> Iterator[None]:
+        """Report the number of tokens that the model has read within the block, at most every ``TELL_SECONDS``."""
+        read, told = 0, 0.0
+
+        def count(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+            nonlocal read, told
+            if time.monotonic() - told >= TELL_SECONDS:
+                told = time.monotonic()
+                self.report(self.progress.step, {"measuring": evaluation, "tokens": read})
+            read += named["input_ids"].numel() if "input_ids" in named else arguments[0].numel()
+
+        handle = self.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+
     def _interrupted(self) -> Interrupted:
-        return Interrupted(f"stopped after step {self.progress.step} of {self.training.steps}")
+        step, steps = self.progress.step, self.training.steps
+        return Interrupted(f"stopped after step {step} of {steps}" if step else f"stopped before step 1 of {steps}")
 
     def _to_board(self, values: Mapping[str, Any]) -> None:
         if self.board is not None:

@@ -76,6 +76,39 @@ def test_every_template_is_tried():
     assert set(FORMATS) | {"continuation", "needles"} == set(template_names())
 
 
+KIM = {
+    "sst-2": ("stsa.binary.test", "Review: {}\nSentiment:"), "mr": ("rt-polarity.all", "Review: {}\nSentiment:"),
+    "sst-5": ("stsa.fine.test", "Review: {}\nSentiment:"), "cr": ("custrev.all", "Review: {}\nSentiment:"),
+    "mpqa": ("mpqa.all", "Phrase: {}\nSentiment:"), "subj": ("subj.all", "Sentence: {}\nThis is"),
+}  # fmt: skip
+"""Sets as Y. Kim published them (1408.5882): ``LABEL text`` lines, some in Latin-1."""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+@pytest.mark.parametrize("template", KIM)
+def test_sets_are_read_as_they_were_published(template, encoding, tmp_path, tokenizer, caplog):
+    name, prompt = KIM[template]
+    (tmp_path / name).write_bytes("1 a good café , été\n0 naïve stuff\n".encode(encoding))
+    task = load_task(written(tmp_path, {"template": template, "data": name}), tokenizer)
+    first, second = task.samples
+    assert tokenizer.decode(first.prompt) == prompt.format("a good café , été")
+    assert (first.target, second.target) == (1, 0)
+    said = [line.getMessage() for line in caplog.records]
+    assert said == (
+        [] if encoding == "utf-8" else [f"data {tmp_path / name}: the text is not UTF-8, it is read as Latin-1"]
+    )
+
+
+def test_latin_1_is_read_only_where_the_task_says_so(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_bytes("1 café\n0 naïve\n".encode("latin-1"))
+    tree = {"kind": "classification", "data": "a.txt", "prompt": "{{ text }}:"}
+    with pytest.raises(InputError, match=r"a\.txt, line 1: the text is not UTF-8 at byte 5"):
+        load_task(written(tmp_path, tree), tokenizer)
+    assert len(load_task(written(tmp_path, {**tree, "encoding": "latin-1"}), tokenizer).samples) == 2
+    with pytest.raises(InputError, match="encoding"):
+        load_task(written(tmp_path, {**tree, "encoding": "utf-16"}), tokenizer)
+
+
 @pytest.mark.parametrize("template", FORMATS)
 def test_public_formats(template, tmp_path, tokenizer):
     source, content, extra, prompt, options, target = FORMATS[template]

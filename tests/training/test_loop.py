@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_a_signal_stops_a_measurement_at_once_and_it_is_made_again(tmp_path, run
             signal.raise_signal(signal.SIGTERM)
 
     run(tmp_path / "whole")
-    with pytest.raises(Interrupted, match=f"stopped after step {step} of"):
+    where = f"after step {step}" if step else "before step 1"
+    with pytest.raises(Interrupted, match=f"stopped {where} of 20"):
         run(tmp_path / "parts", report=report)
     assert measured[-1] == "loss"
     record = run(tmp_path / "parts", resume=True)
@@ -359,3 +361,30 @@ def test_fused_kernels_are_refused_where_they_do_not_run(tmp_path, run):
 def test_only_transformers_take_an_attention_function(settings):
     with pytest.raises(InputError, match=r"training\.attn_implementation needs model\.kind=transformer, got lstm"):
         settings("model.kind=lstm", "training.attn_implementation=eager")
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_validation_before_step_1_at_once(tmp_path, settings, stop):
+    """It goes on with --resume, and comes to the same curve."""
+    calls = []
+
+    def begun(model):
+        hook = model.get_input_embeddings().register_forward_hook(lambda *parts: calls.append(len(calls)))
+        if not calls:
+            signal.raise_signal(stop)
+        try:
+            model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
+        finally:
+            hook.remove()
+        return {"own": 1.0}
+
+    chosen = settings()
+    data = prepare(chosen.data, tmp_path / "tokens")
+    run = partial(loop.train, chosen, data, tmp_path / "run", evaluations={"own": begun})
+    with pytest.raises(Interrupted, match=r"^stopped before step 1 of 20$"):
+        run()
+    assert calls == []
+    assert not (tmp_path / "run" / "record.json").exists()
+    calls.append(0)
+    record = run(resume=True)
+    assert [point["step"] for point in record.values["curve"]] == [0, 5, 10, 15, 20]

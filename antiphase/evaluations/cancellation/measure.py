@@ -7,6 +7,7 @@ the answer's share. Pairs of softmax maps and the untrained model show how much 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ def measure(
     check_task(task)
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "cancellation"))
     heads, layers = [], []
-    for model, trained in ((loaded.model, True), (untrained(loaded.model, settings.seed), False)):
-        found = cancellation(model, batch)
+    for index, model in enumerate((loaded.model, untrained(loaded.model, settings.seed))):
+        trained = index == 0
+        found = cancellation(model, batch, partial(_later, report, index * settings.samples, 2 * settings.samples))
         heads += [HeadFigures(trained=trained, **row) for row in found["heads"]]
         for row in found["layers"]:
             maps = {name: MapFigures(**figures) for name, figures in row["maps"].items()}
@@ -58,13 +60,21 @@ def measure(
     return Cancellation(kind, settings.samples, batch.input_ids.shape[1], heads, layers)
 
 
-def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any]:
+def _later(report: Callable[[int, int], None], before: int, count: int, done: int) -> None:
+    """Report what is done after ``before`` others."""
+    report(before + done, count)
+
+
+def cancellation(
+    model: PreTrainedModel, batch: RetrievalBatch, report: Callable[[int], None] = lambda done: None
+) -> dict[str, Any]:
     """Compare the two maps of each head, and their difference.
 
     In a model without pairs, maps 2i and 2i + 1 are compared as a control and have no difference.
 
     Args:
         batch: retrieval sequences without padding.
+        report: called with the number of finished sequences.
 
     Returns:
         ``heads``: rows with layer, head and the fields of ``HeadFigures``, means over sequences; None if a measure is
@@ -87,6 +97,7 @@ def cancellation(model: PreTrainedModel, batch: RetrievalBatch) -> dict[str, Any
             if index == len(layers):
                 layers.append(_Layer(found.layer))
             layers[index].add(*_pairs(found, model), positions, *outputs[index])
+        report(start + len(ids))
     noise = {(row["layer"], row["map"]): row["spans"] for row in allocation(model, batch)}
     heads = [
         {"layer": layer.number, "head": head, **figures}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import ModelSettings
+from antiphase.evaluations.settings import ModelSettings, chat_flag
 from antiphase.flags import flag
 from antiphase.reading.files import read_text
 
@@ -30,6 +30,7 @@ class HallucinationSettings(ModelSettings):
     )
     samples: int = flag("Number of rows drawn from each file.", default=100, least=1)
     max_new_tokens: int = flag("Maximum number of tokens that the model generates.", default=64, least=1)
+    chat_template: bool = chat_flag()
     judge_url: str | None = flag("OpenAI-compatible endpoint, e.g. http://localhost:8000/v1.", default=None)
     judge_key_file: str | None = flag("File with the endpoint's key.", default=None)
     judge_key_variable: str | None = flag("Environment variable with the endpoint's key.", default=None)

@@ -15,6 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.labelled import Row, labelled_rows
+from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination.grounding import (
     copied_share,
@@ -135,13 +136,21 @@ class Prompted:
 
 
 def draw(
-    items: Sequence[Item], tokenizer: PreTrainedTokenizerBase, *, name: str, samples: int, seed: int, room: int | None
+    items: Sequence[Item],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    samples: int,
+    seed: int,
+    room: int | None,
+    chat: bool = False,
 ) -> Prompted:
     """Draw items in random order, the same for every model, without those that do not fit.
 
     Args:
         name: name of the data, on which the order depends.
         room: largest number of tokens in a prompt; None means no limit.
+        chat: whether to ask through the model's chat template.
 
     Raises:
         InputError: too few items fit.
@@ -150,7 +159,7 @@ def draw(
     prompts: list[list[int]] = []
     left_out = 0
     for index in torch.randperm(len(items), generator=keyed_generator(seed, "hallucination", name)).tolist():
-        ids = list(tokenizer(items[index].prompt)["input_ids"])
+        ids = prompt_tokens(tokenizer, items[index].prompt, chat=chat)
         if room is not None and len(ids) > room:
             left_out += 1
             continue

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from antiphase.data.tokenization import prompt_tokens
 from antiphase.reading.endpoints import ChatEndpoint
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.loading import LoadedModel
@@ -99,8 +100,5 @@ class LocalJudge:
     def _tokens(self, question: str) -> list[int]:
         tokenizer = self.loaded.tokenizer
         if tokenizer.chat_template is None:
-            return list(tokenizer(f"{question}\n\nAnswer:")["input_ids"])
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+            return prompt_tokens(tokenizer, f"{question}\n\nAnswer:")
+        return prompt_tokens(tokenizer, question, chat=True)

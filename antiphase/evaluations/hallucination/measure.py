@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, naming
 from antiphase.evaluations.hallucination import (
     GOLD,
@@ -42,8 +43,8 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
-from antiphase.scoring.loading import LoadedModel, digest, load_model, refused_by_model, wrap_model
-from antiphase.training.device import choose_device
+from antiphase.scoring.loading import LoadedModel, digest, load_model, origins, refused_by_model, wrap_model
+from antiphase.training.device import loading_options
 from antiphase.uncertainty.intervals import wilson_interval
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
@@ -87,8 +88,12 @@ def evaluate(
     with Resumable(OUTPUTS).held(output, resume=resume):
         data = {Path(path).stem: load_items(path) for path in settings.data}
         judge = judge or _judge(settings)
-        loaded = load_model(settings.name, device=str(choose_device(settings.device)))
-        drawn = _drawn(loaded, data, settings.samples, settings.max_new_tokens, settings.seed)
+        loaded = load_model(settings.name, **loading_options(settings))
+        if settings.chat_template:
+            check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+        drawn = _drawn(
+            loaded, data, settings.samples, settings.max_new_tokens, settings.seed, chat=settings.chat_template
+        )
         controls = {name: controls_of(prompted.items, settings.seed) for name, prompted in drawn.items()}
         answers = _Answers(_kept_answers(Path(settings.judge_answers or output / ANSWERS)), judge)
         _estimate(settings, drawn, controls, answers, say)
@@ -104,7 +109,9 @@ def evaluate(
             again = " (--resume asks again where there was no answer)" if set(judged.reasons) - {NONSENSE} else ""
             say(f"{sum(judged.reasons.values())} outputs have no verdict: {listed}{again}")
         found = _result(settings.name, JudgeName(settings.judge, settings.judge_url), drawn, systems, judged)
-        return found.save(output, settings, seconds=time.perf_counter() - started)
+        judges = [] if settings.judge_url is not None else [settings.judge]
+        read = origins([settings.name, *judges])
+        return found.save(output, settings, seconds=time.perf_counter() - started, **read)
 
 
 def hallucination(
@@ -225,17 +232,23 @@ def _judge(settings: HallucinationSettings) -> Judge:
             timeout=settings.judge_timeout,
         )  # fmt: skip
     with naming({"MODEL": "--judge"}):
-        loaded = load_model(settings.judge, device=str(choose_device(settings.device)))
+        loaded = load_model(settings.judge, **loading_options(settings))
     return LocalJudge(loaded, fingerprint=digest(loaded), longest=settings.judge_tokens)
 
 
 def _drawn(
-    loaded: LoadedModel, data: Mapping[str, Sequence[Item]], samples: int, longest: int, seed: int
+    loaded: LoadedModel,
+    data: Mapping[str, Sequence[Item]],
+    samples: int,
+    longest: int,
+    seed: int,
+    *,
+    chat: bool = False,
 ) -> dict[str, Prompted]:
     reads = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     room = None if reads is None else reads - longest
     return {
-        name: draw(items, loaded.tokenizer, name=name, samples=samples, seed=seed, room=room)
+        name: draw(items, loaded.tokenizer, name=name, samples=samples, seed=seed, room=room, chat=chat)
         for name, items in data.items()
     }
 

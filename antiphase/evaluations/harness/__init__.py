@@ -9,7 +9,7 @@ from pathlib import Path
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import DrawnSettings, seed_flag
+from antiphase.evaluations.settings import DrawnSettings, chat_flag, seed_flag
 from antiphase.flags import argument, flag
 
 PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
@@ -23,7 +23,7 @@ class HarnessSettings(DrawnSettings):
     Example: [bold]antiphase evaluate harness MODEL OTHER --tasks piqa,arc_easy --limit 200 --output runs/tasks[/]
     """
 
-    names: Sequence[str] = argument("MODEL", "Local folders or Hub names of causal language models.")
+    names: Sequence[str] = argument("MODEL", "Local folders, GGUF files or Hub names of causal language models.")
     tasks: Sequence[str] = flag(
         "Names in lm-eval, comma-separated; by default the paper's seven.", default=PAPER_TASKS, separated=True
     )
@@ -36,6 +36,7 @@ class HarnessSettings(DrawnSettings):
     trust_task_code: bool = flag(
         "Run Python code that comes with tasks: functions, metrics, unsandboxed templates.", default=False
     )
+    chat_template: bool = chat_flag()
     seed: int = seed_flag(1234)
 
     def check(self) -> None:

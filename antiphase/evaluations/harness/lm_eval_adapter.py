@@ -144,6 +144,7 @@ def measure(
     limit: float | None = None,
     seed: int = 1234,
     trust_task_code: bool = False,
+    chat: bool = False,
 ) -> list[dict[str, Any]]:
     """Scores on one task, or on each task of a group.
 
@@ -153,6 +154,7 @@ def measure(
         limit: number of rows per task, or a share of them if below 1.
         seed: seed for drawing examples; 1234 is lm-eval's default.
         trust_task_code: as for ``TaskLibrary``.
+        chat: whether lm-eval asks through the model's chat template, examples and question in one message.
 
     Returns:
         One row per task with the fields of ``TaskScore``, and ``scores``, the main metric of each sample.
@@ -172,7 +174,10 @@ def measure(
     with _quiet():
         try:
             with task_code(trusted=trust_task_code):
-                found = lm_eval.evaluate(lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True)
+                found = lm_eval.evaluate(
+                    lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True,
+                    apply_chat_template=chat,
+                )  # fmt: skip
         except (TemplateError, ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
             if model.is_called:
                 raise

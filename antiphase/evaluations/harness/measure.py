@@ -7,14 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import digest, load_model
-from antiphase.training.device import choose_device
+from antiphase.scoring.loading import digest, load_model, origins
+from antiphase.training.device import loading_options
 from antiphase.uncertainty.intervals import mean_interval
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ def evaluate(
         }  # before a model is loaded
         rows = list(_rows(request, library, versions, output / CELLS, say, report))
         found = Harness(list(request.names), lm_eval_adapter.VERSION, _compared(rows))
-        return found.save(output, request, seconds=time.perf_counter() - started)
+        read = origins(request.names)
+        return found.save(output, request, seconds=time.perf_counter() - started, **read)
 
 
 def check_tasks(request: HarnessSettings) -> None:
@@ -86,10 +88,12 @@ def _rows(
     from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM, measure
 
     known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
-    settings = [request.limit, request.seed, VERSION]
+    settings = [request.limit, request.seed, VERSION, *(["chat template"] if request.chat_template else [])]
     done, count = 0, len(request.names) * len(request.tasks) * len(request.num_fewshot)
     for name in request.names:
-        loaded = load_model(name, device=str(choose_device(request.device)))
+        loaded = load_model(name, **loading_options(request))
+        if request.chat_template:
+            check_chat_template(loaded.tokenizer, f"MODEL {name}")
         own, model = digest(loaded), None
         for task in request.tasks:
             for shots in request.num_fewshot:
@@ -106,6 +110,7 @@ def _rows(
                             limit=request.limit,
                             seed=request.seed,
                             trust_task_code=request.trust_task_code,
+                            chat=request.chat_template,
                         )
                     except NonFiniteError as error:
                         raise InputError(f"MODEL {name}, {task}: {error}") from error

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import ModelSettings
+from antiphase.evaluations.settings import ModelSettings, chat_flag
 from antiphase.flags import flag
 
 
@@ -24,6 +24,7 @@ class ManyShotSettings(ModelSettings):
     )
     orders: int = flag("Number of random orders of the examples.", default=10)
     samples: int = flag("Number of rows asked.", default=200, least=1)
+    chat_template: bool = chat_flag()
 
     def check(self) -> None:
         if not self.tasks:

@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.data.labelled import Row
+from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.inputs import task_content
 from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
@@ -48,10 +49,14 @@ def prepare(
     Raises:
         InputError: a task cannot be used or has too few rows, or two tasks have the same name.
     """
+    if settings.chat_template:
+        check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
     longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
-        task = load_labelled_task(path, loaded.tokenizer, seed=settings.seed, longest=longest)
+        task = load_labelled_task(
+            path, loaded.tokenizer, seed=settings.seed, longest=longest, chat=settings.chat_template
+        )
         name = task.settings.name
         if task.settings.kind != "classification":
             raise InputError(

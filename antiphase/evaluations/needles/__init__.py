@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import ContextSettings
+from antiphase.evaluations.settings import ContextSettings, chat_flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +15,8 @@ class NeedlesSettings(ContextSettings):
 
     Example: [bold]antiphase evaluate needles runs/one --data essays --needles 8 --length 512,1024 --output runs/n[/]
     """
+
+    chat_template: bool = chat_flag()
 
 
 SETTINGS = NeedlesSettings

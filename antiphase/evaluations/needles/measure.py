@@ -69,7 +69,8 @@ def needles_in_text(
 
 
 def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context]) -> list[Row]:
-    return text_needles(Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}"), {cell: contexts})
+    system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}", loaded.chat)
+    return text_needles(system, {cell: contexts})
 
 
 def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: ContextSettings) -> list[Row]:

@@ -45,9 +45,11 @@ class Generating:
     tokenizer: PreTrainedTokenizerBase
     name: str = "MODEL"
     """Name of the model in messages."""
+    chat: bool = False
+    """Whether contexts go through the model's chat template."""
 
     def __call__(self, contexts: Sequence[Context]) -> list[str]:
-        prompts = prompts_of(self.model, self.tokenizer, contexts, self.name)
+        prompts = prompts_of(self.model, self.tokenizer, contexts, self.name, chat=self.chat)
         outputs = generated_tokens(self.model, prompts, longest=room_for(self.tokenizer, contexts))
         return [self.tokenizer.decode(tokens) for tokens in outputs]
 

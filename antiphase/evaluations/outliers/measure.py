@@ -37,14 +37,17 @@ def measure(
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Outliers:
     """Measure held-out windows."""
-    return outliers(loaded.model, data.validation(settings.samples).input_ids)
+    return outliers(loaded.model, data.validation(settings.samples).input_ids, report)
 
 
-def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
+def outliers(
+    model: PreTrainedModel, input_ids: Tensor, report: Callable[[int, int], None] = lambda done, count: None
+) -> Outliers:
     """The largest |q·k| · scale over visible pairs and all maps, the largest |hidden| after each layer, and kurtoses.
 
     Args:
         input_ids: (B, N) without padding.
+        report: called with the numbers of finished rows and of all.
 
     Raises:
         NonFiniteError: a logit or hidden state is not finite.
@@ -54,7 +57,7 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
     hidden: list[_Sizes] = []
     layers: list[int] = []
     at_once = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
-    for ids in input_ids.split(at_once):
+    for batch, ids in enumerate(input_ids.split(at_once)):
         with _hidden_states(model, hidden):
             found = attention_statistics(model, top=largest, histogram=True, input_ids=ids)
         layers = found.layers
@@ -63,6 +66,7 @@ def outliers(model: PreTrainedModel, input_ids: Tensor) -> Outliers:
         by_layer = zip(found.top_logits, found.logit_histogram, found.logit_powers, strict=True)
         for index, (tops, counts, powers) in enumerate(by_layer):
             _merge(logits, index, _Sizes(tops.flatten(), counts.sum(0), powers.sum(0), torch.zeros(0)))
+        report(batch * at_once + len(ids), len(input_ids))
     rows = []
     for what, of_layers, numbers in (
         ("attention logits", logits, layers),

@@ -22,13 +22,15 @@ def measure(
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Perplexity:
     """Measure as many windows as requested, or all if the text has fewer."""
-    return held_out_perplexity(loaded.model, data.validation(settings.samples))
+    return held_out_perplexity(loaded.model, data.validation(settings.samples), report)
 
 
-def held_out_perplexity(model: PreTrainedModel, batch: Batch) -> Perplexity:
-    """Loss and perplexity of one batch of sequences.
+def held_out_perplexity(
+    model: PreTrainedModel, batch: Batch, report: Callable[[int, int], None] = lambda done, count: None
+) -> Perplexity:
+    """Loss and perplexity of one batch of sequences; ``report``: called with those finished and all.
 
     Raises:
         NonFiniteError: a loss is not finite.
     """
-    return Perplexity([HeldOutLoss(sequences=len(batch.input_ids), **perplexity(model, batch))])
+    return Perplexity([HeldOutLoss(sequences=len(batch.input_ids), **perplexity(model, batch, report))])

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.settings import DeviceSettings
+from antiphase.evaluations.settings import LoadingSettings
 from antiphase.flags import argument, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeSettings(DeviceSettings):
+class ProbeSettings(LoadingSettings):
     """Measure attention sinks of a model by layer, head, position and token.
 
     Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
     """
 
-    name: str = argument("MODEL", "Local folder or Hub name of a model.")
+    name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a model.")
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data")
     text_field: str | None = flag("Column with the text.", default=None)
     length: int = flag("Tokens in a sequence.", default=512, least=2)

@@ -35,7 +35,7 @@ def measure(
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "quantization"))
     return quantization(
         loaded.model, data.validation(settings.samples), batch, guess_rate=task.guess_rate, bits=settings.bits,
-        granularity=settings.granularity, weights=settings.weights,
+        granularity=settings.granularity, weights=settings.weights, report=report,
     )  # fmt: skip
 
 
@@ -48,6 +48,7 @@ def quantization(
     bits: Sequence[int],
     granularity: str = "head",
     weights: Sequence[int] = (),
+    report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Quantization:
     """Loss on ``held_out`` and first-question accuracy on ``batch``, unquantized and with each number of bits.
 
@@ -55,6 +56,7 @@ def quantization(
         bits: numbers of bits of attention logits.
         granularity: the unit that shares a step (``quantized_logits``).
         weights: numbers of bits of the weights of linear layers, 8 or 4.
+        report: called with the numbers of finished settings and of all.
     """
     count = len(batch.input_ids)
 
@@ -64,15 +66,17 @@ def quantization(
         interval = list(wilson_interval(right, count))
         return {"loss": float(losses.double().mean()), "retrieval": right / count, "interval": interval}
 
-    rows = []
+    rows, total = [], 1 + len(bits) + len(weights)
     for number in (None, *bits):
         block = nullcontext() if number is None else quantized_logits(model, number, granularity=granularity)
         with block:
             rows.append(Bits(number, **measured(model)))
+        report(len(rows), total)
     of_weights = []
     for number in weights:
         few = quantized_weights(model, number)
         of_weights.append(WeightBits(number, few.share, list(few.groups), **measured(few.model)))
+        report(len(rows) + len(of_weights), total)
     return Quantization(
         granularity=granularity, guess_rate=guess_rate, samples=count, sequences=len(held_out.input_ids), rows=rows,
         weights=of_weights,

@@ -15,17 +15,18 @@ from transformers import PreTrainedModel
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
 from antiphase.calibration.search import NO_SINKS, Score, Split, split_samples
+from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.folders.contents import hash_of
 from antiphase.folders.work import Work
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import LoadedModel, load_model
+from antiphase.scoring.loading import LoadedModel, load_model, origins
 from antiphase.studies.calibrate.settings import ChoiceSettings, TaskSettings
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import probabilities, score_samples
 from antiphase.tasks.tasks import load_task
-from antiphase.training.device import choose_device
+from antiphase.training.device import loading_options
 from antiphase.uncertainty.intervals import wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
@@ -51,12 +52,14 @@ def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
     Raises:
         InputError: a task cannot be used, or two have one name.
     """
+    if settings.chat_template:
+        check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
     longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
     found: dict[str, Task] = {}
     for path in settings.tasks:
         task = load_task(
             path, loaded.tokenizer, samples=settings.samples, shots=settings.shots, seed=settings.seed,
-            longest=longest, run=loaded.settings,
+            longest=longest, run=loaded.settings, chat=settings.chat_template,
         )  # fmt: skip
         if task.name in found:
             raise InputError(f"--task {path}: another task has the name {task.name} too; give it a name of its own")
@@ -110,7 +113,7 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
         InputError: one of them cannot be used, or is another one than when the work began.
         ValueError: a model that cannot be calibrated.
     """
-    loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+    loaded = load_model(settings.name, **loading_options(settings))
     last = getattr(loaded.model.config.get_text_config(), "num_hidden_layers", 0) - 1
     if settings.layers is not None and max(settings.layers) > last:
         raise InputError(f"--layers names layer {max(settings.layers)}, but the model's layers are 0 to {last}")
@@ -149,7 +152,7 @@ def saved(
     """
     record = Record(
         kind=result.measurement().kind, values=finite({"model": settings.name, **values}),
-        config=finite(asdict(settings)), seeds=[settings.seed], seconds=seconds,
+        config=finite({**asdict(settings), **origins([settings.name])}), seeds=[settings.seed], seconds=seconds,
     )  # fmt: skip
     result.read(record)
     record.save(output)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.evaluations.settings import ModelSettings
+from antiphase.evaluations.settings import ModelSettings, chat_flag
 from antiphase.flags import flag
 
 
@@ -20,6 +20,7 @@ class TaskSettings(ModelSettings):
     )
     samples: int = flag("Number of samples from each task.", default=200, least=2)
     shots: int | None = flag("Examples before each prompt; default: as in the task file.", default=None, least=0)
+    chat_template: bool = chat_flag()
 
     def check(self) -> None:
         super().check()

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from antiphase.errors import InputError
-from antiphase.flags import Settings, argument, flag
+from antiphase.evaluations.settings import LoadingSettings
+from antiphase.flags import argument, flag
 
 LONGEST = 512
 """Largest number of tokens: 12 layers with 12 maps then give a record of 38 MB and a page of about 25 MB."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookSettings(Settings):
+class LookSettings(LoadingSettings):
     """Show the attention of every layer and head on one text, as a record and an interactive page that opens offline.
 
     Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
@@ -21,11 +22,10 @@ class LookSettings(Settings):
     folder = "new"
     counted = "texts"
 
-    name: str = argument("MODEL", "Local folder or Hub name of a model.")
+    name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a model.")
     text: str = flag("Text to look at.")
     target: str | None = flag("For encoder–decoders: the text that the decoder writes.", default=None)
     length: int = flag("Maximum number of tokens; the page grows with its square.", default=256)
-    device: str = flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
 
     def check(self) -> None:
         super().check()

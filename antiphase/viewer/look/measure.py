@@ -18,8 +18,8 @@ from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
-from antiphase.training.device import choose_device
+from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model
+from antiphase.training.device import loading_options
 from antiphase.viewer.look import LONGEST, LookSettings
 
 POSITIONS = (50, 128)
@@ -50,7 +50,7 @@ def look(
     request.check()
     started = time.perf_counter()
     with new_folder(output):
-        loaded = load_model(request.name, device=str(choose_device(request.device)), with_head=False)
+        loaded = load_model(request.name, **loading_options(request), with_head=False)
         config = loaded.model.config
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
         if is_pair and request.target is None:
@@ -82,7 +82,7 @@ def look(
                 "masks": masks,
                 "runs": _runs_of(Path(request.name)),
             }),
-            config=finite(vars(request)),
+            config=finite({**vars(request), **origins([request.name])}),
             seconds=time.perf_counter() - started,
             arrays=arrays,
         )  # fmt: skip

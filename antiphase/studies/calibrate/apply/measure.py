@@ -15,6 +15,7 @@ from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import scores_of
+from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
 from antiphase.records import Record
@@ -32,7 +33,7 @@ from antiphase.studies.calibrate.measuring import (
 )
 from antiphase.tasks.samples import Task
 from antiphase.tasks.task_scores import score_samples
-from antiphase.training.device import choose_device
+from antiphase.training.device import loading_options
 
 
 def apply(
@@ -51,7 +52,7 @@ def apply(
     plan = CalibrationPlan.load(settings.plan)
     started = perf_counter()
     with new_folder(output):
-        loaded = load_model(settings.name, device=str(choose_device(settings.device)))
+        loaded = load_model(settings.name, **loading_options(settings))
         try:
             plan.check(loaded.model)
         except InputError as error:
@@ -63,7 +64,7 @@ def apply(
                 rows.append(_compared(loaded.model, plan, task, settings.seed, say))
                 report(len(rows), total)
             for text in settings.texts:
-                texts.append(_continued(loaded, plan, text, settings.max_new_tokens))
+                texts.append(_continued(loaded, plan, text, settings))
                 report(len(rows) + len(texts), total)
         applied = {name: value for name, value in asdict(plan).items() if name != "scores"}
         values = {"plan": applied, "tasks": rows, "texts": texts}
@@ -107,8 +108,9 @@ def _compared(
 
 
 @torch.no_grad()
-def _continued(loaded: LoadedModel, plan: CalibrationPlan, text: str, longest: int) -> dict[str, str]:
-    ids = [loaded.tokenizer(text)["input_ids"]]
+def _continued(loaded: LoadedModel, plan: CalibrationPlan, text: str, settings: ApplySettings) -> dict[str, str]:
+    longest = settings.max_new_tokens
+    ids = [prompt_tokens(loaded.tokenizer, text, chat=settings.chat_template)]
     if not ids[0]:
         raise InputError("--text must not be empty")
     limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)

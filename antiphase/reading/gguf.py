@@ -1,0 +1,181 @@
+"""GGUF files (llama.cpp): what a file says of itself, checked before transformers reads its tensors.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. transformers leaves out tensors that it has no
+place for and falls over files that are cut short, so both are told from the header alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerBase
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from antiphase.errors import InputError
+from antiphase.reading.files import reading
+
+ENDING, MAGIC, VERSIONS = ".gguf", b"GGUF", (2, 3)
+NEEDED = ("gguf", "accelerate")
+"""Packages of the extra ``gguf``."""
+ARCHITECTURES = sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"})
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+"""Codes of values in the metadata, as ``struct`` writes them."""
+STRING, ARRAY = 8, 9
+LLAMA_TENSORS = re.compile(
+    r"token_embd\.weight|output(_norm)?\.weight|"
+    r"blk\.\d+\.(attn_norm|ffn_norm|attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down)\.weight"
+)
+"""All that a Llama consists of; biases, experts and factors of positions would be left out without a word."""
+WHOLE_NUMBERS = ("F64", "F32", "F16", "BF16")
+"""Types that are no quantization."""
+DIGITS = ("smollm", "starcoder", "refact", "command-r")
+"""Vocabularies whose texts are cut at every digit first, as llama.cpp does; transformers' reader does not."""
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """What a file says of itself."""
+
+    metadata: Mapping[str, Any]
+    """Single values by key; arrays are left out."""
+    quantization: str | None
+    """Type of most of the weights, such as ``Q4_1``; None if they are not quantized."""
+
+
+def is_gguf(name: str) -> bool:
+    """Whether a model's name is that of a GGUF file."""
+    return name.lower().endswith(ENDING) and not Path(name).is_dir()
+
+
+def read_header(name: str, flag: str) -> GgufHeader:
+    """The header of a file, whose model can be read.
+
+    Raises:
+        InputError: it is no GGUF file, is cut short, needs a package that is missing, or holds an architecture, tensors
+            or a quantization that cannot be read.
+    """
+    place = f"{flag} {name}"
+    if missing := [package for package in NEEDED if importlib.util.find_spec(package) is None]:
+        raise InputError(f"{place}: GGUF files need the package {missing[0]}; run pip install 'antiphase[gguf]'")
+    with reading(name, flag), open(name, "rb") as file:
+        try:
+            metadata, tensors, end = _parsed(file, place)
+        except (struct.error, _CutError):
+            raise InputError(f"{place} is damaged or cut short within its header; download or copy it again") from None
+        size = Path(name).stat().st_size
+    architecture = metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise InputError(
+            f"{place} holds a model of the architecture {architecture!r}, which cannot be read from GGUF files; "
+            f"{', '.join(ARCHITECTURES)} can"
+        )
+    if architecture == "llama" and (foreign := [name for name, *_ in tensors if not LLAMA_TENSORS.fullmatch(name)]):
+        raise InputError(
+            f"{place} holds {foreign[0]}, for which a Llama read from a GGUF file has no place; give the model's "
+            "folder of safetensors"
+        )
+    sizes: Counter[str] = Counter()
+    for tensor, shape, code, offset in tensors:
+        kind, stored = _stored(code, math.prod(shape), f"{place}: {tensor}")
+        if end + offset + stored > size:
+            raise InputError(
+                f"{place} is cut short: {tensor} ends at byte {end + offset + stored:,}, the file has {size:,}; "
+                "download or copy it again"
+            )
+        sizes[kind] += math.prod(shape)
+    most = sizes.most_common(1)[0][0] if sizes else None
+    return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most)
+
+
+def split_digits(tokenizer: PreTrainedTokenizerBase, header: GgufHeader) -> None:
+    """Have the tokenizer cut texts at every digit, where the file's vocabulary was made so."""
+    if header.metadata.get("tokenizer.ggml.pre") in DIGITS:
+        backend = tokenizer.backend_tokenizer
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
+
+
+class _CutError(Exception):
+    """The header ends too early, or holds what no header does."""
+
+
+def _parsed(file: IO[bytes], place: str) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]], int]:
+    """Metadata; name, shape, type and offset of each tensor; and the byte where their data begins."""
+    if file.read(4) != MAGIC:
+        raise InputError(f"{place} is no GGUF file, whose first bytes are {MAGIC.decode()}; give another file")
+    version = _number(file, "I")
+    if version not in VERSIONS:
+        raise InputError(f"{place} has version {version} of GGUF; versions {VERSIONS[0]} and {VERSIONS[1]} can be read")
+    count, keys = _number(file, "Q"), _number(file, "Q")
+    metadata: dict[str, Any] = {}
+    for _ in range(keys):
+        key = _string(file)
+        metadata[key] = _value(file, _number(file, "I"))
+    tensors = []
+    for _ in range(count):
+        name = _string(file)
+        shape = tuple(_number(file, "Q") for _ in range(_number(file, "I")))
+        tensors.append((name, shape, _number(file, "I"), _number(file, "Q")))
+    alignment = metadata.get("general.alignment", 32)
+    return metadata, tensors, -(-file.tell() // alignment) * alignment
+
+
+def _number(file: IO[bytes], code: str) -> Any:
+    return struct.unpack(f"<{code}", file.read(struct.calcsize(f"<{code}")))[0]
+
+
+def _string(file: IO[bytes]) -> str:
+    length = _number(file, "Q")
+    text = file.read(length) if length < 1 << 30 else b""
+    if len(text) < length:
+        raise _CutError
+    return text.decode("utf-8", errors="replace")
+
+
+def _value(file: IO[bytes], code: int) -> Any:
+    """A single value; None for an array, which is passed over."""
+    if code in NUMBERS:
+        return _number(file, NUMBERS[code])
+    if code == STRING:
+        return _string(file)
+    if code != ARRAY:
+        raise _CutError
+    inner, count = _number(file, "I"), _number(file, "Q")
+    if inner in NUMBERS:
+        file.seek(count * struct.calcsize(f"<{NUMBERS[inner]}"), 1)
+    elif inner == STRING:
+        for _ in range(count):
+            file.seek(_number(file, "Q"), 1)
+    else:
+        raise _CutError
+    return None
+
+
+def _stored(code: int, count: int, place: str) -> tuple[str, int]:
+    """Name of a tensor's type, and its bytes.
+
+    Raises:
+        InputError: the type cannot be read.
+    """
+    import gguf
+    import numpy
+
+    try:
+        kind = gguf.GGMLQuantizationType(code)
+        block, width = gguf.GGML_QUANT_SIZES[kind]
+        gguf.dequantize(numpy.zeros((1, width), numpy.uint8), kind)
+    except (ValueError, NotImplementedError):
+        raise InputError(
+            f"{place} is stored in type {code}, a quantization that cannot be read; take a file of another, such as "
+            "Q8_0 or Q4_K_M"
+        ) from None
+    return kind.name, count // block * width
