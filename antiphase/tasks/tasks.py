@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from antiphase.tasks.text_tasks import continuations, needles
 
 PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with a label."""
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""Texts without content (Zhao et al. 2021, 2102.09690)."""
 CONSTANT_ANSWERS = 100
 """Number of most common answers among which the best constant one is searched."""
 TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -94,7 +97,12 @@ class LabelledTask:
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []
         samples = self.samples(self.asked(count, shown), shown)
-        return Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
+        found = Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
+        if self.settings.kind != "classification":
+            return found
+        free = [self.content_free(text, shown) for text in CONTENT_FREE]
+        given = tuple(sample for sample in free if sample.prompt and self._fits(sample))
+        return replace(found, labels=tuple(self.labels.values()), content_free=given)
 
     def examples(self, count: int) -> list[Row]:
         """Example rows to show with their answers, drawn at random; a smaller number gives the first of a larger one.
@@ -123,8 +131,31 @@ class LabelledTask:
             LongPromptError: a prompt with its answer is longer than the model's context.
             InputError: the template does not fit a row.
         """
-        examples = "".join(self._example(row) + self.settings.separator for row in shown)
-        return [self._sample(self.rows[number], examples, number) for number in asked]
+        examples = self._examples(shown)
+        found = []
+        for number in asked:
+            row = self.rows[number]
+            found.append(self._sample(row, examples, number, row))
+            if not self._fits(found[-1]):
+                raise LongPromptError(
+                    f"{row.place}: the prompt has {len(found[-1].prompt)} tokens and its answer up to "
+                    f"{self._room(found[-1])}, the model reads {self.longest} at most; lower shots or shorten the text"
+                )
+        return found
+
+    def _room(self, sample: Sample) -> int:
+        """Number of tokens that an answer may have."""
+        return sample.longest if sample.answers else max(map(len, sample.options))
+
+    def _fits(self, sample: Sample) -> bool:
+        return self.longest is None or len(sample.prompt) + self._room(sample) <= self.longest
+
+    def content_free(self, text: str, shown: Sequence[Row]) -> Sample:
+        """The prompt of the first row with another text in each of its columns of text, after examples."""
+        row = self.rows[0]
+        empty = {name: text if isinstance(value, str) else value for name, value in row.values.items()}
+        asked = Row(f"the prompt about the text {text!r}", empty)
+        return self._sample(row, self._examples(shown), 0, asked)
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
@@ -171,6 +202,9 @@ class LabelledTask:
         if len(labels) < 2:
             raise InputError("there is one label only; a classification needs at least two")
         return labels
+
+    def _examples(self, shown: Sequence[Row]) -> str:
+        return "".join(self._example(row) + self.settings.separator for row in shown)
 
     def _example(self, row: Row) -> str:
         """A row with its correct answer."""
@@ -220,8 +254,9 @@ class LabelledTask:
         between = "" if prompt.endswith("\n") else self.settings.delimiter
         return between + option.strip()
 
-    def _sample(self, row: Row, examples: str, number: int) -> Sample:
-        own = self._prompt(row)
+    def _sample(self, row: Row, examples: str, number: int, asked: Row) -> Sample:
+        """The sample of a row, with the prompt that ``asked`` gives."""
+        own = self._prompt(asked)
         options, target = self._options(row)
         prompt = examples + own
         written = [self._joined(prompt, option) for option in options]
@@ -234,12 +269,6 @@ class LabelledTask:
             if same != options[first] or self.settings.kind == "classification":
                 raise InputError(f"the labels '{same}' and '{options[first]}' have the same tokens; write other words")
             raise InputError(f"{row.place}: two of its choices are the same text '{same}'")
-        room = max(map(len, tokens)) if not is_open else self.settings.max_new_tokens
-        if self.longest is not None and len(ids) + room > self.longest:
-            raise LongPromptError(
-                f"{row.place}: the prompt has {len(ids)} tokens and its answer up to {room}, the model reads "
-                f"{self.longest} at most; lower shots or shorten the text"
-            )
         before = self._tokens_of(examples)
         parts = [("demonstrations", 0, min(before, len(ids))), ("question", min(before, len(ids)), len(ids))]
         places = [own.find(option.strip()) for option in options]
