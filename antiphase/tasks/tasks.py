@@ -82,6 +82,7 @@ class LabelledTask:
         self.longest, self.seed = longest, seed
         self.prompt = _template("prompt", settings.prompt)
         self.words = _template("label_words", settings.label_words)
+        self.keep = _expression("keep", settings.keep)
         self.target = _expression("target", settings.target)
         self.choices = _expression("choices", settings.choices)
         self.labels: dict[str, str] = {}
@@ -170,16 +171,24 @@ class LabelledTask:
                 raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
             for row, value in zip(self.rows, values, strict=True):
                 row.values[name] = value
-        self.pool = self.rows
+        self.rows = self.pool = self._kept(self.rows)
         if self.has_own_examples:
-            self.pool = self._rows(settings.demonstrations, settings.demonstrations_split)
+            self.pool = self._kept(self._rows(settings.demonstrations, settings.demonstrations_split))
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 
     def _rows(self, given: Any, split: str | None) -> list[Row]:
         if isinstance(given, Mapping):
-            return labelled_rows({str(k): self._path(v) for k, v in given.items()}, split=split, flag="data")
-        return labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
+            rows = labelled_rows({str(k): self._path(v) for k, v in given.items()}, split=split, flag="data")
+        else:
+            rows = labelled_rows(self._path(given), split=split, header=self.settings.header, flag="data")
+        return rows
+
+    def _kept(self, rows: Sequence[Row]) -> list[Row]:
+        found = [row for row in rows if self._value(self.keep, "keep", row)]
+        if not found:
+            raise InputError(f"keep: no row is left by {self.settings.keep!r}")
+        return found
 
     def _path(self, given: Any) -> str:
         """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""

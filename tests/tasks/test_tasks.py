@@ -44,6 +44,8 @@ FORMATS = {  # template: (file, content, extra keys, first prompt, its options, 
     "word-colours": ("w", "red apple\nblue boat\n", {}, "Colour: apple", [" blue", " red"], 1),
     "sst-5": ("s5", "4 wow\n0 no\n", {}, "Review: wow\nSentiment:",
               [" terrible", " bad", " okay", " good", " great"], 4),
+    "stsa-binary": ("s5", "2 so so\n4 wow\n1 no\n0 never\n", {}, "Review: wow\nSentiment:",
+                    [" negative", " positive"], 1),
     "clinc-150": ("c.json", json.dumps({"test": [["pay it", "pay_bill"], ["hi", "hello"]], "train": []}), {},
                   "Request: pay it\nIntent:", [" hello", " pay bill"], 1),
     "banking-77": ("b77.csv", 'text,category\n"\nPay, how?",activate_my_card\nMine?,Refund_not_showing_up\n', {},
@@ -484,3 +486,20 @@ def test_all_scores_are_those_of_the_separate_functions(tmp_path, tokenizer, tin
         (scored,) = score_options(model, [sample.prompt], [sample.options])
         lengths = torch.tensor([len(option) for option in sample.options])
         torch.testing.assert_close(options.float(), scored.log_likelihood / lengths)
+
+
+def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):
+    data(tmp_path, "s5", "2 so so\n4 wow\n1 no\n0 never\n3 yes\n2 well\n")
+    tree = {"template": "stsa-binary", "data": "s5"}
+    samples = load_task(written(tmp_path, tree), tokenizer).samples
+    assert [sample.target for sample in samples] == [1, 0, 0, 1]
+    for seed in range(4):
+        task = load_task(written(tmp_path, {**tree, "shots": 3}), tokenizer, seed=seed)
+        shown = tokenizer.decode(task.samples[0].prompt)
+        assert shown.count("Review:") == 4
+        assert "so so" not in shown
+        assert "well" not in shown
+    with pytest.raises(InputError, match="keep: no row is left by"):
+        load_task(written(tmp_path, {**tree, "keep": "label == '7'"}), tokenizer)
+    with pytest.raises(InputError, match="keep is not a Jinja expression"):
+        load_task(written(tmp_path, {**tree, "keep": "label =="}), tokenizer)
