@@ -31,7 +31,7 @@ class ConfirmSettings(ChoiceSettings):
     held_out: float = flag("Share of the samples that judge and choose no head.", default=0.85)
     least_sinks: float = flag(
         "Share of the prompts in which a head must have a sink that N / alpha queries see to be tried; 0 tries all.",
-        default=0.5, least=0, most=1,
+        default=0.3, least=0, most=1,
     )  # fmt: skip
     control_samples: int = flag("Samples of all tasks together on which controls are judged.", default=600, least=10)
 
