@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from scipy import stats
 
+import antiphase as antiphase_package
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
@@ -108,7 +110,8 @@ def test_work_goes_on_after_a_kill(command, file, least, antiphase, tmp_path):
     """SIGKILL in the middle; what was measured by then is not measured again, and the result is that of a whole run."""
     assert antiphase(f"{command} --output whole")[0] == 0
     words = [sys.executable, "-m", "antiphase", *command.split(), "--output", "part"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+    environment = {**os.environ, "PYTHONPATH": str(Path(antiphase_package.__file__).parent.parent)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
         path, begun = tmp_path / "part" / file, time.monotonic()
         while not path.is_file() or path.read_bytes().count(b"\n") < least:
             assert process.poll() is None, "the work ended before it could be killed"
