@@ -1,4 +1,4 @@
-"""Calibrated attention, with every head calibrated, compared with plain attention; and memory of probing."""
+"""Calibrated attention against plain attention, memory of probing, and a search of heads against plain prefills."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from antiphase.benchmarks.memory import peak_of
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.calibration.apply import Calibration, calibrated
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import each_alone
 from antiphase.instrumentation.calls import AttentionCall, kind_of
 from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.ops.statistics import Visibility, layer_statistics
 from antiphase.probing.statistics import attention_statistics
 from antiphase.records import Record
+from antiphase.scoring.likelihood import score_options
 
 CALIBRATED, PLAIN, PROBING = "calibrated", "plain", "probing"
 HEADS, WIDTH, BATCH = 16, 64, 2
@@ -41,6 +43,17 @@ SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": HEADS * WIDTH, "intermediate_size": 2752, "num_hidden_layers": 4,
     "num_attention_heads": HEADS, "max_position_embeddings": PROBED,
 }  # fmt: skip
+
+
+SEARCHED: dict[str, Any] = {
+    "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+"""The model in which every head is tried alone."""
+PROMPTS, PROMPT_LENGTHS = 24, (8, 57)
+"""How many, and their smallest length and the one above the largest."""
+SEARCH_TASK = "search, every head tried alone"
+SHARED, HEADS_TIMES = "lower layers run once", "heads × a plain prefill"
 
 
 def benchmark_calibration(
@@ -68,6 +81,10 @@ def benchmark_calibration(
             steps = {PLAIN: _steps(stack, length, None, seed)}
             steps |= {f"{CALIBRATED}, {mode}": _steps(stack, length, mode, seed) for mode in MODES}
             compare("decoding steps of a model", length, steps, PLAIN)
+    say("timing a search of heads")
+    search = {"task": SEARCH_TASK, **ratios(
+        paired_times(search_calls(seed), rounds=3 if quick else 7), SHARED, HEADS_TIMES
+    )}  # fmt: skip
     memory = []
     for length in lengths:
         task = f"prefill of a layer, {100 * SHARES[1]:g} % sinks"
@@ -82,7 +99,7 @@ def benchmark_calibration(
         memory.append({**_what("forward pass of a model", probed), "scheme": name, "bytes": found})
     return Record(
         kind="benchmark-calibration",
-        values={"rows": rows, "memory": memory},
+        values={"rows": rows, "memory": memory, "search": [search]},
         config={
             **SIZES, "heads": HEADS, "width": WIDTH, "batch": BATCH, "padding": PADDING, "new_tokens": NEW_TOKENS,
             "rounds": rounds, "quick": quick,
@@ -166,10 +183,38 @@ def layer_call(limit: int, scheme: str, length: int, share: float, seed: int) ->
     return run
 
 
-def _model(seed: int) -> PreTrainedModel:
+def _model(seed: int, sizes: dict[str, Any] | None = None) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
         torch.manual_seed(seed)
-        return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+        return LlamaForCausalLM(LlamaConfig(**(sizes or SIZES))).eval()
+
+
+def search_calls(seed: int) -> dict[str, Callable[[], object]]:
+    """A search over every head, and as many plain evaluations of its samples.
+
+    Raises:
+        RuntimeError: the search does not find what it finds without sharing layers.
+    """
+    model = _model(seed, SEARCHED)
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(*PROMPT_LENGTHS, (PROMPTS,), generator=generator).tolist()
+    prompts = [torch.randint(0, 4096, (length,), generator=generator).tolist() for length in lengths]
+    options = [[[1], [2, 3]]] * PROMPTS
+    maps = SEARCHED["num_attention_heads"]
+    heads = [(layer, head) for layer in range(SEARCHED["num_hidden_layers"]) for head in range(maps)]
+    rule = {"alpha": 2.0, "beta": 0.4, "mode": "prompt"}
+
+    @torch.no_grad()
+    def score() -> Tensor:
+        return torch.stack([found.log_likelihood for found in score_options(model, prompts, options)])
+
+    def search(*, shares_lower: bool = True) -> list[Tensor | None]:
+        return [found for _, found in each_alone(model, heads, rule, score, shares_lower=shares_lower)]
+
+    for one, other in zip(search(), search(shares_lower=False), strict=True):
+        if one is None or other is None or not torch.allclose(one, other, atol=1e-4, rtol=0):
+            raise RuntimeError("a search that shares lower layers finds other scores than one that does not")
+    return {SHARED: search, HEADS_TIMES: lambda: [score() for _ in heads]}
 
 
 def _steps(stack: ExitStack, length: int, mode: str | None, seed: int) -> Callable[[], object]:

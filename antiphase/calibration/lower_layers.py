@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
+MOST_BYTES = 2**31
+"""Size of the stored inputs from which on further sequences are not stored, and go through all layers every time."""
+
 
 class LowerLayerCache:
-    """Stores the input of a layer in each forward pass of a computation, in order to repeat it from there on."""
+    """Stores the input of a layer in each forward pass of a computation, in order to repeat it from there on.
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.layers = decoder_layers(model)
+    Sequences that begin after ``most_bytes`` are stored go through all layers every time.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, most_bytes: int = MOST_BYTES) -> None:
+        self.layers, self.most_bytes = decoder_layers(model), most_bytes
         self.start = 0
         self._entering: list[Tensor] = []  # inputs of layer ``start``, by forward pass
         self._marks: list[tuple[torch.Size, float]] = []  # of the inputs of layer 0
@@ -24,30 +31,41 @@ class LowerLayerCache:
 
     @contextmanager
     def record(self, start: int) -> Iterator[None]:
-        """Run the computation once, skipping layers that are already cached, and store the inputs of layer start."""
+        """Store the inputs of layer ``start`` while the computation runs once; layers already cached are skipped.
+
+        The layers from ``start`` on are skipped too, so the computation's own result has no meaning.
+        """
         if start < self.start:
             raise ValueError(f"layer {start} is below layer {self.start}, where the cached work starts")
         entering: list[Tensor] = []
         marks: list[tuple[torch.Size, float]] = []
+        size, is_full = 0, False
+
+        def mark(module: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal is_full
+            cache = _cache_of(module, args, kwargs)
+            begins = cache is None or not cache.get_seq_length()
+            is_full = is_full or (begins and size >= self.most_bytes)
+            marks.append(_mark(_hidden(args, kwargs)))
 
         def see_kind(module: nn.Module, args: Any, output: Any) -> None:
             self._gives_tuple = isinstance(output, tuple)
 
-        handles = [
-            self.layers[0].register_forward_hook(see_kind),
-            self.layers[0].register_forward_pre_hook(
-                lambda module, args, kwargs: marks.append(_mark(_hidden(args, kwargs))), with_kwargs=True
-            ),
-            self.layers[start].register_forward_pre_hook(
-                lambda module, args, kwargs: entering.append(_hidden(args, kwargs).detach()), with_kwargs=True
-            ),
-        ]
-        try:
-            with self.skipped():
+        def keep(module: nn.Module, args: Any, kwargs: Any) -> None:
+            nonlocal size
+            if not is_full:
+                entering.append(_hidden(args, kwargs).detach())
+                size += entering[-1].nbytes
+
+        with self.skipped(), ExitStack() as stack:
+            for hook in (
+                self.layers[0].register_forward_pre_hook(mark, with_kwargs=True, prepend=True),
+                self.layers[0].register_forward_hook(see_kind),
+                self.layers[start].register_forward_pre_hook(keep, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
+            with self._passed_through(range(max(start, 1), len(self.layers)), lambda: True):
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
         self.start, self._entering, self._marks = start, entering, marks
 
     @contextmanager
@@ -62,35 +80,60 @@ class LowerLayerCache:
             return
         passes = 0
 
+        def is_stored() -> bool:
+            return passes <= len(self._entering)
+
         def check(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            nonlocal passes
             if passes >= len(self._marks) or _mark(_hidden(args, kwargs)) != self._marks[passes]:
                 raise ValueError(
                     "lower layers cannot be cached, because the score's inputs depend on the model's answers; use the "
                     'method "exhaustive"'
                 )
+            passes += 1
 
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            nonlocal passes
-            passes += 1
+            if not is_stored():
+                return None
             remembered = self._entering[passes - 1]
             if "hidden_states" in kwargs:
                 return args, {**kwargs, "hidden_states": remembered}
             return (remembered, *args[1:]), kwargs
 
-        handles = [
-            self.layers[0].register_forward_pre_hook(check, with_kwargs=True),
-            self.layers[self.start].register_forward_pre_hook(enter, with_kwargs=True),
-        ]
-        below = list(self.layers[: self.start])
+        with ExitStack() as stack:
+            stack.callback(self.layers[0].register_forward_pre_hook(check, with_kwargs=True).remove)
+            stack.callback(self.layers[self.start].register_forward_pre_hook(enter, with_kwargs=True).remove)
+            with self._passed_through(range(self.start), is_stored):
+                yield
+
+    @contextmanager
+    def _passed_through(self, numbers: range, when: Callable[[], bool]) -> Iterator[None]:
+        """Let some layers return their input in forward passes where ``when()``; a cache keeps its lengths."""
+        some = [(number, self.layers[number]) for number in numbers]
         try:
-            for index, layer in enumerate(below):
-                layer.forward = _pass_through(layer, index, gives_tuple=self._gives_tuple)
+            for number, layer in some:
+                layer.forward = partial(self._forward, layer, layer.forward, number, when)
             yield
         finally:
-            for layer in below:
+            for _, layer in some:
                 layer.__dict__.pop("forward", None)
-            for handle in handles:
-                handle.remove()
+
+    def _forward(
+        self,
+        layer: nn.Module,
+        own: Callable[..., Any],
+        number: int,
+        when: Callable[[], bool],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        if not when():
+            return own(*args, **kwargs)
+        hidden, cache = _hidden(args, kwargs), _cache_of(layer, args, kwargs)
+        if cache is not None:
+            nothing = hidden.new_zeros(len(hidden), 1, hidden.shape[1], 1)
+            cache.update(nothing, nothing, number)
+        return (hidden,) if self._gives_tuple else hidden
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -108,19 +151,10 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise ValueError(f"{type(model).__name__} has no list of numbered layers")
 
 
-def _pass_through(layer: nn.Module, index: int, *, gives_tuple: bool) -> Callable[..., Any]:
-    """A forward function that returns its input and keeps the lengths of a cache correct."""
-    signature = inspect.signature(layer.forward)
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        hidden = _hidden(args, kwargs)
-        cache = signature.bind_partial(*args, **kwargs).arguments.get("past_key_values")
-        if isinstance(cache, Cache):
-            nothing = hidden.new_zeros(len(hidden), 1, hidden.shape[1], 1)
-            cache.update(nothing, nothing, index)
-        return (hidden,) if gives_tuple else hidden
-
-    return forward
+def _cache_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
+    given = inspect.signature(type(layer).forward).bind_partial(layer, *args, **kwargs).arguments
+    found = {**given, **given.get("kwargs", {})}.get("past_key_values")
+    return found if isinstance(found, Cache) else None
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

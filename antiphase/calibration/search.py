@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import Calibration, calibrated, installed
-from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
+from antiphase.calibration.changes import changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
@@ -21,6 +21,7 @@ from antiphase.errors import InputError
 
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Returns one score per sample, higher is better."""
+Measured = TypeVar("Measured")
 Head = tuple[int, int]
 """0-based layer and head."""
 METHODS = ("exhaustive", "cached", "screen")
@@ -106,41 +107,31 @@ class HeadResult:
     """Samples whose score fell."""
 
 
-@dataclass(frozen=True)
-class _Trials:
-    """Calibrates each head alone and scores it on the search samples."""
+def each_alone(
+    model: PreTrainedModel,
+    heads: Sequence[Head],
+    rule: Mapping[str, Any],
+    measure: Callable[[], Measured],
+    *,
+    shares_lower: bool,
+) -> Iterator[tuple[Head, Measured | None]]:
+    """What ``measure`` returns with each (layer, head) calibrated alone, in order; None where no key was a sink.
 
-    model: PreTrainedModel
-    score: Score
-    split: Split
-    rule: Mapping[str, Any]
-    base: Scores
-    rounding: float
-    is_cached: bool
-    """Whether the layers below a head are run only once."""
-
-    def of(self, heads: Sequence[Head]) -> Iterator[HeadResult]:
-        """Yield a result for each (layer, head), in order."""
-        lower = LowerLayerCache(self.model) if self.is_cached else None
-        for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
-            if lower is not None:
-                with lower.record(layer):
-                    self._scores()
-            for _, head in of_layer:
-                yield self._alone(layer, head, nullcontext() if lower is None else lower.skipped())
-
-    def _alone(self, layer: int, head: int, skipped: AbstractContextManager[Any]) -> HeadResult:
-        calibration = Calibration(CalibrationPlan({layer: [head]}, **self.rule))
-        with skipped, installed(self.model, calibration):
-            found = self._scores()
-        if not calibration.rule.found_sinks:  # nothing was calibrated, so any difference is rounding
-            found = self.base
-        change = changes_of(found, self.base, rounding=self.rounding)
-        flat = torch.cat(list(change.values()))
-        return HeadResult(layer, head, mean_of(change), int((flat > 0).sum()), int((flat < 0).sum()))
-
-    def _scores(self) -> Scores:
-        return scores_of(self.model, self.score, self.split.search, self.split.search_numbers)
+    Args:
+        rule: α, β and mode of a ``CalibrationPlan``.
+        shares_lower: whether ``measure`` runs the layers below a head only once; it must then use the same inputs every
+            time.
+    """
+    lower = LowerLayerCache(model) if shares_lower else None
+    for layer, of_layer in itertools.groupby(heads, key=lambda head: head[0]):
+        if lower is not None and layer:
+            with lower.record(layer):
+                measure()
+        for head in of_layer:
+            calibration = Calibration(CalibrationPlan({layer: [head[1]]}, **rule))
+            with nullcontext() if lower is None else lower.skipped(), installed(model, calibration):
+                found = measure()
+            yield head, found if calibration.rule.found_sinks else None
 
 
 def search_calibration(
@@ -206,9 +197,16 @@ def search_calibration(
     with calibrated(model, replace(every, alpha=NO_SINKS)):
         rounding = rounding_of(base, scores_of(model, score, split.search, split.search_numbers))
     results = {(result.layer, result.head): result for result in known}
-    trials = _Trials(model, score, split, rule, base, rounding, is_cached=method == "cached")
-    for found in trials.of([head for head in heads if head not in results]):
-        results[found.layer, found.head] = found
+    trials = each_alone(
+        model, [head for head in heads if head not in results], rule,
+        lambda: scores_of(model, score, split.search, split.search_numbers), shares_lower=method == "cached",
+    )  # fmt: skip
+    for (layer, head), scores in trials:
+        # without a sink nothing was calibrated, and any difference is rounding
+        changes = changes_of(base if scores is None else scores, base, rounding=rounding)
+        flat = torch.cat(list(changes.values()))
+        found = HeadResult(layer, head, mean_of(changes), int((flat > 0).sum()), int((flat < 0).sum()))
+        results[layer, head] = found
         report(found, len(heads))
     plan = CalibrationPlan(by_layer([head for head in heads if results[head].change > 0]), **rule)
     return replace(

@@ -23,7 +23,7 @@ from antiphase.instrumentation.selected_maps import ChosenMaps, MapChoice
 from antiphase.randomness import keyed_generator
 
 Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices", "inverse", "temperature",
-               "random-tokens"]  # fmt: skip
+               "random-tokens", "first-token"]  # fmt: skip
 RULES = get_args(Rule)
 Spans = Mapping[tuple[int, ...], Mapping[str, tuple[int, int]]]
 """Named parts of a prompt, by its token ids: first position, and position after the last."""
@@ -47,7 +47,8 @@ def varied(
             proportion. ``inverse``: weights on other keys are multiplied by β, and the sinks get the freed weight.
             ``temperature``: weights of all keys except the first token are multiplied by ``temperature``, and rows are
             normalized again. ``random-tokens``: as calibration, but with as many randomly drawn keys instead of the
-            sinks.
+            sinks. ``first-token``: as calibration, but with the first token, which calibration leaves alone, as the
+            only sink.
         spans: parts of every prompt, for the rules that name one. Rows without such keys stay unchanged.
 
     Raises:
@@ -82,8 +83,10 @@ class _Varied:
         """Maps (B, G, R, N, M) changed by the rule, for sinks (B, G, R, M)."""
         beta = self.calibration.plan.beta
         sinks = found.unsqueeze(-2)
+        first = torch.arange(weights.shape[-1], device=weights.device) == maps.first[:, None]  # (B, M)
+        if self.rule == "first-token":
+            return redistribute(weights, (first[:, None, None] & maps.chosen).unsqueeze(-2), beta=beta)
         if self.rule == "temperature":
-            first = torch.arange(weights.shape[-1], device=weights.device) == maps.first[:, None]  # (B, M)
             stays = first[:, None, None, None] | ~maps.chosen.unsqueeze(-1)
             factor = torch.ones_like(weights).masked_fill_(~stays, self.temperature)
             scaled = weights * factor

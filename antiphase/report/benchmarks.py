@@ -146,6 +146,16 @@ def _condition(row: Row) -> str:
     return f"{threads} beside a busy process" if row["beside_busy_process"] else threads
 
 
+def search(record: Record) -> Table | None:
+    """What a search of heads costs, of as many plain evaluations."""
+    rows = [[row["task"], f"{row['subject']} / {row['baseline']}", ratio_text(row)]
+            for row in record.values.get("search") or []]  # fmt: skip
+    if not rows:
+        return None
+    columns = [Column("What"), Column("Pair"), Column("Time ratio")]
+    return Table(title="A search of heads", columns=columns, rows=rows, note="Below 1 the first of the two is faster.")
+
+
 def memory(record: Record) -> Table | None:
     """Peak memory beyond the inputs, and its ratio to the baseline's."""
     found = record.values.get("memory") or []
@@ -324,7 +334,7 @@ MODEL = Presentation(
 CALIBRATION = Presentation(
     introduction="Calibrated attention, every head of it, beside the attention that it replaces, and what probing a "
     "text holds beside a forward pass. The candidates took turns.",
-    tables=lambda record: [ratios(record), memory(record)],
+    tables=lambda record: [ratios(record), search(record), memory(record)],
     figures=TIMES,
     details=_details,
 )

@@ -22,6 +22,10 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 TOKENS_AT_ONCE = 16384
 """Number of tokens in one forward pass."""
+FILLED_TOKENS = 512
+"""From so many tokens on, a batch of prompts with options ends before its padding exceeds ``PADDING``."""
+PADDING = 0.1
+"""Share of a batch that may be padding."""
 CHUNK = 4096
 """Tokens of a longer prompt that go through the model at a time, limited by the memory of masks and scores."""
 CACHED_TOKENS = 1 << 17
@@ -162,20 +166,29 @@ def score_options(
             its sinks, since later tokens would then affect earlier ones.
     """
     found: dict[int, OptionScores] = {}
-    for rows in batches(prompts, TOKENS_AT_ONCE):
+    for rows in batches(prompts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
         scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], stepwise)
         found |= dict(zip(rows, scored, strict=True))
     return [found[row] for row in range(len(prompts))]
 
 
-def batches(prompts: Sequence[Sequence[int]], most_tokens: int) -> Iterator[list[int]]:
-    """Groups of prompts to process together; similar lengths are grouped in order to reduce padding."""
+def batches(prompts: Sequence[Sequence[int]], most_tokens: int, *, filled: int | None = None) -> Iterator[list[int]]:
+    """Groups of prompts to process together; similar lengths are grouped in order to reduce padding.
+
+    ``filled``: a group of so many tokens ends before its share of padding exceeds ``PADDING``; None: only when it is
+    full.
+    """
     batch: list[int] = []
+    real = 0
     for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row])):
-        if batch and (len(batch) + 1) * len(prompts[row]) > most_tokens:
+        length = len(prompts[row])
+        size = (len(batch) + 1) * length
+        is_padded = filled is not None and real >= filled and size - real - length > PADDING * size
+        if batch and (size > most_tokens or is_padded):
             yield batch
-            batch = []
+            batch, real = [], 0
         batch.append(row)
+        real += length
     if batch:
         yield batch
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import stats
-
 from antiphase.outcomes import NOT_SEEN, Counts, LearnedThreshold, following_sentence, follows, split_sentence
+from antiphase.uncertainty.intervals import mcnemar
 from antiphase.uncertainty.seeds import Sample, SeedInterval, holm, seeds_interval
 
 SEEDS_FOR_A_VERDICT = 5
@@ -252,7 +251,7 @@ def learned_verdict(
     pairs = [(one or 0.0, two or 0.0) for one, two in zip(values[arm], values[baseline], strict=True)]
     better = sum(one > threshold.at >= two for one, two in pairs)
     worse = sum(two > threshold.at >= one for one, two in pairs)
-    p = float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+    p = mcnemar(better, worse)
     clear = len(pairs) >= SEEDS_FOR_A_VERDICT and p < ALPHA
     return _word(better=clear and better > worse, worse=clear and worse > better, own_scale=own_scale), p
 

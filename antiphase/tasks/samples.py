@@ -47,3 +47,7 @@ class Task:
     longest or shortest choice, or always the same answer.
     """
     metric: str
+    labels: tuple[str, ...] = ()
+    """Labels of a classification, in the order of every sample's options."""
+    content_free: tuple[Sample, ...] = ()
+    """Its prompt about texts without content (Zhao et al. 2021)."""

@@ -42,6 +42,8 @@ class TaskSettings:
     """Further columns, each in a plain text file with one value per line."""
     prompt: str = ""
     """Jinja template of the prompt."""
+    keep: str = "true"
+    """Jinja expression: rows for which it is false are left out."""
     target: str = "label"
     """Jinja expression: the label, the 0-based index of the correct choice, or the correct answers."""
     labels: dict[str, str] = field(default_factory=dict)

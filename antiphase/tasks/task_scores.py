@@ -6,6 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,12 +33,28 @@ def log_probabilities(model: PreTrainedModel, samples: Sequence[Sample], *, step
     return _log_probabilities(samples, _scored(model, samples, stepwise))
 
 
-def both_scores(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class SampleScores:
+    """All that is known about a model's answers to some samples, on the CPU."""
+
+    metric: Tensor
+    """(samples,) float64, as ``score_samples`` gives it."""
+    log_probability: Tensor
+    """(samples,) float64, as ``log_probabilities`` gives it."""
+    options: list[Tensor]
+    """Of each sample (options,) float64: log-likelihoods, divided by the options' lengths where the task does so."""
+
+
+@torch.no_grad()
+def all_scores(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise: bool = False) -> SampleScores:
     """``score_samples`` and ``log_probabilities``, with shared work done once."""
-    with torch.no_grad():
-        found = _scored(model, samples, stepwise)
+    found = _scored(model, samples, stepwise)
     chosen = [scores for sample, scores in zip(samples, found, strict=True) if not sample.answers]
-    return _metrics(model, samples, chosen), _log_probabilities(samples, found).double()
+    return SampleScores(
+        _metrics(model, samples, chosen), _log_probabilities(samples, found).double(),
+        [(scored.log_likelihood / torch.tensor(sample.lengths)).double()
+         for sample, scored in zip(samples, found, strict=True)],
+    )  # fmt: skip
 
 
 def _metrics(model: PreTrainedModel, samples: Sequence[Sample], found: Sequence[OptionScores]) -> Tensor:

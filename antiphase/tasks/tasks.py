@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from antiphase.tasks.text_tasks import continuations, needles
 
 PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with a label."""
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""Texts without content (Zhao et al. 2021, 2102.09690)."""
 CONSTANT_ANSWERS = 100
 """Number of most common answers among which the best constant one is searched."""
 TEXT_KINDS = ("needles", "continuation")
@@ -94,6 +97,7 @@ class LabelledTask:
         self.longest, self.seed, self.chat = longest, seed, chat
         self.prompt = _template("prompt", settings.prompt)
         self.words = _template("label_words", settings.label_words)
+        self.keep = _expression("keep", settings.keep)
         self.target = _expression("target", settings.target)
         self.choices = _expression("choices", settings.choices)
         self.labels: dict[str, str] = {}
@@ -109,7 +113,12 @@ class LabelledTask:
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []
         samples = self.samples(self.asked(count, shown), shown)
-        return Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
+        found = Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
+        if self.settings.kind != "classification":
+            return found
+        free = [self.content_free(text, shown) for text in CONTENT_FREE]
+        given = tuple(sample for sample in free if sample.prompt and self._fits(sample))
+        return replace(found, labels=tuple(self.labels.values()), content_free=given)
 
     def examples(self, count: int) -> list[Row]:
         """Example rows to show with their answers, drawn at random; a smaller number gives the first of a larger one.
@@ -138,8 +147,31 @@ class LabelledTask:
             LongPromptError: a prompt with its answer is longer than the model's context.
             InputError: the template does not fit a row.
         """
-        examples = "".join(self._example(row) + self.settings.separator for row in shown)
-        return [self._sample(self.rows[number], examples, number) for number in asked]
+        examples = self._examples(shown)
+        found = []
+        for number in asked:
+            row = self.rows[number]
+            found.append(self._sample(row, examples, number, row))
+            if not self._fits(found[-1]):
+                raise LongPromptError(
+                    f"{row.place}: the prompt has {len(found[-1].prompt)} tokens and its answer up to "
+                    f"{self._room(found[-1])}, the model reads {self.longest} at most; lower shots or shorten the text"
+                )
+        return found
+
+    def _room(self, sample: Sample) -> int:
+        """Number of tokens that an answer may have."""
+        return sample.longest if sample.answers else max(map(len, sample.options))
+
+    def _fits(self, sample: Sample) -> bool:
+        return self.longest is None or len(sample.prompt) + self._room(sample) <= self.longest
+
+    def content_free(self, text: str, shown: Sequence[Row]) -> Sample:
+        """The prompt of the first row with another text in each of its columns of text, after examples."""
+        row = self.rows[0]
+        empty = {name: text if isinstance(value, str) else value for name, value in row.values.items()}
+        asked = Row(f"the prompt about the text {text!r}", empty)
+        return self._sample(row, self._examples(shown), 0, asked)
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
@@ -154,9 +186,9 @@ class LabelledTask:
                 raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
             for row, value in zip(self.rows, values, strict=True):
                 row.values[name] = value
-        self.pool = self.rows
+        self.rows = self.pool = self._kept(self.rows)
         if self.has_own_examples:
-            self.pool = self._rows(settings.demonstrations, settings.demonstrations_split)
+            self.pool = self._kept(self._rows(settings.demonstrations, settings.demonstrations_split))
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 
@@ -166,6 +198,12 @@ class LabelledTask:
             paths = {str(k): self._path(v) for k, v in given.items()}
             return labelled_rows(paths, split=split, latin=latin, flag="data")
         return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, flag="data")
+
+    def _kept(self, rows: Sequence[Row]) -> list[Row]:
+        found = [row for row in rows if self._value(self.keep, "keep", row)]
+        if not found:
+            raise InputError(f"keep: no row is left by {self.settings.keep!r}")
+        return found
 
     def _path(self, given: Any) -> str:
         """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
@@ -188,6 +226,9 @@ class LabelledTask:
         if len(labels) < 2:
             raise InputError("there is one label only; a classification needs at least two")
         return labels
+
+    def _examples(self, shown: Sequence[Row]) -> str:
+        return "".join(self._example(row) + self.settings.separator for row in shown)
 
     def _example(self, row: Row) -> str:
         """A row with its correct answer."""
@@ -237,8 +278,9 @@ class LabelledTask:
         between = "" if prompt.endswith("\n") else self.settings.delimiter
         return between + option.strip()
 
-    def _sample(self, row: Row, examples: str, number: int) -> Sample:
-        own = self._prompt(row)
+    def _sample(self, row: Row, examples: str, number: int, asked: Row) -> Sample:
+        """The sample of a row, with the prompt that ``asked`` gives."""
+        own = self._prompt(asked)
         options, target = self._options(row)
         prompt, head = self._asked(examples + own, row)
         written = [self._joined(prompt, option) for option in options]
@@ -251,12 +293,6 @@ class LabelledTask:
             if same != options[first] or self.settings.kind == "classification":
                 raise InputError(f"the labels '{same}' and '{options[first]}' have the same tokens; write other words")
             raise InputError(f"{row.place}: two of its choices are the same text '{same}'")
-        room = max(map(len, tokens)) if not is_open else self.settings.max_new_tokens
-        if self.longest is not None and len(ids) + room > self.longest:
-            raise LongPromptError(
-                f"{row.place}: the prompt has {len(ids)} tokens and its answer up to {room}, the model reads "
-                f"{self.longest} at most; lower shots or shorten the text"
-            )
         begin, before = (min(len(self._tokens(text)), len(ids)) for text in (head, head + examples))
         end = len(self._tokens(head + examples + own)) if self.chat else len(ids)
         parts = [("demonstrations", begin, before), ("question", before, min(end, len(ids)))]

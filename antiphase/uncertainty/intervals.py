@@ -41,6 +41,15 @@ def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[
     return (better - worse) / trials, (max(-1.0, middle - half), min(1.0, middle + half))
 
 
+def mcnemar(better: int, worse: int) -> float:
+    """McNemar's exact two-sided p-value: whether answers changed for the better as often as for the worse.
+
+    Args:
+        better, worse: trials that only the one, or only the other, got right.
+    """
+    return float(stats.binomtest(better, better + worse).pvalue) if better + worse else 1.0
+
+
 def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
     """Least-squares slope of y over log2 x with Student's 95 % interval; ``points`` have at least two different x."""
     x, y = zip(*((math.log2(place), value) for place, value in points), strict=True)

@@ -179,6 +179,8 @@ def test_a_compiled_decoding_round_gives_the_tokens_of_the_plain_one(tiny):
 
 def test_calibration(monkeypatch):
     monkeypatch.setattr(calibration, "LENGTHS", (64, 96))
+    monkeypatch.setattr(calibration, "SEARCHED", {**calibration.SEARCHED, "num_hidden_layers": 2})
+    monkeypatch.setattr(calibration, "PROMPTS", 3)
     monkeypatch.setattr(calibration, "SIZES", {**calibration.SIZES, "hidden_size": 64, "intermediate_size": 64})
     monkeypatch.setattr(calibration, "peak_of", lambda call, scheme, *rest, what: len(scheme))
     record = calibration.benchmark_calibration(quick=False)
@@ -186,9 +188,24 @@ def test_calibration(monkeypatch):
     assert [(row["task"], row["length"]) for row in rows] == [
         (f"prefill of a layer, {share} % sinks", length) for length in (64, 96) for share in (0, 5, 20)
     ] + [("decoding steps of a model", length) for length in (64, 96) for _ in calibration.MODES]
-    times, memory = summary.main_tables(record)
+    times, search, memory = summary.main_tables(record)
     assert len(times.rows) == 8
+    assert search.rows[0][:2] == ["search, every head tried alone", "lower layers run once / heads × a plain prefill"]
     assert [row[1] for row in memory.rows] == ["plain", "calibrated"] * 2 + ["plain", "probing"]
+
+
+def test_a_search_that_finds_other_scores_is_not_timed(monkeypatch):
+    real = calibration.each_alone
+
+    def each_alone(*arguments, shares_lower):
+        for head, found in real(*arguments, shares_lower=shares_lower):
+            yield head, found + 1e-3 * shares_lower
+
+    monkeypatch.setattr(calibration, "SEARCHED", {**calibration.SEARCHED, "num_hidden_layers": 2})
+    assert len(calibration.search_calls(0)[calibration.SHARED]()) == 8
+    monkeypatch.setattr(calibration, "each_alone", each_alone)
+    with pytest.raises(RuntimeError, match="finds other scores"):
+        calibration.search_calls(0)
 
 
 @pytest.mark.parametrize("share", calibration.SHARES)

@@ -156,31 +156,41 @@ def test_the_screen_tries_no_more_than_a_fifth(model_and_score):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("most_bytes", [None, 0, 1, 2**14])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_lower_layers_are_kept_with_a_cache_too(kind):
+def test_lower_layers_are_kept_with_a_cache_too(kind, most_bytes):
+    """Two batches, each with a prompt and what follows it; where memory ends, the later one goes through all layers."""
     model = build() if kind == "llama" else AutoModelForCausalLM.from_config(
         GPT2Config(vocab_size=50, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=64)
     ).double().eval()  # fmt: skip
-    ids = torch.stack(samples(3))
+    batches = torch.stack(samples(6)).split(3)
 
     def work():
-        cache = DynamicCache(config=model.config)
-        first = model(ids[:, :20], past_key_values=cache).logits
-        return torch.cat([first, model(ids[:, 20:], past_key_values=cache).logits], 1)
+        found = []
+        for ids in batches:
+            cache = DynamicCache(config=model.config)
+            first = model(ids[:, :20], past_key_values=cache).logits
+            found.append(torch.cat([first, model(ids[:, 20:], past_key_values=cache).logits], 1))
+        return torch.stack(found)
 
     expected = work()
     ran = []
     for index, layer in enumerate(LowerLayerCache(model).layers):
         part = layer.self_attn if kind == "llama" else layer.attn
         part.register_forward_hook(lambda *args, index=index: ran.append(index))
-    lower = LowerLayerCache(model)
-    for start in range(LAYERS):
+    lower = LowerLayerCache(model) if most_bytes is None else LowerLayerCache(model, most_bytes=most_bytes)
+    stored = {None: 4, 0: 0, 1: 2, 2**14: 2}[most_bytes]  # passes; a batch that is begun is stored to its end
+    whole = list(range(LAYERS))
+    for start in range(1, LAYERS):
+        ran.clear()
         with lower.record(start):
-            torch.testing.assert_close(work(), expected)
+            work()
+        before = start - 1  # where the last one stopped
+        assert ran == [*range(before, start)] * stored + [*range(start)] * (4 - stored)
         ran.clear()
         with lower.skipped():
             torch.testing.assert_close(work(), expected)
-        assert sorted(set(ran)) == list(range(start, LAYERS))
+        assert ran == whole[start:] * stored + whole * (4 - stored)
     torch.testing.assert_close(work(), expected)
 
 

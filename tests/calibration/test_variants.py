@@ -28,6 +28,8 @@ def by_hand(rule, row, sinks, question, temperature):
     """One row of weights (M,) after a rule, for sinks and question as sets of keys."""
     weights = row.clone()
     keys = [j for j in range(len(row)) if row[j] > 0]
+    if rule == "first-token":
+        sinks = {0}
     mine = [j for j in keys if j in sinks]
     rest = [j for j in keys if j not in sinks]
     if rule == "temperature":
@@ -47,7 +49,7 @@ def by_hand(rule, row, sinks, question, temperature):
     return weights
 
 
-@pytest.mark.parametrize("rule", ["proportional", "uniform", "question", "inverse", "temperature"])
+@pytest.mark.parametrize("rule", ["proportional", "uniform", "question", "inverse", "temperature", "first-token"])
 @torch.no_grad()
 def test_rules(rule):
     model = build()

@@ -49,8 +49,23 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     low, high = found["held_out_gain_interval"]
     assert low <= found["held_out_gain"] <= high
     assert found["tasks"][0]["score"] > 0.9
+    controls = {row["setting"]: row for row in found["controls"]}
+    count = sum(map(len, plan.heads.values()))
+    assert len(controls) == 1 + 20 + 5 + 2
+    assert {row["heads"] for row in controls.values()} == {count}
+    assert controls["kept heads"]["gain"] == pytest.approx(found["held_out_gain"], abs=1e-6)
+    assert (
+        len({controls[name]["gain"] for name in ("kept heads", "random tokens 0", "first token alone", "inverse")}) > 2
+    )
+    plain, after = found["measures"]["cr"], found["measures_calibrated"]["cr"]
+    assert plain.keys() == after.keys() == {
+        "accuracy", "balanced_accuracy", "auc", "mean_centred_accuracy", "content_free_accuracy"
+    }  # fmt: skip
+    moved = after["mean_centred_accuracy"] - plain["mean_centred_accuracy"]
+    assert controls["kept heads"]["mean_centred_gain"] == pytest.approx(moved)
     page = (tmp_path / "s" / "report.html").read_text()
-    assert "Calibration found" in page
+    for title in ("Calibration found", "What moved: the reading or the prior", "Controls"):
+        assert title in page
     assert page.count("<img") == 1
 
     code, out, _ = antiphase(
@@ -63,6 +78,8 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert (row["score"], row["calibrated"]) == (1.0, 1.0)
     assert applied["plan"]["heads"] == found["heads"]
     assert applied["plan"]["fingerprint"]["weights"]
+    assert row["measures"] == pytest.approx(plain)  # of the same samples
+    assert row["measures_calibrated"] == pytest.approx(after)
     assert applied["texts"][0]["text"] == "glad"
     assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
 
@@ -140,11 +157,12 @@ def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path,
         yield
         inside.clear()
 
-    def scores_of(model, score, samples):
-        return {name: torch.full((len(given),), 0.75 if inside else 0.25).double() for name, given in samples.items()}
+    def scored(model, tasks, *, stepwise, where):
+        values = {name: [0.75 if inside else 0.25] * len(task.samples) for name, task in tasks.items()}
+        return {"metric": values, "log_probability": values}
 
     monkeypatch.setattr(applying, "calibrated", calibrated)
-    monkeypatch.setattr(applying, "scores_of", scores_of)
+    monkeypatch.setattr(applying, "scored", scored)
     monkeypatch.setattr(applying, "generated_tokens", lambda *a, **k: [[40 if inside else 41]])
     apply = "calibrate apply model --plan p.json --task task.yaml --samples 24 --text glad --output a"
     assert antiphase(apply)[0] == 0

@@ -10,15 +10,15 @@ import yaml
 
 from antiphase.records import Record
 from antiphase.studies.calibrate import measuring
+from antiphase.studies.calibrate.cells import Cell
 from antiphase.studies.calibrate.study import StudySettings, presentation
 from antiphase.studies.calibrate.study import measure as studying
-from antiphase.studies.calibrate.study.cells import Cell
 
 COUNT, CHOSEN, JUDGES = 24, 11, 12  # one is the example before each prompt
 NOISE = 2.0**-30
 """What rounding adds to every score as soon as calibration is in place."""
 FACTORS = {None: 1.0, "calibrated": 1.0, "inverse": -1.0, "temperature": 0.5, "proportional": 1.0, "uniform": 0.25,
-           "question": 0.75, "demonstrations": 2.0, "random-tokens": 0.1}  # fmt: skip
+           "question": 0.75, "demonstrations": 2.0, "random-tokens": 0.1, "first-token": 0.3}  # fmt: skip
 
 
 class Planted:
@@ -164,12 +164,15 @@ def test_sweeps(found):
 def test_controls(found):
     values, planted, _ = found
     rows = values["rows"]["controls"]
-    assert [row["heads"] for row in rows] == [2] * 10
-    assert [row["gain"] for row in rows[5:]] == pytest.approx([-0.15 * (0.1 + 0.01 * draw) for draw in range(5)])
+    assert [row["heads"] for row in rows] == [2] * 27
+    assert [row["gain"] for row in rows[20:25]] == pytest.approx([-0.15 * (0.1 + 0.01 * draw) for draw in range(5)])
+    assert {row["setting"]: row["gain"] for row in rows[25:]} == pytest.approx(
+        {"first token alone": -0.15 * 0.3, "inverse": 0.15}
+    )
     drawn = [json.loads(key)[1] for key in planted.keys if key[0] == "["]
     random = [where for where in drawn if sum(map(len, where.values())) == 2 and where != {"0": [0], "1": [2]}]
-    assert len(random) >= 4  # five draws of two heads, none of them kept
-    assert len({json.dumps(where) for where in random}) >= 3
+    assert len(random) >= 19  # twenty draws of two heads, none of them kept
+    assert len({json.dumps(where) for where in random}) >= 9  # of the 15 pairs of the six others
     assert not any((0 in where.get("0", [])) or (2 in where.get("1", [])) for where in random)
 
 

@@ -17,6 +17,7 @@ from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.studies.ablations.measure import ablations
 from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.calibrate.apply.measure import ApplySettings, apply
+from antiphase.studies.calibrate.confirm.measure import ConfirmSettings, confirm
 from antiphase.studies.calibrate.search.measure import SearchSettings, search
 from antiphase.studies.calibrate.study.measure import StudySettings, study
 from antiphase.studies.compare.measure import compare
@@ -82,6 +83,7 @@ COMMANDS = {
     "probe": lambda output, preset: evaluate(settings_of("probe", name="none", paths=["none"]), output),
     "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
     "search": lambda output, preset: search(SearchSettings(name="none", tasks=["none"]), output),
+    "confirm": lambda output, preset: confirm(ConfirmSettings(name="none", tasks=["none"]), output),
     "study": lambda output, preset: study(StudySettings(name="none", tasks=["none"]), output),
     "classify": lambda output, preset: classify(ClassifySettings(train=["none"]), output),
     "translate": lambda output, preset: translate(TranslateSettings(), output),

@@ -13,7 +13,7 @@ from antiphase.errors import InputError
 from antiphase.scoring import likelihood
 from antiphase.scoring.likelihood import generated_tokens, score_options
 from antiphase.tasks.task_files import template_names
-from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
+from antiphase.tasks.task_scores import all_scores, exact_match, f1, log_probabilities, probabilities, score_samples
 from antiphase.tasks.tasks import load_task
 
 
@@ -44,6 +44,8 @@ FORMATS = {  # template: (file, content, extra keys, first prompt, its options, 
     "word-colours": ("w", "red apple\nblue boat\n", {}, "Colour: apple", [" blue", " red"], 1),
     "sst-5": ("s5", "4 wow\n0 no\n", {}, "Review: wow\nSentiment:",
               [" terrible", " bad", " okay", " good", " great"], 4),
+    "stsa-binary": ("s5", "2 so so\n4 wow\n1 no\n0 never\n", {}, "Review: wow\nSentiment:",
+                    [" negative", " positive"], 1),
     "clinc-150": ("c.json", json.dumps({"test": [["pay it", "pay_bill"], ["hi", "hello"]], "train": []}), {},
                   "Request: pay it\nIntent:", [" hello", " pay bill"], 1),
     "banking-77": ("b77.csv", 'text,category\n"\nPay, how?",activate_my_card\nMine?,Refund_not_showing_up\n', {},
@@ -487,3 +489,50 @@ def test_generation_is_greedy_whatever_the_model_prefers(tiny_model):
     assert generated_tokens(model, PROMPTS, longest=12) == plain
     assert model.generation_config.repetition_penalty == 50.0
     assert any(len(set(tokens)) < len(tokens) for tokens in plain)  # a penalty would have changed these
+
+
+def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path, tokenizer):
+    data(tmp_path, "c.all", "0 the mat\n1 the cat sang\n0 a log\n")
+    task = load_task(written(tmp_path, {"template": "cr", "data": "c.all", "shots": 1}), tokenizer)
+    assert task.labels == ("negative", "positive")
+    shown = tokenizer.decode(task.samples[0].prompt).rpartition("Review:")[0]
+    texts = [tokenizer.decode(sample.prompt) for sample in task.content_free]
+    assert texts == [f"{shown}Review: {text}\nSentiment:" for text in ("N/A", "[MASK]", "")]
+    assert {sample.options for sample in task.content_free} == {task.samples[0].options}
+    data(tmp_path, "q.jsonl", [{"text": "is it", "choices": ["a", "b"], "label": 0}])
+    path = written(tmp_path, {"kind": "choice", "data": "q.jsonl", "prompt": "{{ text }}:"})
+    assert load_task(path, tokenizer).content_free == load_task(path, tokenizer).labels == ()
+    bare = {"kind": "classification", "data": "c.all", "prompt": "{{ text }}", "labels": {"0": "sad", "1": "glad"}}
+    assert len(load_task(written(tmp_path, bare), tokenizer).content_free) == 2  # nothing can follow an empty prompt
+
+
+def test_all_scores_are_those_of_the_separate_functions(tmp_path, tokenizer, tiny_model):
+    data(tmp_path, "t.jsonl", [{"text": "the cat", "choices": ["sat", "ran to the log"], "label": i % 2}
+                               for i in range(4)])  # fmt: skip
+    tree = {"kind": "choice", "data": "t.jsonl", "prompt": "{{ text }}", "normalize": "tokens"}
+    samples = load_task(written(tmp_path, tree), tokenizer).samples
+    model = tiny_model("softmax", vocab_size=len(tokenizer))
+    found = all_scores(model, samples)
+    assert found.metric.equal(score_samples(model, samples))
+    assert found.log_probability.equal(log_probabilities(model, samples).double())
+    for sample, options in zip(samples, found.options, strict=True):
+        (scored,) = score_options(model, [sample.prompt], [sample.options])
+        lengths = torch.tensor([len(option) for option in sample.options])
+        torch.testing.assert_close(options.float(), scored.log_likelihood / lengths)
+
+
+def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):
+    data(tmp_path, "s5", "2 so so\n4 wow\n1 no\n0 never\n3 yes\n2 well\n")
+    tree = {"template": "stsa-binary", "data": "s5"}
+    samples = load_task(written(tmp_path, tree), tokenizer).samples
+    assert [sample.target for sample in samples] == [1, 0, 0, 1]
+    for seed in range(4):
+        task = load_task(written(tmp_path, {**tree, "shots": 3}), tokenizer, seed=seed)
+        shown = tokenizer.decode(task.samples[0].prompt)
+        assert shown.count("Review:") == 4
+        assert "so so" not in shown
+        assert "well" not in shown
+    with pytest.raises(InputError, match="keep: no row is left by"):
+        load_task(written(tmp_path, {**tree, "keep": "label == '7'"}), tokenizer)
+    with pytest.raises(InputError, match="keep is not a Jinja expression"):
+        load_task(written(tmp_path, {**tree, "keep": "label =="}), tokenizer)

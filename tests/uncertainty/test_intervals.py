@@ -6,7 +6,7 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.uncertainty.intervals import mean_interval, paired_interval, slope_interval, wilson_interval
+from antiphase.uncertainty.intervals import mcnemar, mean_interval, paired_interval, slope_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,12 @@ def test_a_slope_is_by_doubling_and_its_interval_is_students():
     half = stats.t.interval(0.95, 3)[1] * fitted.stderr
     assert (slope, low, high) == pytest.approx((fitted.slope, fitted.slope - half, fitted.slope + half))
     assert slope_interval([(2, 0.0), (8, 1.0)]) == (0.5, (-math.inf, math.inf))
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (1, 0), (3, 9), (9, 3), (14, 14), (40, 22)])
+def test_mcnemar_sums_what_fair_coins_give(better, worse):
+    """The exact test counts the outcomes that are no likelier than the observed one."""
+    count = better + worse
+    ways = [math.comb(count, one) for one in range(count + 1)]
+    expected = sum(way for way in ways if way <= ways[better]) / 2**count
+    assert mcnemar(better, worse) == pytest.approx(expected)

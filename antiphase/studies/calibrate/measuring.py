@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from scipy import stats
@@ -33,6 +34,8 @@ SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilitie
 """What a search may increase: the task's own metric, or the probability of the right answer."""
 CHOSEN_ON = "chosen_on"
 """The field of a plan's scores with the hashes of the samples that chose its heads."""
+TIMED_TOKENS = 1000
+"""Number of tokens by which time is estimated."""
 LEAST_JUDGES = 10
 """Samples of a task that a gain may rest on; fewer say nothing about its spread."""
 
@@ -104,6 +107,29 @@ def standing(task: Task, values: Tensor) -> dict[str, Any]:
     else:
         above = score > 0
     return {**found, "chance": task.chance, "above_chance": above}
+
+
+def measured_seconds(model: PreTrainedModel, samples: Sequence[Sample], mode: str) -> float:
+    """About how long it takes to score some samples, from a few of them of every length."""
+    ordered = sorted(samples, key=lambda sample: len(sample.prompt))
+    total = tokens_of(samples)
+    some = ordered[:: max(1, total // TIMED_TOKENS)]
+    score = by_mode(score_samples, mode)
+    score(model, some[:2])
+    started = perf_counter()
+    score(model, some)
+    return (perf_counter() - started) * total / max(1, tokens_of(some))
+
+
+def tokens_of(samples: Sequence[Sample]) -> int:
+    """Number of tokens of the prompts."""
+    return sum(len(sample.prompt) for sample in samples)
+
+
+def spoken_time(seconds: float) -> str:
+    """``about 1 h 20 min``."""
+    minutes = max(1, round(seconds / 60))
+    return f"about {minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"about {minutes} min"
 
 
 def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, Task]]:

@@ -13,7 +13,7 @@ from antiphase.records import Record
 from antiphase.report.plots import STYLE
 from antiphase.report.presentation import Drawing
 from antiphase.report.tables import Column, Table
-from antiphase.studies.calibrate.settings import Standing
+from antiphase.studies.calibrate.settings import ControlEffect, Measures, Standing
 
 POINTS = 100
 """Changes of shares are shown in percentage points."""
@@ -28,6 +28,39 @@ def standings(tasks: Sequence[Standing]) -> Table | None:
                Column("Chance", "percent"), Column("Above chance")]  # fmt: skip
     return Table(title="Tasks without calibration", columns=columns, rows=rows,
                  note="Chance: the best of guessing, the commonest answer, the longest and the shortest.")  # fmt: skip
+
+
+def measures_table(
+    tasks: Sequence[Standing], plain: Mapping[str, Measures], calibrated: Mapping[str, Measures]
+) -> Table | None:
+    """Each classification without and with the plan, by measures that a moved prior changes and others."""
+    if not plain:
+        return None
+    chance = {row.task: row.chance for row in tasks}
+    rows = [
+        [task, words, chance[task], row.accuracy, row.balanced_accuracy, row.auc, row.mean_centred_accuracy,
+         row.content_free_accuracy]
+        for task in plain
+        for words, row in (("plain", plain[task]), ("calibrated", calibrated[task]))
+    ]  # fmt: skip
+    columns = [Column("Task"), Column("Heads"), Column("Chance", "percent"), Column("Accuracy", "percent"),
+               Column("Balanced", "percent"), Column("AUC", "percent"), Column("Mean-centred", "percent"),
+               Column("Content-free", "percent")]  # fmt: skip
+    note = ("A model that merely favours another label moves its accuracy; the area under the curve (AUC) and the "
+            "mean-centred accuracy stay. Chance is that of the accuracy.")  # fmt: skip
+    return Table(title="What moved: the reading or the prior", columns=columns, rows=rows, note=note)
+
+
+def controls_table(rows: Sequence[ControlEffect]) -> Table | None:
+    """Gains of the controls beside those of the kept heads."""
+    if not rows:
+        return None
+    columns = [Column("Setting"), Column("Heads", "integer"), Column("Gain in points"), Column("95 % interval"),
+               Column("Mean-centred gain")]  # fmt: skip
+    told = [[row.setting, row.heads, signed(row.gain), signed_interval(row.gain_interval),
+             None if row.mean_centred_gain is None else signed(row.mean_centred_gain)] for row in rows]  # fmt: skip
+    note = "On the samples that chose no head. A gain that random heads reach as well shows nothing."
+    return Table(title="Controls", columns=columns, rows=told, note=note)
 
 
 def format_share(value: float) -> str:

@@ -68,3 +68,32 @@ class Standing:
     above_chance: bool
     interval: list[float] | None = None
     """95 %, Wilson; None where chance is 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures:
+    """A classification in one setting, by measures that a moved prior of the labels changes or does not change."""
+
+    accuracy: float
+    balanced_accuracy: float
+    """Mean over labels of the share of their samples answered right."""
+    auc: float | None
+    """Area under the curve; of more than two labels the mean of each against the rest."""
+    mean_centred_accuracy: float
+    """Accuracy after each label's mean log score over the set is subtracted."""
+    content_free_accuracy: float | None = None
+    """Accuracy after division by the labels' probabilities in prompts without content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlEffect:
+    """What a setting gains on the samples that chose no head."""
+
+    setting: str
+    heads: int
+    gain: float
+    """Of the score that chose the heads."""
+    gain_interval: list[float]
+    """95 %, a bootstrap over samples."""
+    mean_centred_gain: float | None = None
+    """Of the mean-centred accuracy, in the mean over classifications."""

@@ -9,7 +9,7 @@ from typing import Any
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.studies.calibrate.settings import Standing, TaskSettings
+from antiphase.studies.calibrate.settings import Measures, Standing, TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,9 @@ class Compared(Standing):
     """Samples whose score rose."""
     worsened: int
     """Samples whose score fell."""
+    measures: Measures | None = None
+    """Of a classification without the plan."""
+    measures_calibrated: Measures | None = None
 
 
 @dataclass(frozen=True)

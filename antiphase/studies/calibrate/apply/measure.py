@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,7 +14,6 @@ from transformers import PreTrainedModel
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.calibration.search import scores_of
 from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
@@ -22,9 +21,9 @@ from antiphase.records import Record
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
 from antiphase.studies.calibrate.apply import Apply, ApplySettings
+from antiphase.studies.calibrate.cells import cell_of, scored
 from antiphase.studies.calibrate.measuring import (
     CHOSEN_ON,
-    by_mode,
     check_judges,
     hash_of_sample,
     load_tasks,
@@ -32,7 +31,6 @@ from antiphase.studies.calibrate.measuring import (
     standing,
 )
 from antiphase.tasks.samples import Task
-from antiphase.tasks.task_scores import score_samples
 from antiphase.training.device import loading_options
 
 
@@ -88,22 +86,23 @@ def _compared(
     if left_out:
         say(f"{task.name}: {left_out} of {len(task.samples)} samples chose the plan's heads and are left out")
     check_judges(task.name, len(judges))
-    samples = {task.name: judges}
+    judged = {task.name: replace(task, samples=judges)}
     say(f"{task.name}: without the plan")
-    score = by_mode(score_samples, plan.mode)
-    before = scores_of(model, score, samples)
+    before = cell_of(scored(model, judged, stepwise=plan.mode == "paper", where="the model as it is"), judged)
     say(f"{task.name}: with the plan")
     with calibrated(model, plan):
-        after = scores_of(model, score, samples)
-    changes = changes_of(after, before)
+        after = cell_of(scored(model, judged, stepwise=plan.mode == "paper", where="the plan's heads"), judged)
+    changes = changes_of(after.metric, before.metric)
     return {
-        **standing(task, before[task.name]),
+        **standing(task, before.metric[task.name]),
         "left_out": left_out,
-        "calibrated": mean_of(after),
+        "calibrated": mean_of(after.metric),
         "gain": mean_of(changes),
         "gain_interval": list(gain_interval(changes, seed=seed)),
         "improved": int((changes[task.name] > 0).sum()),
         "worsened": int((changes[task.name] < 0).sum()),
+        "measures": before.measures().get(task.name),
+        "measures_calibrated": after.measures().get(task.name),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.apply import Apply
-from antiphase.studies.calibrate.presentation import signed, signed_interval
+from antiphase.studies.calibrate.presentation import measures_table, signed, signed_interval
 
 
 @Apply.from_record
@@ -26,6 +26,14 @@ def compared(found: Apply) -> Table | None:
 
 
 @Apply.from_record
+def measures(found: Apply) -> Table | None:
+    """Whether more than the labels' prior moved."""
+    plain = {row.task: row.measures for row in found.tasks if row.measures}
+    after = {row.task: row.measures_calibrated for row in found.tasks if row.measures_calibrated}
+    return measures_table(found.tasks, plain, after)
+
+
+@Apply.from_record
 def continued(found: Apply) -> Table | None:
     """Continued texts."""
     if not found.texts:
@@ -37,5 +45,5 @@ def continued(found: Apply) -> Table | None:
 
 PRESENTATION = Presentation(
     introduction="The model as it is and with the plan's heads calibrated, on the same samples.",
-    tables=lambda record: [compared(record), continued(record)],
+    tables=lambda record: [compared(record), measures(record), continued(record)],
 )

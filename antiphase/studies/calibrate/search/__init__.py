@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.studies.calibrate.settings import ChoiceSettings, Standing, score_flag
+from antiphase.studies.calibrate.settings import ChoiceSettings, ControlEffect, Measures, Standing, score_flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +71,12 @@ class Search(Result):
     """The slope of every head, by ``layer.head``; only for the screen."""
     heads: dict[str, list[int]]
     """Kept ones, by layer."""
+    measures: dict[str, Measures] = field(default_factory=dict)
+    """Of each classification without calibration, on the samples that chose no head."""
+    measures_calibrated: dict[str, Measures] = field(default_factory=dict)
+    """The same with the kept heads."""
+    controls: list[ControlEffect] = field(default_factory=list)
+    """The kept heads, and what they must be compared with."""
 
 
 RESULT = Search

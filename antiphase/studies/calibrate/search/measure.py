@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -11,13 +14,17 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from antiphase.calibration.search import HeadResult, scores_of, search_calibration
+from antiphase.calibration.changes import changes_of, gain_interval, mean_of
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import SCREENED_SHARE, HeadResult, Split, scores_of, search_calibration
 from antiphase.errors import InputError
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.records import Record
 from antiphase.scoring.loading import refused_by_model
+from antiphase.studies.calibrate.cells import Cells
+from antiphase.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, Control, controls_of
 from antiphase.studies.calibrate.measuring import (
     CHOSEN_ON,
     SCORES,
@@ -26,14 +33,17 @@ from antiphase.studies.calibrate.measuring import (
     check,
     hash_of_sample,
     judged_split,
+    measured_seconds,
     saved,
+    spoken_time,
     standing,
+    tokens_of,
 )
 from antiphase.studies.calibrate.search import Search, SearchSettings
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import log_probabilities, score_samples
 
-HEADS = "heads.jsonl"
+HEADS, CELLS = "heads.jsonl", "cells.jsonl"
 
 
 def search(
@@ -68,16 +78,67 @@ def search(
             report(next(done), total)
 
         with refused_by_model(settings.name):  # what has been found by then stays
+            _tell_time(settings, loaded.model, split, say)
             plan = search_calibration(
                 loaded.model, by_mode(SCORES[settings.score], settings.mode), searched,
                 alpha=settings.alpha, beta=settings.beta, mode=settings.mode, method=settings.method,
                 layers=settings.layers, surrogate=by_mode(log_probabilities, settings.mode),
                 held_out=settings.held_out, seed=settings.seed, known=known, report=keep,
             )  # fmt: skip
+            say("controls")
+            judged = _judged(
+                settings, loaded.model, tasks, split, plan, Cells(output / CELLS, settings.mode, lambda done: None)
+            )
         chosen_on = {name: sorted(map(hash_of_sample, some)) for name, some in split.search.items()}
         replace(plan, scores={**plan.scores, CHOSEN_ON: chosen_on}).save(output / "plan.json")
-        values = {"tasks": standings, "heads_alone": plan.scores["heads"], **plan.scores, "heads": plan.heads}
+        values = {"tasks": standings, "heads_alone": plan.scores["heads"], **plan.scores, "heads": plan.heads, **judged}
         return saved(Search, values, settings, output, seconds=perf_counter() - started)
+
+
+def _tell_time(settings: SearchSettings, model: PreTrainedModel, split: Split, say: Callable[[str], None]) -> None:
+    text = model.config.get_text_config()
+    last, maps = text.num_hidden_layers, text.num_attention_heads
+    layers = range(last) if settings.layers is None else sorted(set(settings.layers))
+    searched = [sample for some in split.search.values() for sample in some]
+    held_out = [sample for some in split.held_out.values() for sample in some]
+    evaluations = {
+        "exhaustive": float(maps * len(layers)),
+        "cached": maps * sum(1 - layer / last for layer in layers),
+        "screen": max(1.0, SCREENED_SHARE * maps * len(layers)),
+    }[settings.method]
+    share = (RANDOM_HEADS + RANDOM_TOKENS + 6) * tokens_of(held_out) / max(1, tokens_of(searched))
+    seconds = (evaluations + 2 + share) * measured_seconds(model, searched, settings.mode)
+    say(f"{maps * len(layers)} heads, {len(searched)} samples to search by: {spoken_time(seconds)} in all")
+
+
+def _judged(
+    settings: SearchSettings,
+    model: PreTrainedModel,
+    tasks: Mapping[str, Task],
+    split: Split,
+    plan: CalibrationPlan,
+    cells: Cells,
+) -> dict[str, Any]:
+    """The kept heads and their controls on the samples that chose no head, by measures side by side."""
+    held = {name: replace(tasks[name], samples=some) for name, some in split.held_out.items()}
+    plain = cells.evaluate("plain", model, held, nullcontext)
+    rule = settings.alpha, settings.beta, settings.mode
+    kept = [(layer, head) for layer, heads in plan.heads.items() for head in heads]
+    tried = [(int(layer), int(head)) for layer, _, head in (name.partition(".") for name in plan.scores["heads"])]
+    found, rows = plain, []
+    for control in (Control("kept heads", kept), *controls_of(kept, tried, settings.seed)) if kept else ():
+        if settings.mode == "running" and control.rule is not None:
+            continue
+        key = json.dumps([control.setting, control.heads])
+        cell = cells.evaluate(key, model, held, partial(control.applied, model, *rule))
+        found = cell if control.setting == "kept heads" else found
+        changes = changes_of(cell.score(settings.score), plain.score(settings.score), rounding=plan.scores["rounding"])
+        rows.append({
+            "setting": control.setting, "heads": len(control.heads), "gain": mean_of(changes),
+            "gain_interval": list(gain_interval(changes, seed=settings.seed)),
+            "mean_centred_gain": cell.centred_accuracy() - plain.centred_accuracy() if plain.labels else None,
+        })  # fmt: skip
+    return {"measures": plain.measures(), "measures_calibrated": found.measures(), "controls": rows}
 
 
 def _standings(model: PreTrainedModel, tasks: Mapping[str, Task], say: Callable[[str], None]) -> list[dict[str, Any]]:

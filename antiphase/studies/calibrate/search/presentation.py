@@ -10,9 +10,11 @@ from antiphase.records import Record
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.presentation import (
+    controls_table,
     format_share,
     head_changes,
     heads_drawing,
+    measures_table,
     signed,
     signed_interval,
     standings,
@@ -44,6 +46,18 @@ def plain(found: Search) -> Table | None:
 
 
 @Search.from_record
+def measures(found: Search) -> Table | None:
+    """Whether more than the labels' prior moved."""
+    return measures_table(found.tasks, found.measures, found.measures_calibrated)
+
+
+@Search.from_record
+def controls(found: Search) -> Table | None:
+    """What the gain must be compared with."""
+    return controls_table(found.controls)
+
+
+@Search.from_record
 def heads_alone(found: Search) -> Figure | None:
     """Change of the score by layer and head."""
     changes = {}
@@ -57,7 +71,7 @@ PRESENTATION = Presentation(
     introduction="Every head was calibrated alone on one part of the samples and kept if the score rose; the kept "
     "ones were then judged together on the other part. Chance alone lets many heads “improve”: read the held-out gain "
     "and its interval.",
-    tables=lambda record: [plain(record), result(record)],
+    tables=lambda record: [plain(record), result(record), measures(record), controls(record)],
     figures=heads_drawing(heads_alone),
     closing=lambda record, output: f"plan:   {output / 'plan.json'}",
 )

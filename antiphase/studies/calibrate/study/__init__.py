@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from antiphase.errors import InputError, nearest
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.studies.calibrate.settings import ChoiceSettings, Standing, score_flag
+from antiphase.studies.calibrate.settings import ChoiceSettings, Measures, Standing, score_flag
 
 PARTS = ("heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",
          "controls", "shots")  # fmt: skip
@@ -145,6 +145,10 @@ class Study(Result):
     rows: dict[str, list[Effect]]
     """The effects by part."""
     screen: Screen | None = None
+    measures: dict[str, Measures] = field(default_factory=dict)
+    """Of each classification without calibration, on the samples that chose no head."""
+    measures_calibrated: dict[str, Measures] = field(default_factory=dict)
+    """The same with the kept heads."""
 
 
 RESULT = Study

@@ -28,9 +28,10 @@ from antiphase.folders.work import work_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.scoring.loading import LoadedModel, refused_by_model
+from antiphase.studies.calibrate.cells import Cell, Cells, part_of
+from antiphase.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, controls_of
 from antiphase.studies.calibrate.measuring import begin, by_mode, check, judged_split, load_tasks, saved, standing
 from antiphase.studies.calibrate.study import Study, StudySettings
-from antiphase.studies.calibrate.study.cells import Cell, Cells, part_of
 from antiphase.tasks.samples import Task
 from antiphase.tasks.task_scores import log_probabilities
 
@@ -38,8 +39,6 @@ CELLS = "cells.jsonl"
 ALPHAS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 BETAS = (0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 TEMPERATURES = {"1.1": 1.1, "1/1.1": 1 / 1.1}
-CONTROLS = 5
-"""Draws of random heads, and of random tokens."""
 SHOTS = (0, 1, 4)
 FALSE_DISCOVERIES = 0.05
 Row = dict[str, Any]
@@ -65,7 +64,7 @@ def study(
         with undone_if_refused(output), refused_by_model(settings.name):
             loaded, tasks = begin(work, settings)
             heads = _heads(settings, loaded.model)
-            count = len(heads) + 2 + 2 * len(ALPHAS) + 3 * CONTROLS
+            count = len(heads) + 2 + 2 * len(ALPHAS) + RANDOM_HEADS + RANDOM_TOKENS + 10
             cells = Cells(output / CELLS, settings.mode, lambda done: report(done, max(count, done)))
             begun = _Study(settings, loaded, tasks, heads, cells, say)
             standings = begun.begin()
@@ -129,6 +128,10 @@ class _Study:
         after, before = (part_of(c.score(self.kind), numbers) for c in (cell, self.plain))
         return changes_of(after, before, rounding=self.rounding)
 
+    def measures(self, cell: Cell) -> dict[str, Any]:
+        """Of each classification, on the samples that chose no head."""
+        return cell.measures(self.held_out)
+
     def gain(self, changes: Scores) -> Row:
         return {"gain": mean_of(changes), "gain_interval": list(gain_interval(changes, seed=self.settings.seed))}
 
@@ -177,6 +180,8 @@ class _Study:
             "rounding": self.rounding,
             "held_out_before": mean_of(part_of(self.plain.score(self.kind), self.held_out)),
             "kept": by_layer(self.kept),
+            "measures": self.measures(self.plain),
+            "measures_calibrated": self.measures(self.cell("kept heads", self.kept)),
             "rows": rows,
         }
         asked = set(self.settings.parts)
@@ -277,15 +282,10 @@ class _Study:
             yield self.row(f"best {count}", ranked[:count], value=count)
 
     def controls(self) -> Iterator[Row]:
-        """As many random heads, and as many random tokens in the place of sinks."""
-        others = [head for head in self.heads if head not in self.kept]
-        for draw in range(CONTROLS):
-            generator = keyed_generator(self.settings.seed, "random heads", draw)
-            pool = others if len(others) >= len(self.kept) else self.heads
-            order = torch.randperm(len(pool), generator=generator).tolist()[: len(self.kept)]
-            yield self.row(f"random heads {draw}", sorted(pool[index] for index in order))
-        for draw in range(CONTROLS):
-            yield self.row(f"random tokens {draw}", self.kept, rule="random-tokens", seed=draw)
+        """As many random heads, random tokens and the first token in the place of sinks, and the inverse rule."""
+        for control in controls_of(self.kept, self.heads, self.settings.seed):
+            drawn = {"seed": control.seed} if control.rule == "random-tokens" else {}
+            yield self.row(control.setting, control.heads, rule=control.rule, **drawn)
 
     def shots(self) -> Iterator[Row]:
         """The kept heads at other numbers of examples, task by task, on the rows that chose no head."""

@@ -15,6 +15,7 @@ from antiphase.studies.calibrate.presentation import (
     format_share,
     head_changes,
     heads_drawing,
+    measures_table,
     signed,
     signed_interval,
     standings,
@@ -31,6 +32,12 @@ def gains_of(found: Study) -> list[tuple[str, Effect, float]]:
 def plain(found: Study) -> Table | None:
     """Each task without calibration."""
     return standings(found.tasks)
+
+
+@Study.from_record
+def measures(found: Study) -> Table | None:
+    """Whether more than the labels' prior moved."""
+    return measures_table(found.tasks, found.measures, found.measures_calibrated)
 
 
 @Study.from_record
@@ -162,6 +169,7 @@ PRESENTATION = Presentation(
     "samples, and every gain is measured on the other, beside controls with random heads and random tokens.",
     tables=lambda record: [
         plain(record),
+        measures(record),
         single_heads(record),
         screening(record),
         effects(record),
