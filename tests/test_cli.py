@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.core import TyperGroup
 
 from antiphase import cli
 from antiphase.records import Record
 from antiphase.studies import settings
 
 DOCS = Path(__file__).parents[1] / "docs"
+ALL = typer.main.get_command(cli.app)
 COMMANDS = sorted(
-    f"{group} {command.name or command.callback.__name__}".strip()
-    for group, app in [("", cli.app), *((group.name, group.typer_instance) for group in cli.app.registered_groups)]
-    for command in app.registered_commands
+    [name for name, command in ALL.commands.items() if not isinstance(command, TyperGroup)]
+    + [f"{group} {name}" for group, one in ALL.commands.items() if isinstance(one, TyperGroup) for name in one.commands]
 )
 
 
