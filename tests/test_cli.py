@@ -102,9 +102,7 @@ def test_documents_name_files_that_exist(page):
     }
     assert missing == set()
     modules = {name.replace(".", "/") for name in re.findall(r"\bantiphase(?:\.[a-z_]+)+", text)}
-    homes = {path.with_suffix("") for path in (root / "antiphase").rglob("*.py")} | {
-        path.parent for path in (root / "antiphase").rglob("*.py")
-    }
+    homes = {home for path in (root / "antiphase").rglob("*.py") for home in (path.with_suffix(""), path.parent)}
     assert {name for name in modules if not {root / name, (root / name).parent} & homes} == set()
 
 
