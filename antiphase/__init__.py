@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from wrapt import register_post_import_hook
-
-from antiphase.models.first_use import before_first_use
+from antiphase.models.first_use import after_import, before_first_use
 
 if TYPE_CHECKING:
     from antiphase.baselines.models.configs import ConvolutionConfig as ConvolutionConfig
@@ -71,7 +69,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _register_configuration(_: Any) -> None:
+def _register_configuration() -> None:
     from antiphase.baselines.models.registration import register_configurations
     from antiphase.models.registration import register_configuration
 
@@ -87,11 +85,11 @@ def _register_models() -> None:
     baselines.register_models()
 
 
-def _register_differential_configurations(_: Any) -> None:
+def _register_differential_configurations() -> None:
     importlib.import_module("antiphase.models.differential_configs")
 
 
-def _register_attention(_: Any) -> None:
+def _register_attention() -> None:
     importlib.import_module("antiphase.interface")
 
 
@@ -99,6 +97,6 @@ def _register_attention(_: Any) -> None:
 # `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
 # reason, the configurations of other architectures wait for the Auto classes of models.
 before_first_use(_register_models)
-register_post_import_hook(_register_configuration, "transformers.models.auto.configuration_auto")
-register_post_import_hook(_register_differential_configurations, "transformers.models.auto.modeling_auto")
-register_post_import_hook(_register_attention, "transformers.modeling_utils")
+after_import("transformers.models.auto.configuration_auto", _register_configuration)
+after_import("transformers.models.auto.modeling_auto", _register_differential_configurations)
+after_import("transformers.modeling_utils", _register_attention)

@@ -13,8 +13,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from antiphase.errors import InputError, nearest
 from antiphase.reading.files import parse_yaml, read_yaml
 from antiphase.typed import bounded, build, check_bounds, dotted
@@ -350,6 +348,8 @@ def rows_by_share(batch_size: int, shares: Mapping[str, float]) -> dict[str, int
 
 def to_yaml(settings: RunSettings) -> str:
     """YAML text that ``load_preset`` reads back to equal settings."""
+    import yaml
+
     return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False)
 
 
@@ -439,9 +439,8 @@ def _read_preset(name: str) -> dict[str, Any]:
         return read_yaml(name, "--preset", "give a YAML mapping with model, data and training")
     if name not in preset_names():
         raise InputError(f"--preset {name}: unknown preset{nearest(name, preset_names())}")
-    shipped: dict[str, Any] = yaml.safe_load(
-        (resources.files("antiphase") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    )
+    text = (resources.files("antiphase") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    shipped: dict[str, Any] = parse_yaml(text, f"--preset {name}", "install antiphase again")
     return shipped
 
 

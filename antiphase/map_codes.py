@@ -37,9 +37,3 @@ def encode(weights: NDArray[numpy.floating]) -> tuple[NDArray[numpy.uint8], NDAr
 def decode(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]) -> NDArray[numpy.float32]:
     """Weights (..., M) in fp32 from the codes (..., M) and scales (...) of ``encode``."""
     return scales[..., None] * numpy.square(codes.astype(numpy.float32) / STEPS)
-
-
-def error_bound(weights: NDArray[numpy.floating]) -> NDArray[numpy.floating]:
-    """Bound on the error of ``decode`` after ``encode`` for each of the weights (..., M), without fp32 rounding."""
-    scales = weights.max(axis=-1, initial=0.0)[..., None]
-    return numpy.sqrt(weights * scales) / STEPS + scales / (2 * STEPS) ** 2

@@ -142,13 +142,6 @@ def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[st
     return Results(names, combinations, seeds, np.array(losses), np.array(blocks))
 
 
-def smallest_difference(results: Results) -> float:
-    """Half the width of the 95 % interval between two combinations: the smallest detectable difference."""
-    one, other = results.combinations[:2]
-    effect = results.contrast("", {one: 1.0, other: -1.0})
-    return (effect.high - effect.low) / 2
-
-
 @dataclass(frozen=True)
 class Survival:
     """Steps to a threshold in one arm's runs."""

@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from typer.core import TyperGroup
 
 from antiphase import cli
 from antiphase.records import Record
 from antiphase.studies import settings
 
 DOCS = Path(__file__).parents[1] / "docs"
+ALL = typer.main.get_command(cli.app)
 COMMANDS = sorted(
-    f"{group} {command.name or command.callback.__name__}".strip()
-    for group, app in [("", cli.app), *((group.name, group.typer_instance) for group in cli.app.registered_groups)]
-    for command in app.registered_commands
+    [name for name, command in ALL.commands.items() if not isinstance(command, TyperGroup)]
+    + [f"{group} {name}" for group, one in ALL.commands.items() if isinstance(one, TyperGroup) for name in one.commands]
 )
 
 
@@ -70,14 +71,39 @@ def test_help_shows_an_example(antiphase, command):
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", *sorted(f"docs/{p.name}" for p in DOCS.glob("*.md"))])
-def test_documents_name_commands_that_exist(page):
-    """What stands behind ``antiphase`` in a line of code, or between backquotes, up to the first argument."""
-    text = (DOCS.parent / page).read_text(encoding="utf-8")
-    named = re.findall(r"(?:^|`|bin/)antiphase ([a-z][a-z-]*(?: [a-z][a-z-]*)?)", text, re.MULTILINE)
-    groups = {command.partition(" ")[0] for command in COMMANDS if " " in command}
-    for words in named:
-        first, _, second = words.partition(" ")
-        assert words in COMMANDS or first in COMMANDS or (first in groups and not second), words
+def test_documents_name_commands_and_flags_that_exist(page):
+    """What stands behind ``antiphase`` in a line of code, or between backquotes, and the flags in the rest of it."""
+    text = (DOCS.parent / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    named = re.findall(r"(?:^|`|bin/|-m )antiphase ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?([^`\n]*)", text, re.MULTILINE)
+    for first, second, rest in named:
+        one = ALL.get_command(None, first)
+        assert one is not None, first
+        if isinstance(one, TyperGroup) and second:
+            one = one.get_command(None, second)
+            assert one is not None, f"{first} {second}"
+        below = [one.get_command(None, name) for name in one.commands] if isinstance(one, TyperGroup) else [one]
+        known = {"--help", *(flag for command in below for parameter in command.params for flag in parameter.opts)}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{first} {second} {rest}"
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "DESIGN.md", "CONTRIBUTING.md", *sorted(f"docs/{p.name}" for p in DOCS.glob("*.md"))]
+)
+def test_documents_name_files_that_exist(page):
+    """Links, modules, and paths from the root or the package: ``models/heads.py`` is antiphase/models/heads.py."""
+    root = DOCS.parent
+    text = (root / page).read_text(encoding="utf-8")
+    folders = {path.name for base in (root, root / "antiphase") for path in base.iterdir() if path.is_dir()}
+    paths = {path for path in re.findall(r"(?<![\w/.:-])[a-z_]+/[\w/.-]*\w", text) if path.split("/")[0] in folders}
+    paths = {path for path in paths if re.search(r"\.\w+$", path) or path.startswith(("antiphase/", "tests/", "docs/"))}
+    missing = {path for path in paths if not ((root / path).exists() or (root / "antiphase" / path).exists())}
+    missing |= {
+        link for link in re.findall(r"\]\(([^)#:]+)[#)]", text) if not (root / page).parent.joinpath(link).exists()
+    }
+    assert missing == set()
+    modules = {name.replace(".", "/") for name in re.findall(r"\bantiphase(?:\.[a-z_]+)+", text)}
+    homes = {home for path in (root / "antiphase").rglob("*.py") for home in (path.with_suffix(""), path.parent)}
+    assert {name for name in modules if not {root / name, (root / name).parent} & homes} == set()
 
 
 def test_help_of_the_whole_lists_every_command(antiphase):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,8 +25,8 @@ def test_importing_the_package_loads_no_heavy_library():
     assert not {"rich", "typer", "yaml", *HEAVY} & set(loaded)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["--version"], ["train", "--set", "a=1"]])
-def test_help_and_mistakes_load_no_heavy_library(arguments):
+def loaded_by(*arguments):
+    """Modules that a command has imported at its end."""
     loaded = fresh(
         "import sys, json\n"
         f"sys.argv = ['antiphase', *{arguments!r}]\n"
@@ -34,7 +35,53 @@ def test_help_and_mistakes_load_no_heavy_library(arguments):
         "except SystemExit:\n    print(json.dumps(sorted(sys.modules)))"
     )
     assert "antiphase.cli" in loaded
-    assert not set(HEAVY) & set(loaded)
+    return set(loaded)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["--version"], ["train", "--set", "a=1"]])
+def test_help_and_mistakes_load_no_heavy_library(arguments):
+    assert not set(HEAVY) & loaded_by(*arguments)
+
+
+def test_help_imports_what_it_shows_and_little_else():
+    """No reader of YAML, no asyncio, and no settings of other commands."""
+    top, one = loaded_by("--help"), loaded_by("evaluate", "perplexity", "--help")
+    assert not {"yaml", "asyncio"} & (top | one)
+    assert "antiphase.studies.compare" in top
+    assert not {"antiphase.evaluations.needles", "antiphase.studies.calibrate.apply"} & top
+    assert "antiphase.evaluations.perplexity" in one
+    assert not {"antiphase.evaluations.needles", "antiphase.studies.compare"} & one
+
+
+def test_a_report_is_drawn_without_torch_and_transformers(tmp_path):
+    record = Path(__file__).parents[1] / "docs" / "records" / "demo.json"
+    loaded = loaded_by("report", str(record), "--output", str(tmp_path / "page.html"))
+    assert (tmp_path / "page.html").is_file()
+    assert not {"torch", "transformers"} & loaded
+
+
+def test_what_waits_for_a_module_runs_once_behind_its_code(tmp_path):
+    """Whoever asks for the module before, and although its code fails the first time; its loader stays its own."""
+    (tmp_path / "waited.py").write_text("import sys\nif sys.argv[1] == 'fails': raise OSError\nvalue = 3\n")
+    found = fresh(
+        "import importlib.util, json, sys\n"
+        "from antiphase.models.first_use import after_import\n"
+        "sys.path.insert(0, sys.argv[2])\n"
+        "seen = []\n"
+        "after_import('waited', lambda: seen.append(sys.modules['waited'].value))\n"
+        "assert 'value = 3' in importlib.util.find_spec('waited').loader.get_source('waited')\n"
+        "try:\n    import waited\n"
+        "except OSError:\n    assert seen == []\n"
+        "sys.argv[1] = ''\n"
+        "import waited\n"
+        "assert 'value = 3' in waited.__loader__.get_source('waited') and waited.__spec__.loader is waited.__loader__\n"
+        "importlib.reload(waited)\n"
+        "after_import('waited', lambda: seen.append('at once'))\n"
+        "print(json.dumps([seen, type(waited.__loader__).__name__]))",
+        "fails",
+        str(tmp_path),
+    )
+    assert found == [[3, "at once"], "SourceFileLoader"]
 
 
 AUTO = """

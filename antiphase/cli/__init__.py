@@ -15,9 +15,24 @@ from antiphase.cli import (
     measure,
     tools,
 )
+from antiphase.cli.groups import late_group
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
 
+COMMANDS: tuple[str | Callable[..., None], ...] = (
+    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
+    "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
+    "reproduce", tools.report, tools.build, tools.env,
+)  # fmt: skip
+"""In the order of the help; a string is the name of a folder's command."""
+
+
+def _maker(command: str | Callable[..., None]) -> tuple[str, Callable[[], Callable[..., None]]]:
+    """Name of a command, and what makes it."""
+    return (command, folders.COMMANDS[command]) if isinstance(command, str) else (command.__name__, lambda: command)
+
+
 app = typer.Typer(
+    cls=late_group(dict(map(_maker, COMMANDS))),
     name="antiphase",
     help="Noise-cancelling attention for PyTorch and Hugging Face.",
     no_args_is_help=True,
@@ -26,17 +41,6 @@ app = typer.Typer(
     add_completion=False,
 )
 
-COMMANDS: tuple[Callable[..., None] | str, ...] = (
-    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
-    "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
-    "reproduce", tools.report, tools.build, tools.env,
-)  # fmt: skip
-"""In the order of the help; a string is the name of a folder's command."""
-for command in COMMANDS:
-    if isinstance(command, str):
-        app.command(command)(folders.COMMANDS[command])
-    else:
-        app.command()(command)
 app.add_typer(folders.group("evaluate"), name="evaluate")
 app.add_typer(folders.group("calibrate"), name="calibrate")
 app.add_typer(folders.group("study"), name="study")

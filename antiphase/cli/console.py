@@ -24,7 +24,10 @@ REFRESH_SECONDS = 30
 
 
 def make_console(*, quiet: bool = False) -> Console:
-    """The terminal; only our own progress bars appear in it. ``quiet``: of several processes one speaks."""
+    """The terminal of a command with models; only our own progress bars appear in it.
+
+    ``quiet``: of several processes one speaks.
+    """
     from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from antiphase.cli.console import (
     sayer,
     share_progress,
 )
+from antiphase.cli.groups import late_group
 from antiphase.registry import PACKAGES, Measurement, every
 
 if TYPE_CHECKING:
@@ -98,15 +100,11 @@ def command(measurement: Measurement) -> Callable[..., None]:
     return command_of(measurement.settings, run)
 
 
-COMMANDS = {found.command: command(found) for found in every()}
-"""All commands by their words on the command line: ``look``, ``evaluate needles``."""
+COMMANDS = {found.command: partial(command, found) for found in every()}
+"""What makes each command, by its words on the command line: ``look``, ``evaluate needles``."""
 
 
 def group(name: str) -> typer.Typer:
     """``evaluate`` or ``study``, with the commands of its folders."""
-    app = typer.Typer(help=GROUPS[name], no_args_is_help=True, rich_markup_mode="rich")
-    for words, run in COMMANDS.items():
-        first, _, last = words.partition(" ")
-        if first == name:
-            app.command(last)(run)
-    return app
+    own = {words.removeprefix(f"{name} "): made for words, made in COMMANDS.items() if words.startswith(f"{name} ")}
+    return typer.Typer(cls=late_group(own), help=GROUPS[name], no_args_is_help=True, rich_markup_mode="rich")

@@ -20,30 +20,8 @@ OptionalOutputOption = Annotated[
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes and seeds: a preview, not a result.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
-DataOption = Annotated[
-    list[str] | None,
-    typer.Option("--data", help="File, folder or Hub dataset with text. Repeatable.", show_default=False),
-]
-ValidationOption = Annotated[
-    list[str] | None,
-    typer.Option("--validation", help="Held-out text, as for --data. Repeatable.", show_default=False),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        help="Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.",
-        show_default=False,
-    ),
-]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the work in --output.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.")]
-TaskCodeOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust-task-code", help="Run Python code that comes with tasks: functions, metrics, unsandboxed templates."
-    ),
-]
 LARGEST_RANGE = 10_000
 """The most numbers that a range such as ``2-9`` may name."""
 

@@ -78,6 +78,8 @@ def report(
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
+    from rich.console import Console
+
     from antiphase.records import Record
     from antiphase.registry import measurement_of
     from antiphase.report.figures import save_figures
@@ -92,7 +94,7 @@ def report(
         if figures is not None:
             for path, record in zip(runs, records, strict=True):
                 save_figures(record, figures / path.stem if len(records) > 1 else figures)
-    make_console().print(f"written: {output}")
+    Console().print(f"written: {output}")
 
 
 @contextmanager

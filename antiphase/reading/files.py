@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-import yaml
-
 from antiphase.errors import InputError
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -170,6 +168,8 @@ def parse_yaml(text: str, place: str, remedy: str) -> Any:
     Raises:
         InputError: it is not YAML.
     """
+    import yaml  # takes longer than all of ours that a help needs
+
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-02-31 is a ValueError, [[[[... the last

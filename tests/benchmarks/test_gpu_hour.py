@@ -241,7 +241,7 @@ def test_every_measurement_is_a_command_that_exists(stages, stage):
         kinds = {words[0] for words in found.values()}
         assert kinds == {"many-shot", "needles", "quantization", "allocation", "outliers", "long-context"}
         for words in found.values():
-            command = typer.main.get_command(app).commands["evaluate"].commands[words[0]]
+            command = typer.main.get_command(app).commands["evaluate"].get_command(None, words[0])
             command.make_context(words[0], [*words[1:], "--output", "out"], resilient_parsing=False)
     many = replace(stage, is_rehearsal=False)
     asked = [words for words in measure.measurements(many, Path("model")).values() if words[0] == "needles"]

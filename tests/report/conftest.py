@@ -68,18 +68,9 @@ def make_allocation(arms, seeds):
     return rows
 
 
-def make_comparison(*, needles=None, seeds=3, tokens=40):
-    """A complete record of softmax against differential."""
+def make_maps(arms, tokens):
+    """Causal maps of three layers, with a peak in one of them; differential ones with another map subtracted."""
     generator = numpy.random.default_rng(0)
-    arms = ["softmax", "differential"]
-    runs = [
-        make_run(
-            arm, seed, quality=(0.6 if arm == "softmax" else 0.85) - 0.02 * seed**2,
-            lambdas=None if arm == "softmax" else [0.2 + 0.02 * seed, 0.35, 0.47 - 0.01 * seed],
-        )
-        for arm in arms
-        for seed in range(seeds)
-    ]  # fmt: skip
     arrays = {}
     for arm, heads in zip(arms, (4, 2), strict=True):
         scores = generator.normal(size=(3, heads, tokens, tokens)) * 1.5
@@ -91,6 +82,20 @@ def make_comparison(*, needles=None, seeds=3, tokens=40):
             noise = numpy.exp(generator.normal(size=weights.shape)) * visible
             weights = weights - 0.4 * noise / noise.sum(-1, keepdims=True)
         arrays[f"attention_map.{arm}"] = weights.astype(numpy.float32)
+    return arrays
+
+
+def make_comparison(*, needles=None, seeds=3, tokens=40):
+    """A complete record of softmax against differential."""
+    arms = ["softmax", "differential"]
+    runs = [
+        make_run(
+            arm, seed, quality=(0.6 if arm == "softmax" else 0.85) - 0.02 * seed**2,
+            lambdas=None if arm == "softmax" else [0.2 + 0.02 * seed, 0.35, 0.47 - 0.01 * seed],
+        )
+        for arm in arms
+        for seed in range(seeds)
+    ]  # fmt: skip
     accuracy = {arm: [run["final"]["accuracy"] for run in runs if run["arm"] == arm] for arm in arms}
     entry = {
         "metric": "first-query accuracy", "unit": "share", "lower_is_better": False,
@@ -128,7 +133,7 @@ def make_comparison(*, needles=None, seeds=3, tokens=40):
         kind="compare", values=values, config={"model": {"hidden_size": 128}, "data": {"paths": []}},
         seeds=list(range(seeds)), seconds=1812.5, command="antiphase compare --preset demo --output demo",
         created="2026-01-02T03:04:05+00:00", environment={"python": "3.11.7", "torch": "2.13.0"},
-        arrays=arrays,
+        arrays=make_maps(arms, tokens),
     )  # fmt: skip
 
 

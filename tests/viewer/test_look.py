@@ -11,13 +11,14 @@ from antiphase.baselines.commands.classify.measure import ClassifySettings, clas
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
-from antiphase.map_codes import decode, error_bound
+from antiphase.map_codes import decode
 from antiphase.probing.maps import attention_maps
 from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.loop import train
 from antiphase.viewer.look.measure import LookSettings, look, mask_kind, tokens_of
 from antiphase.viewer.look.tables import layers_of
+from support.map_codes import error_bound
 
 SENTENCE = "Ein Stein, am Rand\tder Stadt:\n12 x <b> 日本"
 SIZES = {
