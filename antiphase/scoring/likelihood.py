@@ -22,6 +22,8 @@ Predict = Callable[[Tensor, Tensor], Tensor]
 
 TOKENS_AT_ONCE = 16384
 """Number of tokens in one forward pass."""
+LOGITS_AT_ONCE = 1 << 28
+"""Number of logits of one forward pass, 1 GiB in fp32; with large vocabularies fewer tokens are read at a time."""
 FILLED_TOKENS = 512
 """From so many tokens on, a batch of prompts with options ends before its padding exceeds ``PADDING``."""
 PADDING = 0.1
@@ -80,7 +82,8 @@ def negative_log_likelihoods(
         NonFiniteError: a loss is not finite.
     """
     found = []
-    size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
+    at_once = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
+    size = max(1, at_once // input_ids.shape[1])
     for start in range(0, len(input_ids), size):
         rows = slice(start, start + size)
         targets = labels[rows, 1:].to(model.device)

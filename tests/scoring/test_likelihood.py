@@ -49,6 +49,15 @@ def test_likelihoods_come_in_the_order_of_rows_and_positions(model):
     torch.testing.assert_close(found, each[labels[:, 1:] != -100].float(), rtol=1e-5, atol=1e-5)
 
 
+def test_large_vocabularies_are_read_in_smaller_batches(tiny_model, monkeypatch):
+    model, (ids, labels) = tiny_model(), labelled()
+    whole, rows = negative_log_likelihoods(model, ids, labels), []
+    model.register_forward_pre_hook(lambda module, given, named: rows.append(len(named["input_ids"])), with_kwargs=True)
+    monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", 2 * ids.shape[1] * model.config.vocab_size)
+    torch.testing.assert_close(negative_log_likelihoods(model, ids, labels), whole, rtol=1e-5, atol=1e-5)
+    assert rows == [2, 2, 1]
+
+
 @pytest.mark.parametrize("tokens", [1, 17, 40, 10**6])
 def test_batching_changes_no_figure(tiny_model, monkeypatch, tokens):
     model, (ids, labels) = tiny_model(), labelled()
