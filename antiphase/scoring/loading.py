@@ -28,6 +28,7 @@ from transformers import (
 
 from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
+from antiphase.folders.contents import check_loaded
 from antiphase.reading.models import read_model
 
 HEADS = (
@@ -61,13 +62,14 @@ def load_model(name: str, *, device: str = "cpu", with_head: bool = True) -> Loa
     With ``with_head`` False, load any model, including encoders.
 
     Raises:
-        InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), or a causal language
-            model attends to later tokens.
+        InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), is not the one that
+            its run wrote, or a causal language model attends to later tokens.
     """
     if with_head:
         model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM)
     else:
         model, tokenizer = read_model(name, _class_of, kind="model")
+    check_loaded(name, "MODEL")
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
     loaded = LoadedModel(name=name, model=model.to(device).eval(), tokenizer=tokenizer, settings=run)
