@@ -20,7 +20,7 @@ from antiphase.layers.functions import (
     refuse_unknown,
     subtracting,
 )
-from antiphase.layers.masks import carries_positions, visible_keys
+from antiphase.layers.masks import visible_keys
 
 NAME = "antiphase"
 TRITON = f"{NAME}_triton"
@@ -79,10 +79,10 @@ def heads_inside(
         ValueError: a keyword argument would change the result but is not supported.
     """
     refuse_unknown(kwargs)
-    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
     return differential_output(
         query, key, value, differential_part(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
-        sliding_window=None if carries_positions(mask, query.shape[2]) else sliding_window,
+        sliding_window=window,
     ), None  # fmt: skip
 
 

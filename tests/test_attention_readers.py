@@ -8,6 +8,7 @@ import copy
 import pytest
 import torch
 import transformers as hf
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import antiphase
 from antiphase.calibration.head_sensitivity import head_sensitivities
@@ -215,3 +216,104 @@ def test_downstream_tasks_work_on_differential_models_of_other_architectures(nam
     scores = model(input_ids=torch.tensor([before + after])).logits[0].log_softmax(-1)
     expected = sum(float(scores[len(before) - 1 + place, token]) for place, token in enumerate(after))
     assert likely == pytest.approx(expected, rel=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ ways of calling a model
+
+
+def opt():
+    return sharp(
+        hf.OPTForCausalLM(
+            hf.OPTConfig(vocab_size=61, hidden_size=48, word_embed_proj_dim=48, ffn_dim=24, num_hidden_layers=LAYERS,
+                         num_attention_heads=MAPS, max_position_embeddings=96, attention_dropout=0.0)
+        )
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def test_a_language_model_that_passes_its_base_model_by_is_guarded_too(monkeypatch):
+    """OPT's calls its decoder itself."""
+    model, ids = opt(), batch().input_ids
+    del model.model.decoder.layers[2]
+    missing = pytest.raises(InputError, match="layer 2 of OPTForCausalLM has no attention that could be changed")
+    with antiphase.calibrated(model, PLAN), missing:
+        model(input_ids=ids)
+    monkeypatch.setattr(model.model.decoder, "layers", torch.nn.ModuleList())
+    with quantized_logits(model, 4), pytest.raises(ValueError, match="never called the attention function"):
+        model(input_ids=ids)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mode", ["prompt", "running"])
+@pytest.mark.parametrize("return_dict", [True, False])
+def test_the_cache_of_such_a_model_carries_its_sinks(mode, return_dict):
+    model, ids = opt(), batch().input_ids
+    plan = CalibrationPlan(PLAN.heads, 1.5, 0.2, mode)
+    with antiphase.calibrated(model, plan):
+        whole = model(input_ids=ids).logits[:, -1]
+        start = model(input_ids=ids[:, :-1], use_cache=True, return_dict=return_dict)
+        step = model(input_ids=ids[:, -1:], past_key_values=start[1]).logits[:, -1]
+    if mode == "running":
+        torch.testing.assert_close(step, whole, rtol=1e-6, atol=1e-6)
+    assert (step - model(input_ids=ids).logits[:, -1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_changed_outputs_are_contiguous_as_those_of_transformers_are(monkeypatch):
+    """JetMoE's layers call view on them."""
+    fields = {**SIZES, "num_key_value_heads": 4, "kv_channels": 6, "num_local_experts": 2, "num_experts_per_tok": 2}
+    model, seen = sharp(hf.JetMoeForCausalLM(hf.JetMoeConfig(**fields))), []
+    for block in (antiphase.calibrated(model, PLAN), quantized_logits(model, 4), varied(model, PLAN, "uniform")):
+        with block, monkeypatch.context() as patched:
+            name = model.config._attn_implementation
+            changed = ALL_ATTENTION_FUNCTIONS[name]
+
+            def attend(*args, changed=changed, **kwargs):
+                outputs, weights = changed(*args, **kwargs)
+                seen.append(outputs.is_contiguous())
+                return outputs, weights
+
+            patched.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attend)
+            model(input_ids=batch().input_ids)
+    assert seen == [True] * 3 * LAYERS
+
+
+@torch.no_grad()
+def test_layers_that_share_an_attention_module_are_numbered_by_their_calls():
+    """Zamba2's shared modules have the number -1."""
+    config = hf.Zamba2Config(
+        **SIZES, layers_block_type=["hybrid"] * LAYERS, num_mem_blocks=1, n_mamba_heads=8,
+        mamba_headdim=12, mamba_d_state=8, mamba_ngroups=1, chunk_size=8,
+    )  # fmt: skip
+    torch.manual_seed(3)
+    model = hf.Zamba2ForCausalLM(config).eval()
+    ids = batch().input_ids
+    plain = model(input_ids=ids, use_cache=False).logits
+    maps = attention_maps(model, ids[:1])
+    assert [one.layer for one in maps] == [0, 1, 2]
+    found = attention_statistics(model, input_ids=ids[:1])
+    assert found.layers == [0, 1, 2]
+    for layer, one in enumerate(maps):
+        entropy = torch.special.entr(one.maps[:, 0]).sum(-1).mean(-1)
+        torch.testing.assert_close(found.entropy[layer][0], entropy, rtol=1e-3, atol=1e-4)
+    with antiphase.calibrated(model, CalibrationPlan(PLAN.heads, alpha=1e30)):
+        torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, plain, rtol=1e-4, atol=1e-4)
+    with antiphase.calibrated(model, CalibrationPlan(PLAN.heads, alpha=0.5, beta=0.1)):
+        assert (model(input_ids=ids, use_cache=False).logits - plain).abs().max() > 1e-3
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["sliding_attention", "full_attention"])
+def test_layers_with_and_without_a_window_may_share_one_mask(first):
+    """A mask of four dimensions counts as it stands in every layer, whatever window a layer declares."""
+    second = {"sliding_attention": "full_attention", "full_attention": "sliding_attention"}[first]
+    config = hf.Qwen2Config(
+        **SIZES, num_key_value_heads=4, use_sliding_window=True, sliding_window=7, layer_types=[first, second, first]
+    )
+    model, ids = sharp(hf.Qwen2ForCausalLM(config)), batch().input_ids
+    mask = torch.ones(N, N, dtype=torch.bool).tril().expand(len(ids), 1, N, N)
+    plain = model(input_ids=ids, attention_mask=mask).logits
+    with antiphase.calibrated(model, CalibrationPlan(PLAN.heads, alpha=1e30)):
+        torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, plain, rtol=1e-5, atol=1e-5)
+    with quantized_logits(model, 40):
+        torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, plain, rtol=1e-5, atol=1e-5)

@@ -6,13 +6,14 @@ import pytest
 import torch
 import transformers as hf
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers.masking_utils import causal_mask_function, packed_sequence_mask_function
 
 from antiphase import interface
 from antiphase.instrumentation.hooks import observed, wrapped_attention
 from antiphase.interface import antiphase_mask
 from antiphase.layers.functions import antiphase_attention, eager_attention, is_differential, join_halves
-from antiphase.layers.masks import combine_mask
+from antiphase.layers.masks import boolean_mask, combine_mask
 from support.models import BASE, FOREIGN, foreign_model
 
 foreign = pytest.mark.parametrize("name", FOREIGN)
@@ -161,6 +162,29 @@ def test_a_window_is_not_counted_from_the_empty_slots_of_a_static_cache(function
     found = function(layer(kind), query, key, value, mask, sliding_window=3, **arguments(kind))[0]
     expected = function(layer(kind), query, key[:, :, 2:5], value[:, :, 2:5], None, **arguments(kind))[0]
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+
+
+@every_kind
+@both_functions
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_window_of_a_layer_that_is_not_causal_reaches_to_both_sides(function, kind, padded):
+    inputs, places = tensors(kind, queries=7, keys=7), torch.arange(7)
+    near = ((places[:, None] - places).abs() < 3).expand(2, 1, 7, 7)
+    mask = torch.ones(2, 1, 1, 7, dtype=torch.bool)
+    mask[1, ..., :2] = False
+    both_ways = layer(kind, is_causal=False)
+    found = function(both_ways, *inputs, mask if padded else None, sliding_window=3, **arguments(kind))[0]
+    expected = function(both_ways, *inputs, near & mask if padded else near, **arguments(kind))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+    whole = function(both_ways, *inputs, None, sliding_window=7, **arguments(kind))[0]
+    torch.testing.assert_close(whole, function(both_ways, *inputs, None, **arguments(kind))[0], rtol=1e-10, atol=1e-10)
+
+
+def test_flex_attentions_mask_is_evaluated_at_every_pair():
+    real = torch.tensor([[False, True, True, True, True], [True, True, True, True, False]])
+    block = create_block_mask(lambda b, h, q, k: (q + 2 >= k) & real[b, k], 2, None, 3, 5, device="cpu")
+    expected = torch.ones(3, 5, dtype=torch.bool).tril(2) & real[:, None, None]
+    assert torch.equal(boolean_mask(block), expected)
 
 
 # ------------------------------------------------------------------------------------------ the mask function

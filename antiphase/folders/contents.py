@@ -84,8 +84,12 @@ def is_same_content(folder: Path, content: str) -> bool:
 
 def model_digest(folder: Path) -> str:
     """SHA-256 of a model's folder: weights, configuration and tokenizer."""
+    return digest_of(_model_files(folder))
+
+
+def _model_files(folder: Path) -> list[Path]:
     weights = sorted(path for path in folder.glob("*.safetensors") if path.stem != "record")
-    return digest_of([*filter(Path.is_file, [*weights, folder / "config.json", folder / "tokenizer.json"])])
+    return [*filter(Path.is_file, [*weights, folder / "config.json", folder / "tokenizer.json"])]
 
 
 def keep_model(folder: Path) -> None:
@@ -93,17 +97,29 @@ def keep_model(folder: Path) -> None:
     _write(folder / MODEL, model_digest(folder))
 
 
-def check_model(folder: Path) -> None:
-    """Check that a finished run still has its model; passes if it stored no digest.
+def check_model(
+    folder: Path, *, flag: str = "", remedy: str = "or remove that folder, and --resume trains the run again"
+) -> None:
+    """Check that a folder still has the model that its run wrote; passes if the run stored no digest.
 
     Raises:
         InputError: its weights, configuration or tokenizer have changed.
     """
     if (folder / MODEL).is_file() and not _is_kept(folder / MODEL, model_digest(folder)):
+        files = ", ".join(path.name for path in _model_files(folder)) or "its files"
         raise InputError(
-            f"{folder} holds another model than its run wrote: weights, config.json or tokenizer.json have changed; "
-            "restore them, or remove that folder, and --resume trains the run again"
+            f"{f'{flag} {folder}'.strip()} holds another model than its run wrote: {files} do not fit {MODEL}; restore "
+            f"them, {remedy}"
         )
+
+
+def check_loaded(name: str, flag: str) -> None:
+    """``check_model`` for a model that a command has read from a folder or from the Hub.
+
+    Raises:
+        InputError: it is not the one that its run wrote.
+    """
+    check_model(Path(name), flag=flag, remedy=f"or remove {MODEL} to use the model as it is")
 
 
 def _keep(path: Path, digest: str) -> bool:

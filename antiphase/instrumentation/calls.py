@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.interface import differential_part
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
-from antiphase.layers.masks import carries_positions, visible_keys
+from antiphase.layers.masks import layer_is_causal, visible_keys
 
 
 class Pairing(Enum):
@@ -86,7 +87,7 @@ class AttentionCall:
     """(B, key maps, M, d), in the layout of the cache."""
     value: Tensor
     """(B, value heads or halves of them, M, dv), in the layout of the cache."""
-    attention_mask: Tensor | None
+    attention_mask: Tensor | BlockMask | None
     """As the layer passed it; see ``mask``."""
     arguments: Mapping[str, Any]
     """The keyword arguments that the layer passed."""
@@ -147,8 +148,9 @@ class AttentionCall:
     # ------------------------------------------------------------------------------------------ visibility
 
     @cached_property
-    def _visible(self) -> tuple[Tensor | None, bool]:
-        return visible_keys(self.module, self.attention_mask, self.query.shape[2])
+    def _visible(self) -> tuple[Tensor | None, bool, int | None]:
+        window = self.arguments.get("sliding_window")
+        return visible_keys(self.module, self.attention_mask, self.query, self.key, window)
 
     @property
     def mask(self) -> Tensor | None:
@@ -167,13 +169,13 @@ class AttentionCall:
     @property
     def sliding_window(self) -> int | None:
         """The window that must be applied in addition to the mask."""
-        return None if carries_positions(self.mask, self.query.shape[2]) else self.declared_window
+        return self._visible[2]
 
     @property
     def declared_window(self) -> int | None:
-        """The window that the layer declared, even if its mask already includes it."""
+        """The window that a causal layer declared, even if its mask already includes it."""
         window: int | None = self.arguments.get("sliding_window")
-        return window
+        return window if layer_is_causal(self.module, self.attention_mask) else None
 
     @property
     def is_step(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
 STATES = "_antiphase_states"
@@ -69,8 +70,12 @@ class ForwardPass:
     """Layers called so far, in the order of their calls."""
     query: Tensor | None = None
     """Query of the last call."""
-    masks_by_key: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    """Masks per query with equivalent masks per key, cached because layers share their masks."""
+    masks_by_key: list[tuple[Tensor | BlockMask | None, tuple[bool, int | None], Tensor | None]] = field(
+        default_factory=list
+    )
+    """Masks per query, causality and window of layers, and equivalent masks per key or None. Layers share their masks,
+    and layers with and without a window may share one.
+    """
 
 
 def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]) -> ForwardPass:

@@ -172,10 +172,13 @@ Handler = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
 def _installed(
     model: PreTrainedModel, handle: Handler, passes: _Passes, *, observer: Observer | None = None
 ) -> Iterator[None]:
-    base = model.base_model
     handles = [
-        base.register_forward_pre_hook(passes.before, with_kwargs=True),
-        base.register_forward_hook(passes.after),
+        handle
+        for module in passes.signatures  # OPT's language model calls parts of its base model
+        for handle in (
+            module.register_forward_pre_hook(passes.before, with_kwargs=True),
+            module.register_forward_hook(passes.after),
+        )
     ]
     try:
         with wrapped_attention(model, lambda function: _Reader(function, handle, passes, observer)):
@@ -186,7 +189,10 @@ def _installed(
 
 
 class _Passes:
-    """Tracks the forward passes of a model."""
+    """Tracks the forward passes of a model.
+
+    A pass begins with the model and again with its base model, and ends with the innermost of them.
+    """
 
     def __init__(
         self,
@@ -201,12 +207,12 @@ class _Passes:
         self.name, self.state, self.once, self.anything = type(model).__name__, state, once, anything
         self.expected, self.check = frozenset(expected), check
         self.number = next(_NUMBERS)
-        self.signature = inspect.signature(model.base_model.forward)
+        self.signatures = {module: inspect.signature(module.forward) for module in (model, model.base_model)}
         self.now: ForwardPass | None = None
         self.calls = 0
 
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        bound = self.signature.bind_partial(*args, **kwargs).arguments
+        bound = self.signatures[module].bind_partial(*args, **kwargs).arguments
         given = {} if self.anything else {**bound, **bound.get("kwargs", {})}
         self.now = begin_pass(given, self.number, self.state)
         self.check(self.now)
@@ -216,7 +222,8 @@ class _Passes:
 
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Attach the state of the sequences to a cache that the forward pass created."""
-        assert self.now is not None
+        if self.now is None:  # the base model has ended the pass
+            return
         if not self.now.layers:
             raise ValueError(f"{self.name} never called the attention function of the interface")
         silent = sorted(self.expected - set(self.now.layers))
@@ -225,9 +232,10 @@ class _Passes:
                 f"layer {silent[0]} of {self.name} has no attention that could be changed; remove it from the plan "
                 "(--layers of a search or study)"
             )
-        cache = getattr(output, "past_key_values", None)
-        if isinstance(cache, Cache) and not self.anything:
-            follow(cache, self.number, self.now.state)
+        parts = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
+        for cache in parts:
+            if isinstance(cache, Cache) and not self.anything:
+                follow(cache, self.number, self.now.state)
         self.now = None
 
     def enter(self, module: nn.Module, query: Tensor) -> tuple[int, bool]:
@@ -238,6 +246,8 @@ class _Passes:
         """
         self.calls += 1
         number = getattr(module, "layer_idx", None)
+        if number is not None and number < 0:  # Zamba2's layers share attention modules, which have no number
+            number = None
         if self.now is None:
             return int(number or 0), False
         again, self.now.query = query is self.now.query, query
@@ -265,7 +275,7 @@ class _Reader:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         call, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
-        return call.finish(heads), weights
+        return call.finish(heads).contiguous(), weights  # some layers call view on it, as on transformers' own
 
     def heads(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any

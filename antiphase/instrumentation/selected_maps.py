@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.layers.masks import carries_positions, layer_is_causal
@@ -64,7 +65,7 @@ class ChosenMaps:
     @property
     def is_ordered(self) -> bool:
         """Whether a query never sees a key after its own."""
-        return self.is_causal or bool(self.sliding_window)
+        return self.is_causal or bool(self.sliding_window)  # the mask includes a window that is not causal
 
     def hide(self, weights: Tensor, sequence: int, rows: Tensor, keys: Tensor) -> None:
         """Zero the weights (n, m) of queries (n,) of one sequence on keys (m,) that they do not see.
@@ -218,7 +219,13 @@ class MapChoice:
         """The selected maps (chosen,) int64, and whether each map is selected, (maps,) bool."""
         name = call.layer, call.query.device
         if name not in self._indices:
-            maps = torch.tensor(list(self.maps(call)), device=call.query.device)
+            given = self.maps(call)
+            if given[-1] >= call.maps:  # layers may differ, and a configuration may tell of an encoder that is absent
+                raise InputError(
+                    f"the plan names head {given[-1]} of layer {call.layer}, but heads of this layer are 0 to "
+                    f"{call.maps - 1}"
+                )
+            maps = torch.tensor(list(given), device=call.query.device)
             is_chosen = torch.zeros(call.maps, dtype=torch.bool, device=call.query.device)
             self._indices[name] = maps, is_chosen.index_fill_(0, maps, True)
         return self._indices[name]
@@ -235,9 +242,8 @@ def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMap
         raise ValueError(ONE_MASK)
     seen = mask[:, 0].any(1) if mask is not None and carries_positions(mask, length) else None  # (1|B, M)
     if seen is not None:
-        assert call.attention_mask is not None
         assert mask is not None
-        by_key = _by_key(forward, call.attention_mask, mask, call.module, window)
+        by_key = _by_key(forward, call, mask)
         if by_key is None:
             window = None
         else:
@@ -258,19 +264,20 @@ def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMap
     )  # fmt: skip
 
 
-def _by_key(forward: ForwardPass, given: Tensor, mask: Tensor, module: nn.Module, window: int | None) -> Tensor | None:
+def _by_key(forward: ForwardPass, call: AttentionCall, mask: Tensor) -> Tensor | None:
     """A per-query mask (1|B, 1, N, M) as a per-key one (1|B, 1, 1, M), if causality and window cover the rest.
 
     This avoids computing blocks above the diagonal.
     """
-    for known, by_key in forward.masks_by_key:
-        if known is given:
-            return by_key if by_key.shape[2] == 1 else None
-    by_key = mask.any(2, keepdim=True)
+    given, is_causal = call.attention_mask, layer_is_causal(call.module, call.attention_mask)
+    rest = is_causal, call.arguments.get("sliding_window")
+    for known, known_rest, by_key in forward.masks_by_key:
+        if known is given and known_rest == rest:
+            return by_key
+    found = mask.any(2, keepdim=True)
     positions = positions_mask(
-        *mask.shape[2:], is_causal=layer_is_causal(module, given), sliding_window=window, device=mask.device
+        *mask.shape[2:], is_causal=is_causal, sliding_window=call.declared_window, device=mask.device
     )
-    if not torch.equal(mask, by_key.expand_as(mask) if positions is None else by_key & positions):
-        by_key = mask
-    forward.masks_by_key.append((given, by_key))
-    return by_key if by_key.shape[2] == 1 else None
+    is_rest = torch.equal(mask, found.expand_as(mask) if positions is None else found & positions)
+    forward.masks_by_key.append((given, rest, found if is_rest else None))
+    return found if is_rest else None

@@ -16,7 +16,7 @@ from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.functions import antiphase_attention, refuse_unknown
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_lambda_form
 from antiphase.layers.lambdas import lambda_init as schedule
-from antiphase.layers.masks import carries_positions, visible_keys
+from antiphase.layers.masks import visible_keys
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, v1_step
 
@@ -228,11 +228,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
     ) -> tuple[Tensor, Tensor | None]:
         if self._is_published and query.shape[2] == 1 and self.attention_function() is antiphase_attention:
             refuse_unknown(kwargs)
-            mask, _ = visible_keys(self, attention_mask, 1)
-            out = self.step(
-                query, key, value, mask, is_causal=False, scale=self.scaling,
-                sliding_window=None if carries_positions(mask, 1) else self.sliding_window,
-            )  # fmt: skip
+            mask, _, window = visible_keys(self, attention_mask, query, key, self.sliding_window)
+            out = self.step(query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling)
             if out is not None:
                 return out, None
         return super()._attend(query, key, value, attention_mask, hidden_states, **kwargs)

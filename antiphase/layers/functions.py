@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from antiphase.layers.masks import carries_positions, combine_mask, visible_keys
+from antiphase.layers.masks import combine_mask, visible_keys
 from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
 from antiphase.ops.shapes import statistics_dtype
 
@@ -24,9 +24,12 @@ DIFFERENTIAL = frozenset({"differential", "differential_v2"})
 """Forms whose attention functions subtract two maps."""
 IGNORED = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
-     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict"}
+     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict", "deterministic"}
 )  # fmt: skip
-"""Keyword arguments that models pass to every attention function and that have no effect here."""
+"""Keyword arguments that models pass to every attention function and that have no effect here.
+
+``deterministic`` chooses how flash attention sums gradients.
+"""
 
 
 def form_of(module: nn.Module) -> str | None:
@@ -83,9 +86,7 @@ def antiphase_attention(
         ValueError: a keyword argument would change the result but is not supported.
     """
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
-    if carries_positions(mask, query.shape[2]):
-        sliding_window = None
+    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
     if is_differential(module):
         assert lam is not None
         return differential_output(
@@ -94,7 +95,7 @@ def antiphase_attention(
         ), None  # fmt: skip
     return softmax_attention(
         query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux
-    ), None
+    ).contiguous(), None  # some layers call view on it, as on transformers' own
 
 
 def eager_attention(
@@ -112,9 +113,7 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
-    if carries_positions(mask, query.shape[2]):
-        sliding_window = None
+    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
     if is_differential(module):
         assert lam is not None
         out, weights = differential_attention(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from antiphase.ops.shapes import positions_mask
 
@@ -11,14 +12,28 @@ HIDDEN = -1e4
 """A score plus this or less leaves no weight: exp(-1e4) is 0 even in fp64."""
 
 
-def visible_keys(module: nn.Module, attention_mask: Tensor | None, queries: int) -> tuple[Tensor | None, bool]:
-    """A boolean mask, and whether causality must still be applied: only a mask with a row per query includes it."""
+def visible_keys(
+    module: nn.Module, attention_mask: Tensor | BlockMask | None, query: Tensor, key: Tensor, window: int | None
+) -> tuple[Tensor | None, bool, int | None]:
+    """A boolean mask, whether causality must still be applied, and the window that must still be applied.
+
+    A mask with a row per query already includes both. The window w of a layer that is not causal lets query i see key
+    j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask.
+    """
     mask = None if attention_mask is None else boolean_mask(attention_mask)
-    causal = layer_is_causal(module, attention_mask)
-    return mask, causal and queries > 1 and not carries_positions(mask, queries)
+    queries, keys = query.shape[2], key.shape[2]
+    if carries_positions(mask, queries):
+        return mask, False, None
+    if layer_is_causal(module, attention_mask):
+        return mask, queries > 1, window
+    if window is None or window >= max(queries, keys):
+        return mask, False, None
+    places = torch.arange(queries, device=query.device)[:, None] + (keys - queries)
+    near = ((places - torch.arange(keys, device=query.device)).abs() < window)[None, None]  # (1, 1, N, M)
+    return near if mask is None else near & mask, False, None
 
 
-def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
+def layer_is_causal(module: nn.Module, attention_mask: Tensor | BlockMask | None) -> bool:
     """Whether a layer's queries are hidden from later keys, given the mask that it passes.
 
     Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
@@ -26,7 +41,8 @@ def layer_is_causal(module: nn.Module, attention_mask: Tensor | None) -> bool:
     """
     declared = getattr(module, "is_causal", None)
     if declared is None:
-        return attention_mask is None or attention_mask.dtype == torch.bool or attention_mask.shape[-2] > 1
+        is_additive = isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool
+        return attention_mask is None or not is_additive or attention_mask.shape[-2] > 1
     return bool(declared)
 
 
@@ -39,12 +55,19 @@ def carries_positions(mask: Tensor | None, queries: int) -> bool:
     return mask is not None and mask.shape[-2] == queries
 
 
-def boolean_mask(mask: Tensor) -> Tensor:
-    """A boolean mask, True = may attend, from a boolean or an additive one with 0 and values as low as ``HIDDEN``.
+def boolean_mask(mask: Tensor | BlockMask) -> Tensor:
+    """A boolean mask, True = may attend, from any other.
+
+    Args:
+        mask: boolean, additive with 0 and values as low as ``HIDDEN``, or one of PyTorch's flex attention, whose
+            function is evaluated at every pair of query and key.
 
     Raises:
         ValueError: the mask holds other values, such as a position bias.
     """
+    if isinstance(mask, BlockMask):
+        batch, heads = mask.kv_num_blocks.shape[:2]
+        return create_mask(mask.mask_mod, batch, heads, *mask.seq_lengths, device=mask.kv_num_blocks.device)
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():

@@ -26,7 +26,7 @@ from transformers import (
 from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, antiphase_mask, heads_inside
 from antiphase.layers.differential import DifferentialHeads
 from antiphase.layers.functions import refuse_unknown, split_halves
-from antiphase.layers.masks import carries_positions, visible_keys
+from antiphase.layers.masks import visible_keys
 
 ATTENTION_CLASSES = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",
@@ -57,11 +57,9 @@ def attention_inside(
     refuse_unknown(kwargs)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
-    mask, is_causal = visible_keys(module, attention_mask, query.shape[2])
-    if carries_positions(mask, query.shape[2]):
-        sliding_window = None
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
     out = heads.step(
-        query, key, value, mask, is_causal=is_causal, sliding_window=sliding_window,
+        query, key, value, mask, is_causal=is_causal, sliding_window=window,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
     )  # fmt: skip
     if out is None:

@@ -147,9 +147,8 @@ def visible_pairs(call: AttentionCall) -> Tensor:
         raise ValueError(f"{type(call.module).__name__} has a separate attention mask per head, which is not supported")
     device = next(call.module.parameters()).device
     found = combine_mask(
-        mask, queries, keys, is_causal=call.is_causal, device=device,
-        sliding_window=call.sliding_window if call.is_causal else None,
-    )  # fmt: skip
+        mask, queries, keys, is_causal=call.is_causal, sliding_window=call.sliding_window, device=device
+    )
     if found is None:
         return torch.ones(queries, keys, dtype=torch.bool, device=device)
     return found.expand(1, 1, queries, keys)[0, 0] if found.dim() == 4 else found.expand(queries, keys)

@@ -12,7 +12,6 @@ from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
 from antiphase.layers.functions import softmax_weights
-from antiphase.layers.masks import boolean_mask, layer_is_causal
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes, statistics_dtype
 
@@ -110,14 +109,14 @@ def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | N
 def _visible(call: AttentionCall, positions: Tensor) -> Tensor | None:
     """Which keys each selected query sees, (B, 1, P, M)."""
     length, keys = call.query.shape[2], call.key.shape[2]
-    mask = None if call.attention_mask is None else boolean_mask(call.attention_mask)
+    mask, window = call.mask, call.sliding_window
     if mask is not None and mask.shape[-2] > 1:  # a mask per query already includes causality and window
         mask = mask.expand(len(positions), -1, -1, -1)
         return mask.gather(2, positions[:, None, :, None].expand(-1, mask.shape[1], -1, keys))
-    if not layer_is_causal(call.module, call.attention_mask):
+    if not call.is_causal and window is None:
         return mask
     distance = positions[:, None, :, None] + (keys - length) - torch.arange(keys, device=positions.device)
     causal = distance >= 0
-    if call.declared_window is not None:
-        causal &= distance < call.declared_window
+    if window is not None:
+        causal &= distance < window
     return causal if mask is None else causal & mask

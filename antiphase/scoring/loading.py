@@ -28,6 +28,7 @@ from transformers import (
 
 from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
+from antiphase.folders.contents import check_loaded
 from antiphase.reading.models import origin_of, read_model
 from antiphase.records import DEQUANTIZED
 
@@ -70,13 +71,14 @@ def load_model(
         dtype, device_map: as for ``read_model``.
 
     Raises:
-        InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), or a causal language
-            model attends to later tokens.
+        InputError: the model does not exist, cannot be loaded or is incomplete (``read_model``), is not the one that
+            its run wrote, or a causal language model attends to later tokens.
     """
     if with_head:
         model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM, dtype=dtype, device_map=device_map)
     else:
         model, tokenizer = read_model(name, _class_of, kind="model", dtype=dtype, device_map=device_map)
+    check_loaded(name, "MODEL")
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
     placed = model if device_map is not None else model.to(device)

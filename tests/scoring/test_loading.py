@@ -10,6 +10,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
+from antiphase.folders.contents import keep_model
 from antiphase.scoring.loading import digest, load_model
 
 
@@ -141,3 +142,19 @@ def test_a_model_that_looks_ahead_is_refused(bert):
     name = bert(BertForMaskedLM)
     with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is not a causal language model: its logits depend"):
         load_model(name)
+
+
+def test_a_model_that_its_run_did_not_write_is_refused(saved):
+    saved("one")
+    folder = saved.folder / "one"
+    keep_model(folder)
+    load_model(str(folder))
+    path = folder / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    told = f"MODEL {folder} holds another model than its run wrote.*model.safetensors.*or remove model.sha256"
+    with pytest.raises(InputError, match=told):
+        load_model(str(folder))
+    (folder / "model.sha256").unlink()
+    load_model(str(folder))

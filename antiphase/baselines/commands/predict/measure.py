@@ -14,6 +14,7 @@ from antiphase.baselines.data.text_batches import encode
 from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.errors import InputError
+from antiphase.folders.contents import check_loaded
 from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.reading.models import read_model
 from antiphase.records import Record, finite
@@ -52,6 +53,7 @@ def predict(
         kind="text classifier",
         whole="trained classifier",
     )
+    check_loaded(request.name, "RUN")
     model = model.to(choose_device(request.device)).eval()
     texts = encode(tokenizer, [text for _, text in given])
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
