@@ -73,7 +73,7 @@ def evaluate(
         say(f"measuring {measurement.name}")
         with refused_by_model(settings.name):
             result = module.measure(loaded, data, settings, report)
-        read = {**origins([settings.name]), **({"data": data.settings} if isinstance(data, PreparedData) else {})}
+        read = {**origins([loaded]), **({"data": data.settings} if isinstance(data, PreparedData) else {})}
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written
 

@@ -79,10 +79,10 @@ class Resumable:
         Raises:
             InputError: other settings differ; the message names them.
         """
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
-        changed = [
-            name for name in changed if name in before or now[name] is not False
-        ]  # a flag that was not there yet
+        both = {**before, **now}
+        changed = [name for name in both if before.get(name) != now.get(name) and name not in free]
+        # a flag that one of the two does not have is off
+        changed = [name for name in changed if name in before.keys() & now.keys() or both[name] is not False]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
         if names := ", ".join(name for name in changed if name not in moved):
             raise InputError(f"--output {output} {self.other.format(names=names)}")

@@ -29,7 +29,7 @@ from transformers import (
 from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_loaded
-from antiphase.reading.models import origin_of, read_model
+from antiphase.reading.models import ORIGIN, origin_of, read_model
 from antiphase.records import DEQUANTIZED
 
 HEADS = (
@@ -90,9 +90,16 @@ def load_model(
     return loaded
 
 
-def origins(names: Iterable[str]) -> dict[str, dict[str, str]]:
+def origins(models: Iterable[LoadedModel | str]) -> dict[str, dict[str, str]]:
     """Part of a record's configuration: the quantizations that the weights of models went through, if any."""
-    found = {name: origin for name in names if (origin := origin_of(name)) is not None}
+    found = {}
+    for model in models:
+        if isinstance(model, LoadedModel):
+            name, origin = model.name, getattr(model.model.config, ORIGIN, None)
+        else:
+            name, origin = model, origin_of(model)
+        if origin is not None:
+            found[name] = origin
     return {DEQUANTIZED: found} if found else {}
 
 

@@ -109,8 +109,7 @@ def evaluate(
             again = " (--resume asks again where there was no answer)" if set(judged.reasons) - {NONSENSE} else ""
             say(f"{sum(judged.reasons.values())} outputs have no verdict: {listed}{again}")
         found = _result(settings.name, JudgeName(settings.judge, settings.judge_url), drawn, systems, judged)
-        judges = [] if settings.judge_url is not None else [settings.judge]
-        read = origins([settings.name, *judges])
+        read = origins([loaded, *([judge.loaded] if isinstance(judge, LocalJudge) else [])])
         return found.save(output, settings, seconds=time.perf_counter() - started, **read)
 
 

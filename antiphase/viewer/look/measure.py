@@ -82,7 +82,7 @@ def look(
                 "masks": masks,
                 "runs": _runs_of(Path(request.name)),
             }),
-            config=finite({**vars(request), **origins([request.name])}),
+            config=finite({**vars(request), **origins([loaded])}),
             seconds=time.perf_counter() - started,
             arrays=arrays,
         )  # fmt: skip
