@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import Calibration, calibrated, installed
-from antiphase.calibration.changes import changes_of, gain_interval, mean_of, rounding_of
+from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
@@ -193,21 +194,15 @@ def search_calibration(
     if method == "screen":
         slopes = slopes_of(model, every, surrogate or score, split.search)
         heads = screened_heads(slopes)
-    base = scores_of(model, score, split.search, split.search_numbers)
+    measure = partial(scores_of, model, score, split.search, split.search_numbers)
+    base = measure()
     with calibrated(model, replace(every, alpha=NO_SINKS)):
-        rounding = rounding_of(base, scores_of(model, score, split.search, split.search_numbers))
+        rounding = rounding_of(base, measure())
     results = {(result.layer, result.head): result for result in known}
-    trials = each_alone(
-        model, [head for head in heads if head not in results], rule,
-        lambda: scores_of(model, score, split.search, split.search_numbers), shares_lower=method == "cached",
-    )  # fmt: skip
-    for (layer, head), scores in trials:
-        # without a sink nothing was calibrated, and any difference is rounding
-        changes = changes_of(base if scores is None else scores, base, rounding=rounding)
-        flat = torch.cat(list(changes.values()))
-        found = HeadResult(layer, head, mean_of(changes), int((flat > 0).sum()), int((flat < 0).sum()))
-        results[layer, head] = found
-        report(found, len(heads))
+    left = [head for head in heads if head not in results]
+    for head, scores in each_alone(model, left, rule, measure, shares_lower=method == "cached"):
+        results[head] = _result(head, base if scores is None else scores, base, rounding)
+        report(results[head], len(heads))
     plan = CalibrationPlan(by_layer([head for head in heads if results[head].change > 0]), **rule)
     return replace(
         plan, fingerprint=fingerprint(model),
@@ -229,6 +224,13 @@ def search_calibration(
             **({"slopes": {f"{layer}.{head}": slope for (layer, head), slope in slopes.items()}} if slopes else {}),
         },
     )  # fmt: skip
+
+
+def _result(head: Head, scores: Scores, base: Scores, rounding: float) -> HeadResult:
+    """``scores`` are ``base`` where no key was a sink: nothing was calibrated then, and any difference is rounding."""
+    changes = changes_of(scores, base, rounding=rounding)
+    flat = torch.cat(list(changes.values()))
+    return HeadResult(*head, mean_of(changes), int((flat > 0).sum()), int((flat < 0).sum()))
 
 
 def _judged(

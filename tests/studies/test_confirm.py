@@ -20,6 +20,7 @@ from antiphase.report.html import write_report
 from antiphase.studies.calibrate.cells import LabelScores
 from antiphase.studies.calibrate.confirm import PRIMARY
 from antiphase.studies.calibrate.confirm import measure as confirming
+from antiphase.studies.calibrate.confirm import outcomes as resampling
 from antiphase.studies.calibrate.confirm.outcomes import outcomes, verdict
 from antiphase.tasks.priors import area_under_curve, balanced_accuracy
 from support.records import values
@@ -31,7 +32,8 @@ CONFIRM = (
 
 
 @pytest.fixture(autouse=True)
-def _files(tmp_path, calibration_model):
+def _files(tmp_path, calibration_model, monkeypatch):
+    monkeypatch.setattr(resampling, "DRAWS", 200)
     for name in ("model", "task.yaml", "data.txt"):
         (tmp_path / name).symlink_to(calibration_model / name)
     (tmp_path / "shown.yaml").write_text(
@@ -39,6 +41,8 @@ def _files(tmp_path, calibration_model):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.essential
 def test_confirm(antiphase, tmp_path, monkeypatch):
     """The plan is written before the first score; heads are chosen by one part, and the other parts judge."""
     real, seen = confirming.scored, []
@@ -194,6 +198,7 @@ def test_verdicts(gain, p, p_random, heads, words):
     assert words in verdict(primary, p_random, heads)
 
 
+@pytest.mark.slow
 def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path):
     """A text that stands twice in the data falls into one part."""
     (tmp_path / "twice.txt").write_text((tmp_path / "data.txt").read_text() * 2)
@@ -205,6 +210,7 @@ def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path):
     assert found["searched"]["cr"] + found["dropped"]["cr"] + found["tasks"][0]["samples"] == 48
 
 
+@pytest.mark.slow
 def test_half_precision_is_told(antiphase, tmp_path, calibration_model):
     from transformers import AutoTokenizer, LlamaForCausalLM
 

@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.scoring.likelihood import score_options
 from antiphase.tasks.priors import (
     area_under_curve,
     balanced_accuracy,
@@ -12,6 +14,8 @@ from antiphase.tasks.priors import (
     label_measures,
     mean_centred,
 )
+from antiphase.tasks.task_scores import all_scores, log_probabilities, score_samples
+from antiphase.tasks.tasks import load_task
 
 
 def drawn(count, labels, *, signal=1.0, seed=0):
@@ -94,3 +98,21 @@ def test_a_model_that_knows_only_the_prior_is_at_chance_after_centring():
     assert found["balanced_accuracy"] == pytest.approx(1 / 3)
     assert found["mean_centred_accuracy"] == pytest.approx(1 / 3, abs=0.05)
     assert found["auc"] == pytest.approx(0.5, abs=0.05)
+
+
+def test_all_scores_are_those_of_the_separate_functions(tmp_path, tiny_model):
+    tokenizer = train_tokenizer(["the cat sat on the mat and a dog ran to the log"] * 9, 290)
+    lines = "".join(
+        f'{{"text": "the cat", "choices": ["sat", "ran to the log"], "label": {i % 2}}}\n' for i in range(4)
+    )
+    (tmp_path / "t.jsonl").write_text(lines)
+    (tmp_path / "t.yaml").write_text('{kind: choice, data: t.jsonl, prompt: "{{ text }}", normalize: tokens}')
+    samples = load_task(str(tmp_path / "t.yaml"), tokenizer).samples
+    model = tiny_model("softmax", vocab_size=len(tokenizer))
+    found = all_scores(model, samples)
+    assert found.metric.equal(score_samples(model, samples))
+    assert found.log_probability.equal(log_probabilities(model, samples).double())
+    for sample, options in zip(samples, found.options, strict=True):
+        (scored,) = score_options(model, [sample.prompt], [sample.options])
+        lengths = torch.tensor([len(option) for option in sample.options])
+        torch.testing.assert_close(options.float(), scored.log_likelihood / lengths)

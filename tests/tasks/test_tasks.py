@@ -13,7 +13,7 @@ from antiphase.errors import InputError
 from antiphase.scoring import likelihood
 from antiphase.scoring.likelihood import generated_tokens, score_options
 from antiphase.tasks.task_files import template_names
-from antiphase.tasks.task_scores import all_scores, exact_match, f1, log_probabilities, probabilities, score_samples
+from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
 from antiphase.tasks.tasks import load_task
 
 
@@ -504,21 +504,6 @@ def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path,
     assert load_task(path, tokenizer).content_free == load_task(path, tokenizer).labels == ()
     bare = {"kind": "classification", "data": "c.all", "prompt": "{{ text }}", "labels": {"0": "sad", "1": "glad"}}
     assert len(load_task(written(tmp_path, bare), tokenizer).content_free) == 2  # nothing can follow an empty prompt
-
-
-def test_all_scores_are_those_of_the_separate_functions(tmp_path, tokenizer, tiny_model):
-    data(tmp_path, "t.jsonl", [{"text": "the cat", "choices": ["sat", "ran to the log"], "label": i % 2}
-                               for i in range(4)])  # fmt: skip
-    tree = {"kind": "choice", "data": "t.jsonl", "prompt": "{{ text }}", "normalize": "tokens"}
-    samples = load_task(written(tmp_path, tree), tokenizer).samples
-    model = tiny_model("softmax", vocab_size=len(tokenizer))
-    found = all_scores(model, samples)
-    assert found.metric.equal(score_samples(model, samples))
-    assert found.log_probability.equal(log_probabilities(model, samples).double())
-    for sample, options in zip(samples, found.options, strict=True):
-        (scored,) = score_options(model, [sample.prompt], [sample.options])
-        lengths = torch.tensor([len(option) for option in sample.options])
-        torch.testing.assert_close(options.float(), scored.log_likelihood / lengths)
 
 
 def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):

@@ -96,7 +96,7 @@ class _Study:
         self.spans = {
             sample.prompt: {name: (start, stop) for name, start, stop in sample.spans}
             for task in tasks.values()
-            for sample in task.samples
+            for sample in (*task.samples, *task.content_free)
         }
 
     # ------------------------------------------------------------------------------------------ settings
