@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphase.evaluations.needles import Accuracy, Needles, Trend
+from antiphase.evaluations.needles import Needles, Trend
+from antiphase.evaluations.retrieval_figures import needles_drawing
+from antiphase.evaluations.retrieval_results import Accuracy
+from antiphase.evaluations.retrieval_tables import Retrieval, state
+from antiphase.records import Record
 from antiphase.report.presentation import Presentation
-from antiphase.report.retrieval import NEEDLES
 from antiphase.report.tables import Column, Table, depth_text, format_value
 
 PAPER: dict[tuple[int, int], tuple[float, float]] = {
@@ -25,7 +28,7 @@ def accuracies(needles: Needles) -> Table | None:
     depths = sorted({row.depth for row in rows if row.depth is not None})
     groups: dict[tuple[Any, ...], dict[float | None, Accuracy]] = {}
     for row in rows:
-        key = (row.arm, "trained" if row.trained else "untrained", row.needles, row.queries, row.length)
+        key = (row.arm, state(row), row.needles, row.queries, row.length)
         groups.setdefault(key, {})[row.depth] = row
     cells = []
     for key, found in groups.items():
@@ -127,9 +130,17 @@ def _slope(row: Trend) -> str | None:
     return f"{_points(row.slope)}{bounds}"
 
 
+def retrieval_of(record: Record) -> Retrieval:
+    """The grid of needles."""
+    found = Needles.of(record)
+    arms = list(dict.fromkeys(row.arm for row in found.summary))
+    return Retrieval(arms, found.summary, found.cells, is_text=found.task == "text")
+
+
 PRESENTATION = Presentation(
     introduction="Share of hidden facts that the model found, by their depth in the context. The guess rate is what "
     "naming any value of the context would reach.",
     tables=lambda record: [accuracies(record), differences(record), evenness(record), paper(record)],
-    figures={"needles": NEEDLES},
+    figures={"needles": needles_drawing(retrieval_of)},
+    arms=lambda record: retrieval_of(record).arms,
 )
