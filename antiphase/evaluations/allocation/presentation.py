@@ -98,8 +98,8 @@ def share_by_depth(found: Allocation) -> Figure | None:
 
 
 def retrieval_of(record: Record) -> Retrieval:
-    """Where attention went."""
-    rows = Allocation.of(record).rows
+    """Where attention went; nothing of other records."""
+    rows = (Allocation.read(record) or Allocation(rows=[])).rows
     return Retrieval(list(dict.fromkeys(row.arm for row in rows if row.depth is None)), allocation=rows)
 
 

@@ -131,8 +131,8 @@ def _slope(row: Trend) -> str | None:
 
 
 def retrieval_of(record: Record) -> Retrieval:
-    """The grid of needles."""
-    found = Needles.of(record)
+    """The grid of needles; nothing of other records."""
+    found = Needles.read(record) or Needles(guess_rate=0.0, cells=[], summary=[])
     arms = list(dict.fromkeys(row.arm for row in found.summary))
     return Retrieval(arms, found.summary, found.cells, is_text=found.task == "text")
 

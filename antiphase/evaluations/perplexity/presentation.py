@@ -20,5 +20,5 @@ def losses(rows: Sequence[Any]) -> Table | None:
 
 PRESENTATION = Presentation(
     introduction="How well the model predicts held-out text; lower is better.",
-    tables=lambda record: [losses(Perplexity.of(record).rows)],
+    tables=lambda record: [Perplexity.from_record(lambda found: losses(found.rows))(record)],
 )

@@ -36,7 +36,7 @@ def shown(record: Record) -> Comparison:
         return found if found.holm is not None else _renewed(found)
     trained = run_of(record)
     arm = record.config.get("model", {}).get("attention_type") or "model"
-    run = ComparedRun(arm=arm, **{**vars(trained), "seed": record.seeds[0] if record.seeds else trained.seed})
+    run = ComparedRun(arm=arm, **vars(trained))
     return Comparison(arms=[arm], runs=[run], parameters={arm: Parameters(total=trained.parameters or None)})
 
 
