@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from antiphase.errors import InputError
-from antiphase.evaluations import retrieval_tables
+from antiphase.evaluations import retrieval_shown
 from antiphase.evaluations.perplexity.presentation import losses
 from antiphase.records import Record
 from antiphase.report import summary, tables, write_report
@@ -77,13 +77,13 @@ def test_every_table_stands_on_the_page(comparison, both):
             trained.curve_table(shown(comparison)),
         ),
         *(
-            retrieval_tables.needle_summary(retrieval_of(comparison)),
-            retrieval_tables.needle_cells(retrieval_of(comparison)),
+            retrieval_shown.needle_summary(retrieval_of(comparison)),
+            retrieval_shown.needle_cells(retrieval_of(comparison)),
             losses(shown(comparison).perplexity),
         ),
         *(
-            retrieval_tables.allocation(retrieval_of(comparison)),
-            retrieval_tables.allocation(retrieval_of(comparison), by_layer=True),
+            retrieval_shown.allocation(retrieval_of(comparison)),
+            retrieval_shown.allocation(retrieval_of(comparison), by_layer=True),
         ),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
         trained.by_layer(shown(comparison), lambda run: run.gradient_norms, ""),

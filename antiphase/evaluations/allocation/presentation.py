@@ -7,11 +7,10 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from antiphase.evaluations import retrieval_tables
+from antiphase.evaluations import retrieval_shown
 from antiphase.evaluations.allocation import Allocation
-from antiphase.evaluations.retrieval_figures import allocation_drawing
 from antiphase.evaluations.retrieval_results import MapAllocation
-from antiphase.evaluations.retrieval_tables import Retrieval, state
+from antiphase.evaluations.retrieval_shown import Retrieval, allocation_drawing, state
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
@@ -105,7 +104,7 @@ def retrieval_of(record: Record) -> Retrieval:
 
 def _tables(record: Record) -> list[Table | None]:
     found = retrieval_of(record)
-    return [by_depth(record), retrieval_tables.allocation(found), retrieval_tables.knockouts(found)]
+    return [by_depth(record), retrieval_shown.allocation(found), retrieval_shown.knockouts(found)]
 
 
 PRESENTATION = Presentation(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from antiphase.evaluations.needles import Needles, Trend
-from antiphase.evaluations.retrieval_figures import needles_drawing
 from antiphase.evaluations.retrieval_results import Accuracy
-from antiphase.evaluations.retrieval_tables import Retrieval, state
+from antiphase.evaluations.retrieval_shown import Retrieval, needles_drawing, state
 from antiphase.records import Record
 from antiphase.report.presentation import Presentation
-from antiphase.report.tables import Column, Table, depth_text, format_value
+from antiphase.report.tables import Column, Table, depth_text, format_value, table_of
 
 PAPER: dict[tuple[int, int], tuple[float, float]] = {
     (1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85),
@@ -64,8 +63,6 @@ def differences(needles: Needles) -> Table | None:
                 _points(row.difference), f"{low} to {high}",
             ]
         )  # fmt: skip
-    if not cells:
-        return None
     columns = [
         Column("Models"), *SIZES, Column("Depth"), Column("Better", "integer"), Column("Worse", "integer"),
         Column("Contexts", "integer"), Column("Points"), Column("95 %"),
@@ -74,7 +71,7 @@ def differences(needles: Needles) -> Table | None:
         "The same contexts for both; better and worse: only the one, or only the other, was right. The interval is "
         "Bonett and Price's; one that holds 0 shows no difference."
     )
-    return Table(title="Paired differences", columns=columns, rows=cells, note=note)
+    return table_of("Paired differences", columns, cells, note)
 
 
 @Needles.from_record
@@ -88,14 +85,12 @@ def evenness(needles: Needles) -> Table | None:
         ]
         for row in needles.trends
     ]  # fmt: skip
-    if not cells:
-        return None
     columns = [
         Column("Model"), *SIZES[:2], Column("Mean over depths, by tokens"), Column("Spread over depths", "percent"),
         Column("Points per doubling of length"),
     ]  # fmt: skip
     note = "Spread: best depth minus worst, the median over lengths. Slope: least squares over all contexts, with 95 %."
-    return Table(title="Evenness over depth and length", columns=columns, rows=cells, note=note)
+    return table_of("Evenness over depth and length", columns, cells, note)
 
 
 @Needles.from_record

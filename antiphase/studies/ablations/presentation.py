@@ -67,15 +67,13 @@ def slices(found: Ablations) -> Table | None:
         if row.against and any(part.values for part in parts):
             pairs = [cell for part in parts for cell in (part.mean, interval_words(part.interval))]
             cells.append([row.arm, row.against, *pairs])
-    if not cells:
-        return None
     columns = [Column("Row"), Column("Against")]
     for words in titles.values():
         columns += [Column(words, "signed"), Column("95 %")]
     note = "Paired differences in nats per token, the row minus the one it departs from."
     if "ar_hit" not in titles:
         note += f" {found.slices.hits} AR-hits: of fewer than {FEWEST_HITS} no difference is shown."
-    return Table(title="Differences by slice", columns=columns, rows=cells, note=note)
+    return table_of("Differences by slice", columns, cells, note)
 
 
 @Ablations.from_record

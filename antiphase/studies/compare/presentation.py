@@ -5,12 +5,7 @@ from __future__ import annotations
 import statistics
 
 from antiphase.evaluations.perplexity.presentation import losses
-from antiphase.evaluations.retrieval_figures import (
-    allocation_drawing,
-    allocation_tables,
-    needle_tables,
-    needles_drawing,
-)
+from antiphase.evaluations.retrieval_shown import allocation_drawing, allocation_tables, needle_tables, needles_drawing
 from antiphase.records import Record
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Table, format_value, present

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from antiphase.evaluations.retrieval_tables import Retrieval
+from antiphase.evaluations.retrieval_shown import Retrieval
 from antiphase.outcomes import (
     NOT_SEEN,
     ComparedMetric,

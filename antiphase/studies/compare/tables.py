@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphase.evaluations.retrieval_results import Accuracy
-from antiphase.evaluations.retrieval_tables import grid_point, grid_points, point_words, state
+from antiphase.evaluations.retrieval_shown import grid_point, grid_points, point_words, state
 from antiphase.outcomes import Difference, LearnedThreshold, follows
 from antiphase.report.tables import Column, Table, columns_of, format_value, present, table_of
 from antiphase.studies.compare import ComparedRun, Comparison, Parameters
