@@ -30,7 +30,7 @@ from antiphase.studies.registration import Registration, register, registered
 from antiphase.studies.runs import CurvePoint
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
-from antiphase.training.run_model import LanguageModel, build_model
+from antiphase.training.run_model import build_model
 from antiphase.typed import build
 
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
@@ -135,6 +135,9 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
     losses: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     ids, pictured = _picture(data)
+    evaluation, tasks = run.evaluation, needle_tasks(run, data)
+    asked = data.task().sample(evaluation.samples, keyed_generator("allocation"))
+    held_out = data.validation(evaluation.validation_sequences)
     runs = []
     for job in grid.jobs:
         folder = str(grid.output / job.name)
@@ -147,16 +150,19 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
                 continue
             tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
             with refused_by_model(folder):
-                cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
+                grid_cells = needle_grid(  # all arms of a seed meet the same sequences, other seeds meet others
+                    predictor(model), tasks, depths=evaluation.depths, samples=evaluation.samples, seed=job.seed
+                )  # fmt: skip
+                cells += [{**tags, **cell} for cell in grid_cells]
                 if _has_attention(job.settings):
-                    rows += [{**tags, **row} for row in _allocation(model, run, data)]
-                losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
+                    allocated = with_effects(allocation(model, asked), model, batches_of(asked))
+                    rows += [{**tags, **row} for row in allocated]
+                losses.append({**tags, **perplexity(model, held_out)})
         if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
             maps = attention_map(trained, ids, queries=slice(-MAP_QUERIES, None))
             arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
         by_sequence: list[float | None] | None = None
         if trained is not None:
-            held_out = data.validation(run.evaluation.validation_sequences)
             by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
         passes = found.first_passing(settings.threshold)
         runs.append(ComparedRun(arm=job.arm, passes=passes, by_sequence=by_sequence, **vars(found)))
@@ -180,7 +186,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
                 settings,
                 runs,
                 guess_rate=data.task().guess_rate,
-                curve_samples=run.evaluation.curve_samples,
+                curve_samples=evaluation.curve_samples,
                 registered=registration,
             )
         ),
@@ -198,26 +204,9 @@ def _summaries(arms: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[dic
     ]
 
 
-def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
-    """The needle grid; all arms of a seed meet the same sequences, other seeds meet others."""
-    evaluation = run.evaluation
-    return needle_grid(
-        predictor(model),
-        needle_tasks(run, data),
-        depths=evaluation.depths,
-        samples=evaluation.samples,
-        seed=seed,
-    )
-
-
 def _has_attention(run: RunSettings) -> bool:
     """Whether there is anything to see of where a model looks: recurrent networks carry a state instead."""
     return run.model.kind == "transformer"
-
-
-def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
-    batch = data.task().sample(run.evaluation.samples, keyed_generator("allocation"))
-    return with_effects(allocation(model, batch), model, batches_of(batch))
 
 
 def _picture(data: PreparedData) -> tuple[torch.Tensor, Picture]:
