@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -151,9 +151,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def finite(value: Any) -> Any:
-    """``value`` as plain JSON types, with NaN and infinities as None."""
+    """``value`` as plain JSON types, with NaN and infinities as None, and without ``typed.OPTIONAL`` fields of None."""
     if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        value = asdict(value)
+        found = [(item, getattr(value, item.name)) for item in fields(value)]
+        value = {item.name: one for item, one in found if one is not None or "optional" not in item.metadata}
     if isinstance(value, dict):
         return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -13,6 +13,8 @@ from typing import Any, Literal, TypeVar
 from antiphase.errors import InputError, nearest
 
 T = TypeVar("T")
+OPTIONAL = {"optional": True}
+"""Metadata of a dataclass field that a record leaves out where it is None."""
 
 
 def bounded(
@@ -60,7 +62,8 @@ def _fields(kind: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Fiel
 def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
     """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
 
-    With ``strict=False``, unknown keys are ignored, for records of other versions.
+    With ``strict=False``, for records of other versions, unknown keys are ignored, and null is the default of a field
+    that cannot be None.
     """
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
@@ -72,12 +75,21 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
             if not strict:
                 continue
             raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
+        if value is None and not strict and _has_default(fields[key]) and not _can_be_none(hints[key]):
+            continue
         values[key] = _coerce(hints[key], value, full, strict=strict)
     for name, item in fields.items():
-        no_default = item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        if name not in values and no_default:
+        if name not in values and not _has_default(item):
             raise InputError(f"missing key '{path}.{name}'" if path else f"missing key '{name}'")
     return kind(**values)
+
+
+def _has_default(item: dataclasses.Field[Any]) -> bool:
+    return item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
+
+
+def _can_be_none(hint: Any) -> bool:
+    return hint is Any or type(None) in typing.get_args(hint)
 
 
 def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:

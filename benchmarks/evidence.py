@@ -28,8 +28,8 @@ from antiphase.errors import Interrupted
 from antiphase.records import Record, finite, write_atomically
 from antiphase.scoring.likelihood import negative_log_likelihoods
 from antiphase.scoring.loading import load_model
-from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.jobs import Job, run_jobs
+from antiphase.studies.runs import run_of
 from antiphase.studies.tune.measure import gradient_spikes
 from antiphase.training.run_folder import read_metrics
 
@@ -151,7 +151,7 @@ def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
             "block_losses": block_losses(folder / run.name, settings),
-            "passes": first_passing(record.values["curve"], 0.5),
+            "passes": run_of(record).first_passing(0.5),
             "spikes": gradient_spikes(norms),
             "largest_gradient_norm": max((norm for norm in norms if norm is not None), default=None),
         },

@@ -16,7 +16,7 @@ from gpu_hour_stage import SPARE, Kept, NoTime, Stage, alarm
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
-from antiphase.studies.jobs import Job, is_diverged, run_jobs
+from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.training_run import train_run
 from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.run_folder import read_metrics
@@ -219,7 +219,7 @@ def _round(stage: Stage, runs: dict[str, RunSettings], processes: int) -> dict[s
     started = time.monotonic()
     folder = stage.work / "models"
     values = train_side_by_side(stage, folder, runs, min(processes, len(runs)))
-    models = {name: folder / name for name in runs if not is_diverged(values[name])}
+    models = {name: folder / name for name in runs if values[name]["final"]["loss"] is not None}
     trained = time.monotonic() - started
     found = measured(stage, models)
     return {"runs": values, "measured": found, "training": trained, "seconds": time.monotonic() - started}

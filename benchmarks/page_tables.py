@@ -30,9 +30,9 @@ from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
 from antiphase.records import Record
-from antiphase.report import tables
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
+from antiphase.studies.compare.shown import shown
 from antiphase.studies.compare.tables import headline
 from antiphase.studies.reproduce import presentation as reproduction
 from antiphase.studies.tune import Tune
@@ -307,24 +307,21 @@ def loops() -> list[list[str]]:
 
 def demo_at_a_glance() -> list[list[str]]:
     """The first table of the README: numbers are from one seed unless the row says otherwise."""
-    found = record("demo")
-    arms = tables.arms_of(found)
-    runs = {arm: sorted((run for run in tables.runs_of(found) if run["arm"] == arm), key=lambda run: run["seed"])
-            for arm in arms}  # fmt: skip
-    chosen = [row for row in tables.allocation_of(found) if row["layer"] == "all"
-              and row["map"] in ("softmax", "difference")]  # fmt: skip
+    found = shown(record("demo"))
+    arms = found.arms
+    runs = {arm: sorted(found.runs_of(arm), key=lambda run: run.seed or 0) for arm in arms}
+    chosen = [row for row in found.allocation if row.is_last]
 
     def looked(arm: str, trained: bool) -> float:
-        return statistics.fmean(row["spans"]["answer"]["share"] for row in chosen
-                                if (row["arm"], row["trained"]) == (arm, trained))  # fmt: skip
+        return statistics.fmean(row.spans["answer"].share for row in chosen if (row.arm, row.trained) == (arm, trained))
 
     def row(words: str, cell: Callable[[str], str]) -> list[str]:
         return [words, *(cell(arm) for arm in arms)]
 
     def passed(arm: str) -> list[int | None]:
-        return [run["passes"] for run in runs[arm]]
+        return [run.passes for run in runs[arm]]
 
-    guess = percent(found.values["guess_rate"])
+    guess = percent(found.guess_rate or 0.0)
     return [
         ["", *arms],
         row("seeds that learned to find the fact",
@@ -332,29 +329,26 @@ def demo_at_a_glance() -> list[list[str]]:
         row("training steps until half the answers are right, by seed",
             lambda arm: ", ".join("never" if step is None else f"{step:,}" for step in passed(arm))),
         row(f"right answers at the end, by seed (guessing: {guess})",
-            lambda arm: ", ".join(percent(run["final"]["accuracy"]) for run in runs[arm])),
+            lambda arm: ", ".join(percent(run.final.accuracy or 0.0) for run in runs[arm])),
         row("share of attention on the answer, mean over seeds (untrained)",
             lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
-        row("parameters", lambda arm: f"{runs[arm][0]['parameters']:,}"),
+        row("parameters", lambda arm: f"{runs[arm][0].parameters:,}"),
     ]  # fmt: skip
 
 
 def demo(name: str) -> list[list[str]]:
     """The main results of the demo, and where its models attend; each row describes its number."""
-    found = record(name)
-    head, *rows = of_report(name, headline)
-    chosen = tables.allocation_of(found)
+    found = shown(record(name))
+    head, *rows = of_report(name, lambda record: headline(shown(record)))
     for state in (True, False):
         for words, value in (
-            ("attention on the answer, share of Σ|A|", lambda row: row["spans"]["answer"]["share"]),
-            ("answer ÷ noise, by share", lambda row: row["answer_to_noise"]["share"]),
+            ("attention on the answer, share of Σ|A|", lambda row: row.spans["answer"].share),
+            ("answer ÷ noise, by share", lambda row: row.answer_to_noise.share),
         ):
             cells = []
-            for arm in tables.arms_of(found):
+            for arm in found.arms:
                 values = [
-                    value(row) for row in chosen
-                    if (row["arm"], row["trained"], row["layer"]) == (arm, state, "all")
-                    and row["map"] in ("softmax", "difference")
+                    value(row) for row in found.allocation if row.is_last and (row.arm, row.trained) == (arm, state)
                 ]  # fmt: skip
                 mean = statistics.fmean(values)
                 cells.append(f"{mean:.2f}" if "noise" in words else percent(mean))

@@ -141,9 +141,9 @@ def test_layers_without_attention_keep_their_numbers_and_are_not_part_of_a_plan(
     assert [one.layer for one in attention_maps(model, ids[:1])] == [1, 2]
     assert [row["layer"] for row in allocation(model, batch())] == [1, 2, "all"]
     found = cancellation(model, batch())
-    assert [row["layer"] for row in found["layers"]] == [1, 2, "all"]
-    assert {row["layer"] for row in found["heads"]} == {1, 2}
-    assert all(row["maps"]["softmax"]["noise"] is not None for row in found["layers"])
+    assert [row.layer for row in found.layers] == [1, 2, "all"]
+    assert {row.layer for row in found.heads} == {1, 2}
+    assert all(row.maps["softmax"].noise is not None for row in found.layers)
     with quantized_logits(model, 3):
         assert (model(input_ids=ids).logits - plain).abs().max() > 1e-2
     with antiphase.calibrated(model, CalibrationPlan({1: [0]}, alpha=1e30)):

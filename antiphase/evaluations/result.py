@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from antiphase.errors import InputError
 from antiphase.evaluations.settings import DeviceSettings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, every
@@ -35,6 +36,18 @@ class Result:
             return None
         names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
         return build(cls, {name: value for name, value in record.values.items() if name in names}, strict=False)
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """The result in a record of this kind.
+
+        Raises:
+            InputError: the record is of another kind, or has invalid contents.
+        """
+        found = cls.read(record)
+        if found is None:
+            raise InputError(f"a record is of kind {record.kind} where one of {cls.measurement().kind} was written")
+        return found
 
     @classmethod
     def from_record(cls, make: Callable[[Self], Made]) -> Callable[[Record], Made | None]:

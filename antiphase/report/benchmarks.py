@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, STYLE, legend_below
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Row, Table
+from antiphase.report.tables import Column, Row, Table, columns_of, table_of
 
 ORDINARY = ("softmax", "flash", "antiphase softmax, SDPA", "antiphase softmax", "plain")
 """What the others are measured against: softmax attention or its model, or a model without calibration."""
@@ -169,18 +169,9 @@ def memory(record: Record) -> Table | None:
         ]
         for row in found
     ]
-    columns = [
-        Column("For"),
-        Column("Scheme"),
-        Column("Peak, MiB", "number"),
-        Column("Against the baseline", "number"),
-    ]
-    if not rows:
-        return None
-    return Table(
-        title="Peak memory", columns=columns, rows=rows,
-        note="What one call adds, output and gradients included: to a process of its own, or to a GPU's memory.",
-    )  # fmt: skip
+    columns = columns_of("For", "Scheme", "Peak, MiB|number", "Against the baseline|number")
+    note = "What one call adds, output and gradients included: to a process of its own, or to a GPU's memory."
+    return table_of("Peak memory", columns, rows, note)
 
 
 def _pair(row: Row) -> str:

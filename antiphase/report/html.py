@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
 from antiphase.records import Record, write_atomically
-from antiphase.report import compared, figures, plots, tables
+from antiphase.report import figures, plots, tables
 from antiphase.report.presentation import words_for
 from antiphase.report.summary import main_tables, presentation_of
 from antiphase.report.tables import Table
@@ -110,15 +110,15 @@ def _section(record: Record, anchor: str) -> Section:
     shown |= {table.title for table in first}
     presentation = presentation_of(record.kind)
     details = [*presentation.details(record), tables.settings(record), tables.environment(record)]
-    arms = tables.arms_of(record)
+    arms = presentation.arms(record)
     return Section(
         anchor=anchor,
-        title=_title(record),
+        title=_title(record, arms),
         colours={arm: plots.arm_colour(arms, arm) for arm in arms},
         paragraphs=[*words_for(presentation.introduction, record).splitlines(), *record.origins()],
         main_tables=first,
-        sentences=compared.sentences(record),
-        verdict=compared.verdict_of(record) if record.kind == "compare" else "",
+        sentences=list(presentation.sentences(record)),
+        verdict=presentation.verdict(record),
         figures=drawn,
         provenance=tables.provenance(record),
         detail_tables=[table for table in details if table is not None and table.title not in shown],
@@ -161,11 +161,10 @@ def fragment(record: Record) -> str:
     return template(FRAGMENT).render(tables=main_tables(record), sources=sources)
 
 
-def _title(record: Record) -> str:
-    arms = tables.arms_of(record)
+def _title(record: Record, arms: Sequence[str]) -> str:
     if record.kind == "compare":
         return " against ".join(arms) if len(arms) == 2 else f"comparison of {', '.join(arms)}"
-    title = f"{record.kind}: {', '.join(arms)}" if arms and arms != ["model"] else record.kind
+    title = f"{record.kind}: {', '.join(arms)}" if arms and list(arms) != ["model"] else record.kind
     own = [str(record.values[name]) for name in ("arm", "model") if isinstance(record.values.get(name), str)]
     own += [f"seed {record.values['seed']}"] if "seed" in record.values else []
     return ", ".join([title, *own])

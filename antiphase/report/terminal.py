@@ -13,8 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from antiphase.records import Record
-from antiphase.report.compared import sentences, verdict_of
-from antiphase.report.summary import main_tables
+from antiphase.report.summary import main_tables, presentation_of
 from antiphase.report.tables import Table
 
 NARROWEST = 72
@@ -31,10 +30,11 @@ def print_summary(record: Record, console: Console) -> None:
     for table in main_tables(record):
         for part in drawn_parts(table, console.width):
             console.print(part)
-    for sentence in [*record.origins(), *sentences(record)]:
+    presentation = presentation_of(record.kind)
+    for sentence in [*record.origins(), *presentation.sentences(record)]:
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
-    if record.values.get("verdict"):
-        console.print(Padding(Text(verdict_of(record)), (1, 0, 0, 1)))
+    if verdict := presentation.verdict(record):
+        console.print(Padding(Text(verdict), (1, 0, 0, 1)))
 
 
 def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:

@@ -24,6 +24,7 @@ from antiphase.reading.files import read_yaml
 from antiphase.records import Record, finite, write_atomically
 from antiphase.scoring.needles import tasks_of
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.studies.runs import RunResult, run_of
 from antiphase.training.run_folder import WITHOUT_EFFECT
 from antiphase.training.run_model import check_settings
 from antiphase.typed import build, dotted
@@ -163,9 +164,9 @@ class Grid:
         at_once = parallel_runs(self.jobs, self.preset.compare.processes, cores)
         run_jobs(self.jobs, self.output, processes=at_once, cores=cores, report=report)
 
-    def values(self, job: Job) -> dict[str, Any]:
-        """What the record of a finished run says."""
-        return Record.load(self.output / job.name).values
+    def result(self, job: Job) -> RunResult:
+        """The result of a finished run."""
+        return run_of(Record.load(self.output / job.name))
 
     def save(
         self,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +63,7 @@ def gpus_of(jobs: Sequence[Job]) -> list[str]:
 def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
     """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
 
-    A run that diverges has a record, too, which says so (``is_diverged``); the others continue.
+    A run that diverges has a record, too, which says so (``RunResult.is_diverged``); the others continue.
 
     A run that a killed study left behind, and that is still going, counts as one of them; it is waited for.
 
@@ -116,11 +116,6 @@ def _check_text(job: Job, first: Job, output: Path) -> None:
     """The study read the text of its first job; an arm's settings may name other data."""
     if job.settings.data == first.settings.data:
         check_text(output / job.name, output)
-
-
-def is_diverged(values: Mapping[str, Any]) -> bool:
-    """Whether a run whose record has these values reached numbers that are not finite: it has no model."""
-    return values["final"]["loss"] is None
 
 
 def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> None:

@@ -5,9 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from antiphase.outcomes import NOT_SEEN, Counts, LearnedThreshold, following_sentence, follows, split_sentence
+from antiphase.outcomes import (
+    NOT_SEEN,
+    ComparedMetric,
+    Counts,
+    Difference,
+    InFamily,
+    LearnedThreshold,
+    Summary,
+    following_sentence,
+    follows,
+    split_sentence,
+)
 from antiphase.uncertainty.intervals import mcnemar
 from antiphase.uncertainty.seeds import Sample, SeedInterval, holm, seeds_interval
 
@@ -42,67 +52,6 @@ Values = Mapping[str, Sequence[float | None]]
 """Arm to one value for each seed."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Median, mean and range of one arm."""
-
-    median: float | None
-    mean: float | None
-    minimum: float | None
-    maximum: float | None
-    values: list[float | None]
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Summary:
-        known = [value for value in values if value is not None]
-        if not known:
-            return cls(None, None, None, None, list(values))
-        return cls(statistics.median(known), statistics.fmean(known), min(known), max(known), list(values))
-
-
-@dataclass(frozen=True)
-class Difference:
-    """An arm minus the baseline."""
-
-    mean: float | None
-    """None where a seed has no value, or models either learned or did not."""
-    interval: list[float] | None
-    """95 %."""
-    seeds: int
-    """Seeds with a value in both arms."""
-    values: list[float]
-    found: SeedInterval | None
-
-    def describe(self) -> dict[str, Any]:
-        """For a record."""
-        own = {name: value for name, value in vars(self).items() if name != "found"}
-        return own if self.found is None else {**own, "interval_is": self.found.describe()}
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One metric of several arms."""
-
-    metric: Metric
-    arms: dict[str, Summary]
-    differences: dict[str, Difference]
-    """The difference of every other arm from the baseline."""
-    learned: Counts | None
-    """How many seeds learned, of arms that only counts describe."""
-    line: float | None
-    """Above which they have."""
-    sentence: str
-
-    def describe(self) -> dict[str, Any]:
-        """For a record."""
-        return {
-            "metric": self.metric.name, "unit": self.metric.unit, "lower_is_better": self.metric.lower_is_better,
-            "arms": {arm: vars(summary) for arm, summary in self.arms.items()},
-            "differences": {arm: difference.describe() for arm, difference in self.differences.items()},
-            "learned": self.learned, "line": self.line, "sentence": self.sentence,
-        }  # fmt: skip
-
-
 def compare_metric(
     metric: Metric,
     values: Values,
@@ -111,7 +60,7 @@ def compare_metric(
     samples: Mapping[str, Sample] | None = None,
     threshold: LearnedThreshold | None = None,
     accuracies: Values | None = None,
-) -> Comparison | None:
+) -> ComparedMetric | None:
     """Paired values (arm → one for each seed) against a baseline; None where nothing is known.
 
     A seed without a value in either arm (a threshold never passed) counts in neither, and the sentence says so. Where
@@ -141,7 +90,8 @@ def compare_metric(
             found = paired_interval(paired, samples, arm, baseline, [place for place, _ in pairs])
         differences[arm] = Difference(
             mean=statistics.fmean(paired) if paired and whole and learned is None else None,
-            interval=None if found is None else metric.within(found), seeds=len(paired), values=paired, found=found,
+            interval=None if found is None else metric.within(found), seeds=len(paired), values=paired,
+            interval_is=None if found is None else found.basis,
         )  # fmt: skip
         if learned is None or threshold is None:
             sentences.append(_sentence(metric, arm, baseline, differences[arm], reached=reached, total=len(series)))
@@ -151,9 +101,11 @@ def compare_metric(
             split_sentence(metric.name, learned, threshold) if accuracies is None
             else following_sentence(metric.name, tuple(learned))
         )  # fmt: skip
-    return Comparison(
-        metric, {arm: Summary.of(series) for arm, series in values.items()}, differences, counts or None,
-        threshold.at if counts and threshold is not None else None, " ".join(sentences),
+    return ComparedMetric(
+        metric=metric.name, unit=metric.unit, lower_is_better=metric.lower_is_better,
+        arms={arm: Summary.of(series) for arm, series in values.items()}, differences=differences,
+        learned=counts or None, line=threshold.at if counts and threshold is not None else None,
+        sentence=" ".join(sentences),
     )  # fmt: skip
 
 
@@ -183,7 +135,7 @@ def paired_interval(
 def _sentence(
     metric: Metric, arm: str, baseline: str, difference: Difference, *, reached: Mapping[str, int], total: int
 ) -> str:
-    seeds, mean, interval, found = difference.seeds, difference.mean, difference.interval, difference.found
+    seeds, mean, interval, basis = difference.seeds, difference.mean, difference.interval, difference.interval_is
     subject = metric.name[0].upper() + metric.name[1:]
     if seeds < total or mean is None:
         # The seeds that have a value are not a fair sample: an arm that fails more often would look quick.
@@ -197,12 +149,12 @@ def _sentence(
         ahead = (mean < 0) == metric.lower_is_better
         leader, other = (arm, baseline) if ahead else (baseline, arm)
         text = f"{subject}: {leader} is ahead of {other} by {metric.spoken(abs(mean))} {metric.unit} {in_seeds}"
-    if interval is None or found is None:
+    if interval is None or basis is None:
         return f"{text}; one seed has no interval."
     low, high = (metric.spoken(value) for value in interval)
     includes = interval[0] <= 0 <= interval[1]
     meaning = "which includes 0" if includes else "which excludes 0"
-    covered = found.covers.replace("sample", "test sample")
+    covered = basis.covers.replace("sample", "test sample")
     return (
         f"{text} (paired difference {arm} minus {baseline}: 95 % interval over {covered} {low} to {high}, {meaning})."
     )
@@ -258,17 +210,6 @@ def learned_verdict(
 
 def _word(*, better: bool, worse: bool, own_scale: bool) -> str:
     return "reproduced" if better else "inconclusive" if not worse else "contradicted" if own_scale else NOT_SEEN
-
-
-@dataclass(frozen=True)
-class InFamily:
-    """A verdict among all that were tested together."""
-
-    p: float | None
-    p_holm: float | None
-    """Adjusted by Holm."""
-    verdict_holm: str
-    """What would hold under it."""
 
 
 def in_family(tests: Sequence[tuple[str, float | None]]) -> list[InFamily]:

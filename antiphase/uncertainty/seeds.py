@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy
 from scipy import stats
+
+from antiphase.outcomes import Basis
 
 BOOTSTRAP_FROM = 8
 """Number of seeds from which a bootstrap is used; with fewer, there are too few different resamples."""
@@ -92,27 +94,7 @@ class SeedInterval:
 
     low: float
     high: float
-    p: float
-    """Two-sided p-value of the hypothesis that the mean is 0."""
-    method: str
-    covers: str
-    """``seeds and sample``, or only ``seeds`` if the records have no information on the sample."""
-    sample: str | None
-    """Source of the sample's variance, and whether seeds share the sample."""
-    seed_variance: float
-    """Variance of the mean, estimated from the values' spread over seeds."""
-    sample_variance: float | None
-    """Variance of the mean that is due to the sample."""
-    degrees: float
-
-    @property
-    def words(self) -> str:
-        """For example ``over seeds and sample (Student and Satterthwaite)``."""
-        return f"over {self.covers} ({self.method})"
-
-    def describe(self) -> dict[str, Any]:
-        """Values for a record, except the bounds, which are recorded next to it."""
-        return {name: value for name, value in asdict(self).items() if name not in ("low", "high")}
+    basis: Basis
 
 
 def seeds_interval(
@@ -163,7 +145,9 @@ def _student(
     error = math.sqrt(variance)
     half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, degrees)) if error else float(mean == 0)
-    return SeedInterval(mean - half, mean + half, p, method, *_covered(sample), spread, of_sample, float(degrees))
+    return SeedInterval(
+        mean - half, mean + half, Basis(p, method, *_covered(sample), spread, of_sample, float(degrees))
+    )  # fmt: skip
 
 
 def _covered(sample: Sample | None) -> tuple[str, str | None]:
@@ -193,7 +177,9 @@ def _bootstrap(
     low, high = (float(end) for end in numpy.quantile(drawn, [tail, 1 - tail]))
     beyond = (min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1) / (DRAWS + 1)
     p = min(1.0, float(2 * stats.t.sf(stats.norm.isf(beyond), degrees))) if mean else 1.0
-    return SeedInterval(low, high, p, "hierarchical bootstrap", *_covered(sample), spread, of_sample, degrees)
+    return SeedInterval(
+        low, high, Basis(p, "hierarchical bootstrap", *_covered(sample), spread, of_sample, degrees)
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)

@@ -1,5 +1,6 @@
 """Measurements that have a folder: found by it, complete, and what they share (flags, commands, typed results)."""
 
+import inspect
 import math
 import subprocess
 import sys
@@ -56,6 +57,9 @@ def test_a_folder_is_whole(measurement):
     assert issubclass(measurement.result, Result)
     assert measurement.result.measurement() == measurement == measurement_of(measurement.kind)
     module = measurement.measure
+    own = [one for one in vars(module).values() if inspect.isfunction(one) and one.__module__ == module.__name__]
+    scripts = [one for one in own if one.__name__[0] != "_" and one.__name__ != "measure"]
+    assert measurement.result in [typing.get_type_hints(one)["return"] for one in scripts], "none for scripts"
     if not hasattr(module, "evaluate"):
         assert typing.get_type_hints(module.measure)["return"] is measurement.result
         assert module.contents

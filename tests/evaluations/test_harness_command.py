@@ -5,14 +5,15 @@ import json
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphase
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings
+from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings, measure
 from antiphase.evaluations.harness.presentation import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN
 from antiphase.evaluations.running import evaluate
-from antiphase.records import Record
+from antiphase.records import Record, finite
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 
@@ -77,6 +78,17 @@ def test_models_tasks_and_examples_are_rows_of_one_record(folder):
     page = write_report([record], folder / "page.html").read_text()
     assert "Downstream tasks, every metric" in page
     assert page.count("<img") == 1
+
+
+def test_a_loaded_model_has_the_scores_of_the_command(folder):
+    record = evaluate(request(names=["softmax"]), folder / "out")
+    model, tokenizer = (kind.from_pretrained("softmax") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    tasks = ["first", "second"]
+    found = measure.harness(model, tokenizer, tasks, num_fewshot=[0, 2], limit=12, include_path="tasks")
+    assert finite(found) == {name: record.values[name] for name in ("models", "lm_eval", "rows")}
+    assert "Downstream tasks" in found._repr_html_()
+    with pytest.raises(InputError, match="--limit must be a number of rows"):
+        measure.harness(model, tokenizer, tasks, limit=-1)
 
 
 def test_nothing_is_measured_twice(folder, monkeypatch):

@@ -53,7 +53,7 @@ def run(task, monkeypatch, tokenizer):
 
         monkeypatch.setattr(module, "choose_options", choose)
         settings = {"shots": [1, 2, 4], "samples": 20, "orders": 3, "seed": 0, **options}
-        return many_shot(None, task(longest), **settings), seen
+        return many_shot(None, task(longest), **settings).tasks["colours"], seen
 
     return call
 
@@ -157,7 +157,8 @@ def test_an_example_that_cannot_be_shown_is_refused_and_not_left_out(task, monke
     broken = task()
     last = broken.examples(4)[3]
     del last.values["text"]
-    assert many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0).left_out == []
+    whole = many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0)
+    assert whole.tasks["colours"].left_out == []
     with pytest.raises(InputError, match=rf"{re.escape(last.place)}: the prompt cannot be filled in .*'text'"):
         many_shot(None, broken, shots=[1, 2, 4], samples=20, orders=0, seed=0)
 
@@ -172,8 +173,10 @@ def test_too_few_rows(run):
 def test_a_model(task, tiny_model, tokenizer):
     model = tiny_model("softmax", vocab_size=len(tokenizer), max_position_embeddings=400)
     found = many_shot(model, task(400), shots=[0, 2], samples=12, orders=2, seed=0)
-    assert [row.shots for row in found.rows] == [0, 2]
-    assert all(0 <= row.accuracy <= 1 for row in found.rows)
+    rows = found.tasks["colours"].rows
+    assert [row.shots for row in rows] == [0, 2]
+    assert all(0 <= row.accuracy <= 1 for row in rows)
+    assert "colours" in found._repr_html_()
     with torch.no_grad():
         model.model.norm.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="sample 0"):

@@ -26,7 +26,7 @@ from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.folders.journal import JOURNAL
 from antiphase.folders.ownership import LOCK
 from antiphase.records import Record
-from antiphase.report import figures, plots, summary
+from antiphase.report import figures, summary
 from antiphase.scoring import likelihood
 from antiphase.scoring.loading import load_model
 from antiphase.studies.training_run import train_run
@@ -111,7 +111,7 @@ def test_tables_and_the_heatmap_show_every_size(tmp_path, make, book):
     assert len(differences.rows) == 6 * 2
     assert all("per doubling" in evenness.columns[-1].name and row[-1] is not None for row in evenness.rows)
     assert paper.rows[2] == [4, 2, 0.62, 0.84]
-    figure = plots.needle_grid(record)
+    figure = figures.figures_of(record)["needles"]
     assert [axes.get_title() for axes in figure.axes[:-1]] == ["ours, trained", "llama, trained"]
     assert figure.axes[0].get_yticklabels()[-2].get_text() == "untrained, anywhere"
 

@@ -371,7 +371,7 @@ def test_figures_that_are_made_of_rows(name):
         assert row["spans"]["answer"]["signed"] == pytest.approx(answer.mean().item(), rel=1e-5)
     found = cancellation(model, given)
     for layer, call in enumerate(layers):
-        own = [row["output_rms"] for row in found["heads"] if row["layer"] == layer]
+        own = [row.output_rms for row in found.heads if row.layer == layer]
         sizes = call.heads.square().mean((1, 3)).sqrt().mean(0)
         assert own[: len(sizes)] == pytest.approx(sizes.tolist(), rel=1e-5)
     if name == "esm":

@@ -40,7 +40,12 @@ def make_needles(arms, *, needles, lengths, depths):
         extra = {"accuracy": accuracy, "interval": interval, "samples": 400, "guess_rate": 1 / count}
         summary.append(place | extra)
         if depth is not None:
-            counts = {"samples": 200, "correct": round(200 * accuracy), "by_place": [accuracy, 0.5]}
+            counts = {
+                "samples": 200,
+                "correct": round(200 * accuracy),
+                "by_place": [accuracy, 0.5],
+                "guess_rate": 1 / count,
+            }
             cells += [place | counts | {"seed": seed} for seed in (0, 1)]
     return {"cells": cells, "summary": summary}
 
@@ -154,8 +159,8 @@ def make_awkward():
             "cells": [],
             "summary": [
                 {"arm": arm, "trained": True, "needles": 4, "length": 64, "depth": depth,
-                 "accuracy": accuracy, "interval": None, "samples": 3, "guess_rate": None}
-                for arm, accuracy in zip(arms, (0.5, None, 1.0), strict=True)
+                 "accuracy": accuracy, "interval": [0.0, 1.0], "samples": 3, "guess_rate": 0.25}
+                for arm, accuracy in zip(arms, (0.5, 0.0, 1.0), strict=True)
                 for depth in (0.5, None)
             ],
         },

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from antiphase.errors import InputError
+from antiphase.evaluations import retrieval_shown
+from antiphase.evaluations.perplexity.presentation import losses
 from antiphase.records import Record
 from antiphase.report import summary, tables, write_report
 from antiphase.studies.compare import tables as trained
+from antiphase.studies.compare.shown import retrieval_of, shown
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 
@@ -68,11 +71,22 @@ def test_every_table_stands_on_the_page(comparison, both):
     page, _ = both
     found = [
         *summary.main_tables(comparison),
-        *(trained.comparison(comparison), trained.runs_table(comparison), trained.curve_table(comparison)),
-        *(tables.needle_summary(comparison), tables.needle_cells(comparison), tables.perplexity(comparison)),
-        *(tables.allocation(comparison), tables.allocation(comparison, by_layer=True)),
+        *(
+            trained.comparison(shown(comparison)),
+            trained.runs_table(shown(comparison)),
+            trained.curve_table(shown(comparison)),
+        ),
+        *(
+            retrieval_shown.needle_summary(retrieval_of(comparison)),
+            retrieval_shown.needle_cells(retrieval_of(comparison)),
+            losses(shown(comparison).perplexity),
+        ),
+        *(
+            retrieval_shown.allocation(retrieval_of(comparison)),
+            retrieval_shown.allocation(retrieval_of(comparison), by_layer=True),
+        ),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
-        trained.by_layer(comparison, "gradient_norms", ""),
+        trained.by_layer(shown(comparison), lambda run: run.gradient_norms, ""),
     ]
     for table in found:
         assert [column.name for column in table.columns] in page.rows
@@ -148,7 +162,7 @@ def test_any_part_may_be_missing_or_null(comparison, tmp_path, part, absent):
         del comparison.values[part]
     else:
         comparison.values[part] = None
-    comparison.values["attention_map" if part != "attention_map" else "runs"] = {}  # draw less, test faster
+    comparison.values |= {"runs": []} if part == "attention_map" else {"attention_map": {}}  # draw less, test faster
     write(tmp_path, comparison)
 
 
@@ -156,7 +170,11 @@ def test_any_part_may_be_missing_or_null(comparison, tmp_path, part, absent):
     ("kind", "values", "expected"),
     [
         ("train", {"final": {"loss": 2.5, "accuracy": 0.25}, "curve": [{"step": 1, "loss": 2.5}]}, "2.500"),
-        ("evaluate-perplexity", {"rows": [{"perplexity": 12.18, "tokens": 51200}]}, "12.18"),
+        (
+            "evaluate-perplexity",
+            {"rows": [{"sequences": 80, "loss": 2.5, "perplexity": 12.18, "tokens": 51200}]},
+            "12.18",
+        ),
         ("unheard-of", {"sinks": {"count": 17}, "list": [1]}, "17"),
         ("unheard-of", {}, "have no layout of their own"),
     ],

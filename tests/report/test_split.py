@@ -12,8 +12,9 @@ from rich.console import Console
 from antiphase.evaluations.long_context import presentation as long_context
 from antiphase.evaluations.many_shot import presentation as many_shot
 from antiphase.records import Record
-from antiphase.report import compared, terminal, write_report
+from antiphase.report import terminal, write_report
 from antiphase.studies.ablations.presentation import losses, slices
+from antiphase.studies.compare.shown import sentences, shown
 from antiphase.studies.compare.tables import comparison, headline
 from antiphase.studies.reproduce import presentation as reproduction
 from antiphase.studies.tune import Tune
@@ -37,17 +38,17 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
     terminal.print_summary(demo(), Console(file=output, width=250))
     page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
     made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo-before")
-    for shown in (output.getvalue(), page, made):
-        assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", shown)
-        assert "2 of 3" in shown
-        assert "3 of 3" in shown
+    for words in (output.getvalue(), page, made):
+        assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", words)
+        assert "2 of 3" in words
+        assert "3 of 3" in words
     learned = "learned: softmax in 3 of 3 seeds, differential in 2 of 3 seeds"
     assert learned in output.getvalue()
     assert learned in page
 
 
 def test_each_row_of_the_headline_says_what_its_numbers_are():
-    table = headline(demo())
+    table = headline(shown(demo()))
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
     kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
@@ -61,7 +62,7 @@ def test_each_row_of_the_headline_says_what_its_numbers_are():
 
 
 def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
-    table = comparison(demo())
+    table = comparison(shown(demo()))
     names = [column.name for column in table.columns]
     for row in table.text():
         cells = dict(zip(names, row, strict=True))
@@ -85,13 +86,13 @@ def test_an_older_verdict_is_shown_in_todays_words():
 def test_models_of_one_kind_keep_their_sentences():
     record = Record.load(RECORDS / "upcycle.json")
     entries = [*record.values["comparison"], *record.values["further_comparison"]]
-    assert compared.sentences(record) == [entry["sentence"] for entry in entries]
+    assert sentences(record) == [entry["sentence"] for entry in entries]
 
 
 def test_an_older_record_without_a_guess_rate_is_left_as_it_is():
     record = demo()
     del record.values["guess_rate"]
-    assert "-158.0 to 103.4" in compared.sentences(record)[0]
+    assert "-158.0 to 103.4" in sentences(record)[0]
 
 
 # ------------------------------------------------------------------------------------------ claims

@@ -8,13 +8,16 @@ from subprocess import run
 import pytest
 from rich.console import Console
 
+from antiphase.evaluations import retrieval_shown
+from antiphase.evaluations.perplexity.presentation import losses
 from antiphase.records import Record
-from antiphase.report import benchmarks, compared, html, plots, summary, tables, terminal
+from antiphase.report import benchmarks, html, summary, tables, terminal
 from antiphase.studies.compare import tables as trained
+from antiphase.studies.compare.shown import retrieval_of, sentences, shown
 
 
 def cells(record, measure):
-    table = trained.headline(record)
+    table = trained.headline(shown(record))
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
@@ -24,12 +27,12 @@ def test_cells_that_differ_in_the_number_of_questions_only_are_distinguished(com
     record = Record(
         kind="compare", values={**comparison.values, "needles": {**needles, "summary": [*needles["summary"], *twice]}}
     )
-    assert [point[1] for point in tables.grid_points(tables.needles_of(record, "summary"))] == [2, 5]
+    assert [point[1] for point in retrieval_shown.grid_points(retrieval_of(record).summary)] == [2, 5]
     assert cells(record, "Needle accuracy, trained (8 needles, 5 questions, 256 tokens)")[0].startswith("12.3 %")
     assert cells(record, "Needle accuracy, trained (8 needles, 2 questions, 256 tokens)")[0].startswith("74.0 %")
-    table = tables.needle_summary(record)
+    table = retrieval_shown.needle_summary(retrieval_of(record))
     assert {row[3] for row in table.text()} == {"2", "5"}
-    figure = plots.needle_grid(record)
+    figure = retrieval_shown.needle_grid(retrieval_of(record))
     assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["8\n2\n256", "8\n5\n256"]
     page = html.write_report([record], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "12.3 % (8 needles, 5 questions, 256 tokens)" in page
@@ -52,7 +55,7 @@ def test_headline_holds_the_records_numbers(comparison):
 
 
 def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison):
-    table = trained.headline(grid_comparison)
+    table = trained.headline(shown(grid_comparison))
     rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
     assert len(rows) == 2
     assert all("8 needles" in row for row in rows)
@@ -82,18 +85,19 @@ def test_missing_seeds_are_counted_in_words():
 
 def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, awkward):
     for record in (comparison, grid_comparison, awkward):
-        makers = (
-            *(trained.headline, trained.comparison, trained.runs_table, trained.curve_table, tables.needle_summary),
-            *(tables.needle_cells, tables.perplexity, tables.allocation, tables.settings, tables.environment),
-        )
-        found = [make(record) for make in makers] + [trained.by_layer(record, "lambdas", "λ")]
-        found += [tables.allocation(record, by_layer=True), tables.provenance(record)]
+        numbers, retrieval = shown(record), retrieval_of(record)
+        found = [make(numbers) for make in (trained.headline, trained.comparison, trained.runs_table)]
+        found += [make(retrieval) for make in (retrieval_shown.needle_summary, retrieval_shown.needle_cells)]
+        found += [retrieval_shown.allocation(retrieval, by_layer=by_layer) for by_layer in (False, True)]
+        found += [make(record) for make in (tables.settings, tables.environment, tables.provenance)]
+        found += [trained.by_layer(numbers, lambda run: run.lambdas, "λ"), losses(numbers.perplexity)]
+        found.append(trained.curve_table(numbers))
         for table in found:
             assert table is None or all(len(row) == len(table.columns) for row in table.text()), table
 
 
 def test_allocation_never_shows_a_signed_sum_alone(comparison):
-    table = tables.allocation(comparison)
+    table = retrieval_shown.allocation(retrieval_of(comparison))
     found = {}
     for row in table.rows:
         found.setdefault(tuple(row[:3]), []).append(row[-8])
@@ -105,7 +109,7 @@ def test_allocation_never_shows_a_signed_sum_alone(comparison):
 
 
 def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
-    table = tables.knockouts(comparison)
+    table = retrieval_shown.knockouts(retrieval_of(comparison))
     rows = {tuple(row[:4]): row[4:] for row in table.rows}
     assert rows["softmax", "trained", "anywhere", "all"] == [
         3,
@@ -116,19 +120,19 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
     for row in comparison.values["allocation"]:
         if row["seed"] == 1 and "knockout" in row:
             row["knockout"]["filler"] = None
-    table = tables.knockouts(comparison)
+    table = retrieval_shown.knockouts(retrieval_of(comparison))
     assert all(row[-1] is None for row in table.rows)
     comparison.values["allocation"] = [row for row in comparison.values["allocation"] if row["seed"] == 0]
-    table = tables.knockouts(comparison)
+    table = retrieval_shown.knockouts(retrieval_of(comparison))
     assert table.rows[0][-2:] == ["-1.500 [-2.000 to -1.000]", "+0.010 [-0.020 to +0.040]"]
     for row in comparison.values["allocation"]:
         row.pop("knockout", None)
-    assert tables.knockouts(comparison) is None
+    assert retrieval_shown.knockouts(retrieval_of(comparison)) is None
 
 
 def test_long_curves_are_shortened_and_say_so(comparison):
     comparison.values["runs"][0]["curve"] = [{"step": step, "loss": 1.0} for step in range(5000)]
-    table = trained.curve_table(comparison)
+    table = trained.curve_table(shown(comparison))
     assert len(table.rows) <= trained.LARGEST_CURVE
     assert "Shortened" in table.note
 
@@ -140,7 +144,7 @@ def test_terminal_and_page_show_the_same(comparison, awkward):
         text = output.getvalue()
         for table in summary.main_tables(record):
             assert all(cell in text for row in table.text() for cell in row)
-        assert all(sentence in text for sentence in compared.sentences(record))
+        assert all(sentence in text for sentence in sentences(record))
 
 
 SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needles", "filler")}
@@ -152,7 +156,7 @@ SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needl
         ("train", {"final": {"loss": 2.0, "accuracy": None}, "parameters": 10, "curve": [], "passes": None}),
         ("train", {}),
         ("evaluate-needles", {"cells": [], "summary": [], "guess_rate": 0.5}),
-        ("evaluate-perplexity", {"rows": [{"perplexity": 12.5, "tokens": 100, "name": "corpus"}]}),
+        ("evaluate-perplexity", {"rows": [{"sequences": 3, "loss": 2.5, "perplexity": 12.5, "tokens": 100}]}),
         ("evaluate-allocation", {"rows": [{"map": "softmax", "spans": SPANS}]}),
         ("odd", {"a": {"b": 1.5}, "c": [1, 2], "d": None}),
         ("odd", {}),

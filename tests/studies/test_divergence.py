@@ -13,10 +13,11 @@ from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.studies.ablations.measure import ablations, layer_means
 from antiphase.studies.ablations.rows import ablation_preset
+from antiphase.studies.compare import Comparison
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
-from antiphase.studies.jobs import is_diverged, run_jobs
-from antiphase.studies.reproduce.readings import Comparison
+from antiphase.studies.jobs import run_jobs
+from antiphase.studies.reproduce.readings import diverged
 from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune.measure import tune
@@ -75,7 +76,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     record = compare(preset, tmp_path / "c")
     runs = {(run["arm"], run["seed"]): run for run in record.values["runs"]}
     assert runs["differential", 1]["diverged"]["step"] == 5
-    assert [key for key, run in runs.items() if is_diverged(run)] == [("differential", 1)]
+    assert [(run.arm, run.seed) for run in Comparison.of(record).runs if run.is_diverged] == [("differential", 1)]
     for part in (record.values["needles"]["cells"], record.values["allocation"], record.values["perplexity"]):
         seen = {(row["arm"], row["seed"], row["trained"]) for row in part}
         assert ("differential", 1, True) not in seen
@@ -84,7 +85,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
     entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
     assert entry["differences"]["differential"]["seeds"] == 1
     assert record.values["verdicts"]["held-out loss"] == {"differential": "inconclusive"}
-    assert Comparison.read(record).diverged() == [1]
+    assert diverged(record) == [1]
     table = {row[0]: row[1:] for row in drawn(record, tmp_path)["Headline"]}
     assert table["Diverged"] == ["–", "1 of 2, at step 5"]
     assert len(diverging.trained) == 4
@@ -97,8 +98,8 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
 def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
     every = [f"{arm}-seed{seed}" for arm in ("softmax", "differential") for seed in (0, 1)]
     record = compare(diverging(*every), tmp_path / "c")
-    assert all(map(is_diverged, record.values["runs"]))
-    assert Comparison.read(record).diverged() == [0, 1]
+    assert all(run.is_diverged for run in Comparison.of(record).runs)
+    assert diverged(record) == [0, 1]
     assert "Headline" in drawn(record, tmp_path)
 
 

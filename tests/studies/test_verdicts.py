@@ -9,10 +9,13 @@ from hypothesis import strategies as st
 
 from antiphase.config import CompareSettings, load_preset
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold
+from antiphase.records import finite
+from antiphase.studies.compare import ComparedRun
 from antiphase.studies.compare.comparison import claims_of, compared, verdict_words
-from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.registered_claims import Registration
+from antiphase.studies.runs import CurvePoint, RunResult
 from antiphase.studies.verdicts import InFamily, Metric, compare_metric, in_family, learned_verdict, verdict
+from antiphase.typed import build
 from antiphase.uncertainty.seeds import Sample
 
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
@@ -64,7 +67,7 @@ def test_an_arm_that_failed_in_more_seeds_is_never_called_ahead():
 def test_a_missing_common_seed_is_reported():
     entry = compare_metric(STEPS, {"softmax": [None, 5.0], "differential": [3.0, None]}, "softmax")
     assert "differential in 1 of 2 seeds and softmax in 1 of 2 seeds" in entry.sentence
-    assert entry.differences["differential"].describe() == {"mean": None, "interval": None, "seeds": 0, "values": []}
+    assert finite(entry.differences["differential"]) == {"mean": None, "interval": None, "seeds": 0, "values": []}
     assert entry.arms["softmax"].median == 5.0
 
 
@@ -206,7 +209,7 @@ def test_the_sample_widens_an_interval_and_the_sentence_says_so():
     low, high = entry.differences["differential"].interval
     assert (low, high) == pytest.approx((0.06 - 1.96 * 0.07, 0.06 + 1.96 * 0.07), abs=0.01)
     assert "95 % interval over seeds and test sample -8.0 to 20.0" in entry.sentence
-    assert entry.differences["differential"].found.describe()["sample"].startswith("counts, one sample for all seeds")
+    assert entry.differences["differential"].interval_is.sample.startswith("counts, one sample for all seeds")
 
 
 # ------------------------------------------------------------------------------------------ finished runs
@@ -215,14 +218,17 @@ def test_the_sample_widens_an_interval_and_the_sentence_says_so():
 def runs(seeds, *, passes):
     """Results of both arms in which the differential one is better in everything."""
     return [
-        {
-            "arm": arm,
-            "seed": seed,
-            "final": {"accuracy": 0.5 + 0.2 * ahead + 0.001 * seed, "loss": 2.0 - 0.2 * ahead + 0.001 * seed**2},
-            "passes": passes(arm, seed),
-            "curve": [{"step": 200}],
-            "by_sequence": [2.0 - 0.2 * ahead + 0.01 * place for place in range(-5, 6)],
-        }
+        build(
+            ComparedRun,
+            {
+                "arm": arm,
+                "seed": seed,
+                "final": {"accuracy": 0.5 + 0.2 * ahead + 0.001 * seed, "loss": 2.0 - 0.2 * ahead + 0.001 * seed**2},
+                "passes": passes(arm, seed),
+                "curve": [{"step": 200}],
+                "by_sequence": [2.0 - 0.2 * ahead + 0.01 * place for place in range(-5, 6)],
+            },
+        )
         for seed in range(seeds)
         for arm, ahead in (("softmax", 0), ("differential", 1))
     ]
@@ -232,10 +238,10 @@ def found_of(seeds, *, passes, claims=None):
     settings = CompareSettings(seeds=list(range(seeds)))
     names = [claim["name"] for claim in claims_of(replace(load_preset("demo"), compare=settings))]
     registered = Registration("0", "then", names[0], names if claims is None else claims)
-    return compared(
+    return finite(compared(
         settings, runs(seeds, passes=passes), guess_rate=0.125, curve_samples=1000,
         registered=None if claims == [] else registered,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def quick(arm, seed):
@@ -295,5 +301,5 @@ def test_the_primary_measure_is_the_loss_on_text_and_the_accuracy_on_the_task():
     [([0.1, 0.5, 0.6, 0.2], 20), ([0.5, 0.5], None), ([], None), ([None, 0.9], 10), ([math.nan, 0.4], None)],
 )
 def test_first_passing_is_strictly_above_the_threshold(accuracies, expected):
-    curve = [{"step": 10 * index, "accuracy": value} for index, value in enumerate(accuracies)]
-    assert first_passing([*curve, {"step": 99}], 0.5) == expected
+    curve = [CurvePoint(step=10 * index, accuracy=value) for index, value in enumerate(accuracies)]
+    assert RunResult(curve=[*curve, CurvePoint(step=99)]).first_passing(0.5) == expected

@@ -69,11 +69,11 @@ def test_without_variance_of_the_sample_it_is_students(count, shared):
     for sample in samples:
         found = seeds_interval(values, sample)
         assert (found.low, found.high) == pytest.approx(mean_interval(values), rel=1e-12)
-        assert found.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
-        assert (found.method, found.degrees) == ("Student", count - 1)
+        assert found.basis.p == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-9)
+        assert (found.basis.method, found.basis.degrees) == ("Student", count - 1)
     assert seeds_interval([1.0]) is None
     assert (seeds_interval([0.5] * 4).low, seeds_interval([0.5] * 4).high) == (0.5, 0.5)
-    assert (seeds_interval([0.5] * 4).p, seeds_interval([0.0] * 4).p) == (0.0, 1.0)
+    assert (seeds_interval([0.5] * 4).basis.p, seeds_interval([0.0] * 4).basis.p) == (0.0, 1.0)
 
 
 def test_variances_add_up_with_satterthwaites_degrees():
@@ -84,16 +84,19 @@ def test_variances_add_up_with_satterthwaites_degrees():
     degrees = whole**2 / (seeds**2 / 3 + error**4 / 24)
     half = stats.t.ppf(0.975, degrees) * math.sqrt(whole)
     assert (found.low, found.high) == pytest.approx((0.275 - half, 0.275 + half))
-    assert found.p == pytest.approx(2 * stats.t.sf(0.275 / math.sqrt(whole), degrees))
-    assert (found.seed_variance, found.sample_variance) == (pytest.approx(seeds), pytest.approx(error**2))
-    assert (found.covers, found.sample) == ("seeds and sample", "standard errors, one sample for all seeds of 25")
+    assert found.basis.p == pytest.approx(2 * stats.t.sf(0.275 / math.sqrt(whole), degrees))
+    assert (found.basis.seed_variance, found.basis.sample_variance) == (pytest.approx(seeds), pytest.approx(error**2))
+    assert (found.basis.covers, found.basis.sample) == (
+        "seeds and sample",
+        "standard errors, one sample for all seeds of 25",
+    )
 
 
 def test_agreeing_seeds_claim_no_more_than_their_samples_allow():
     """The case that was published: 294 to 295 right of 377 with each of three seeds gave ±0.3 points."""
     shares = [294 / 377, 294 / 377, 293 / 377]
     found = seeds_interval(shares, Sample.of_counts(shares, 377, shared=False))
-    assert found.method == "the samples' own"
+    assert found.basis.method == "the samples' own"
     assert found.high - found.low == pytest.approx(2 * 1.96 * math.sqrt(0.78 * 0.22 / 377 / 3), rel=0.02)
     held = seeds_interval(shares, Sample.of_counts(shares, 377, shared=True))
     assert held.high - held.low == pytest.approx(2 * 1.96 * math.sqrt(0.78 * 0.22 / 377), rel=0.02)  # ±4.2
@@ -105,8 +108,8 @@ def test_the_p_of_a_bootstrap_agrees_with_its_interval():
         scores = shift + generator.normal(0, 0.2, (BOOTSTRAP_FROM, 1)) + generator.normal(0, 1, (1, 60))
         values = scores.mean(1).tolist()
         one = seeds_interval(values, Sample.of_scores(scores, shared=True))
-        assert one.method == "hierarchical bootstrap"
-        assert (one.p < 0.05) == (not one.low <= 0 <= one.high)
+        assert one.basis.method == "hierarchical bootstrap"
+        assert (one.basis.p < 0.05) == (not one.low <= 0 <= one.high)
         assert seeds_interval(values, Sample.of_scores(scores, shared=True)) == one  # no draw is left to chance
 
 

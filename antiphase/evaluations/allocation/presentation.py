@@ -7,11 +7,13 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from antiphase.evaluations.allocation import Allocation, MapAllocation
-from antiphase.report import tables
+from antiphase.evaluations import retrieval_shown
+from antiphase.evaluations.allocation import Allocation
+from antiphase.evaluations.retrieval_results import MapAllocation
+from antiphase.evaluations.retrieval_shown import Retrieval, allocation_drawing, state
+from antiphase.records import Record
 from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.retrieval import ALLOCATION
 from antiphase.report.tables import Column, Table, depth_text, format_value, present
 
 PAPER_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -32,7 +34,7 @@ def by_depth(allocation: Allocation) -> Table | None:
     depths = list(dict.fromkeys(row.depth for row in rows))
     groups: dict[tuple[str, str], dict[float | None, MapAllocation]] = {}
     for row in rows:
-        groups.setdefault((row.arm, _state(row)), {})[row.depth] = row
+        groups.setdefault((row.arm, state(row)), {})[row.depth] = row
     cells: list[list[Any]] = []
     for key, found in groups.items():
         for measure, style in (("share", "percent"), ("signed", "signed"), ("contribution", "percent")):
@@ -67,10 +69,6 @@ def _figure(row: MapAllocation, name: str, measure: str) -> float | None:
     return ratio
 
 
-def _state(row: MapAllocation) -> str:
-    return "trained" if row.trained else "untrained"
-
-
 @Allocation.from_record
 @matplotlib.rc_context(STYLE)
 def share_by_depth(found: Allocation) -> Figure | None:
@@ -98,13 +96,24 @@ def share_by_depth(found: Allocation) -> Figure | None:
     return figure
 
 
+def retrieval_of(record: Record) -> Retrieval:
+    """Where attention went; nothing of other records."""
+    rows = (Allocation.read(record) or Allocation(rows=[])).rows
+    return Retrieval(list(dict.fromkeys(row.arm for row in rows if row.depth is None)), allocation=rows)
+
+
+def _tables(record: Record) -> list[Table | None]:
+    found = retrieval_of(record)
+    return [by_depth(record), retrieval_shown.allocation(found), retrieval_shown.knockouts(found)]
+
+
 PRESENTATION = Presentation(
     introduction="Where the last prompt token attends (as a share of Σ|A| and as a signed sum), what this adds to the "
     "layers' outputs, and how much the answer's log-probability loses without it. The signed sum alone flatters maps "
     "that subtract: read them together, and the untrained model beside them.",
-    tables=lambda record: [by_depth(record), tables.allocation(record), tables.knockouts(record)],
+    tables=_tables,
     figures={
-        "allocation": ALLOCATION,
+        "allocation": allocation_drawing(retrieval_of),
         "allocation-by-depth": Drawing(
             draw=share_by_depth,
             title="Where attention went, by depth of the answer",
@@ -112,4 +121,5 @@ PRESENTATION = Presentation(
             alternative="Line charts of attention on the answer and on the noise over the depth of the answer.",
         ),
     },
+    arms=lambda record: retrieval_of(record).arms,
 )

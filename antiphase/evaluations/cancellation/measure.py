@@ -6,7 +6,8 @@ the answer's share. Pairs of softmax maps and the untrained model show how much 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from antiphase.instrumentation.hooks import observed
 from antiphase.layers.registry import ACROSS
 from antiphase.probing.rows import LayerRows, attention_rows
 from antiphase.randomness import keyed_generator
+from antiphase.report.tables import present
 from antiphase.scoring.allocation import ALL_LAYERS, NOISE, allocation
 from antiphase.scoring.loading import LoadedModel, untrained
 
@@ -48,38 +50,33 @@ def measure(
     task = data.task(**settings.task_sizes())
     check_task(task)
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "cancellation"))
-    heads, layers = [], []
-    for index, model in enumerate((loaded.model, untrained(loaded.model, settings.seed))):
-        trained = index == 0
-        found = cancellation(model, batch, partial(_later, report, index * settings.samples, 2 * settings.samples))
-        heads += [HeadFigures(trained=trained, **row) for row in found["heads"]]
-        for row in found["layers"]:
-            maps = {name: MapFigures(**figures) for name, figures in row["maps"].items()}
-            layers.append(LayerFigures(trained=trained, **{**row, "maps": maps}))
-    kind = getattr(loaded.model.config, "attention_type", None)
-    return Cancellation(kind, settings.samples, batch.input_ids.shape[1], heads, layers)
+    tell = partial(_later, report, count=2 * settings.samples)
+    found = cancellation(loaded.model, batch, report=partial(tell, 0))
+    other = untrained(loaded.model, settings.seed)
+    base = cancellation(other, batch, trained=False, report=partial(tell, settings.samples))
+    return replace(found, heads=found.heads + base.heads, layers=found.layers + base.layers)
 
 
-def _later(report: Callable[[int, int], None], before: int, count: int, done: int) -> None:
+def _later(report: Callable[[int, int], None], before: int, done: int, *, count: int) -> None:
     """Report what is done after ``before`` others."""
     report(before + done, count)
 
 
 def cancellation(
-    model: PreTrainedModel, batch: RetrievalBatch, report: Callable[[int], None] = lambda done: None
-) -> dict[str, Any]:
+    model: PreTrainedModel,
+    batch: RetrievalBatch,
+    *,
+    trained: bool = True,
+    report: Callable[[int], None] = lambda done: None,
+) -> Cancellation:
     """Compare the two maps of each head, and their difference.
 
     In a model without pairs, maps 2i and 2i + 1 are compared as a control and have no difference.
 
     Args:
         batch: retrieval sequences without padding.
+        trained: what the result says of the model.
         report: called with the number of finished sequences.
-
-    Returns:
-        ``heads``: rows with layer, head and the fields of ``HeadFigures``, means over sequences; None if a measure is
-        undefined. ``layers``: the same, mean over heads, and the fields of ``MapFigures`` for each of ``maps``. Layer
-        "all" is the mean over layers.
 
     Raises:
         ValueError: the model's attention does not use transformers' interface.
@@ -100,12 +97,14 @@ def cancellation(
         report(start + len(ids))
     noise = {(row["layer"], row["map"]): row["spans"] for row in allocation(model, batch)}
     heads = [
-        {"layer": layer.number, "head": head, **figures}
+        HeadFigures(trained, layer.number, head, **figures)
         for layer in layers
         for head, figures in enumerate(layer.heads())
     ]
-    by_layer = [_layer_row(layer, noise) for layer in layers]
-    return {"heads": heads, "layers": [*by_layer, _mean_row(by_layer)]}
+    by_layer = [_layer_row(layer, noise, trained) for layer in layers]
+    count, length = batch.input_ids.shape
+    kind = getattr(model.config, "attention_type", None)
+    return Cancellation(kind, count, length, heads, [*by_layer, _mean_row(by_layer)])
 
 
 class _Layer:
@@ -154,7 +153,7 @@ class _Layer:
         """Mean (heads,); NaN if there are no values."""
         return self.sums[name] / self.counts[name] if name in self.sums else None
 
-    def heads(self) -> list[dict[str, Any]]:
+    def heads(self) -> list[dict[str, float | None]]:
         means = {name: self.mean(name) for name in _BY_HEAD}
         count = len(next(value for value in means.values() if value is not None))
         return [
@@ -169,34 +168,29 @@ class _Layer:
 _BY_HEAD = ("correlation", "cancelled", "negative_share", "output_rms", "output_to_value")
 
 
-def _layer_row(layer: _Layer, noise: dict[tuple[Any, str], dict[str, Any]]) -> dict[str, Any]:
+def _layer_row(layer: _Layer, noise: dict[tuple[Any, str], dict[str, Any]], trained: bool) -> LayerFigures:
     maps = {}
     for name in MAPS:
         spans = noise.get((layer.number, name))
-        own = {figure: _average(layer.mean(f"{name} {figure}")) for figure in ("effective_keys", "near_zero")}
-        if own["effective_keys"] is None:
+        keys, small = (_average(layer.mean(f"{name} {figure}")) for figure in ("effective_keys", "near_zero"))
+        if keys is None:
             continue
-        own["noise"] = None if spans is None else sum(spans[part]["share"] for part in NOISE)
-        own["answer"] = None if spans is None else spans["answer"]["share"]
-        maps[name] = own
-    return {"layer": layer.number, **{name: _average(layer.mean(name)) for name in _BY_HEAD}, "maps": maps}
+        shares = () if spans is None else (sum(spans[part]["share"] for part in NOISE), spans["answer"]["share"])
+        maps[name] = MapFigures(keys, small, *shares)
+    return LayerFigures(trained, layer.number, **{name: _average(layer.mean(name)) for name in _BY_HEAD}, maps=maps)
 
 
-def _mean_row(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _mean_row(rows: Sequence[LayerFigures]) -> LayerFigures:
     """The mean over layers."""
 
-    def mean(values: list[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return sum(known) / len(known) if known else None
+    def means(rows: Sequence[Any], names: Iterable[str]) -> dict[str, float | None]:
+        known = {name: present(getattr(row, name) for row in rows) for name in names}
+        return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
-    return {
-        "layer": ALL_LAYERS,
-        **{name: mean([row[name] for row in rows]) for name in _BY_HEAD},
-        "maps": {
-            name: {figure: mean([row["maps"][name][figure] for row in rows]) for figure in figures}
-            for name, figures in rows[0]["maps"].items()
-        },
+    maps = {
+        name: MapFigures(**means([row.maps[name] for row in rows], vars(own))) for name, own in rows[0].maps.items()
     }
+    return LayerFigures(rows[0].trained, ALL_LAYERS, **means(rows, _BY_HEAD), maps=maps)
 
 
 def _average(means: Tensor | None) -> float | None:

@@ -60,7 +60,8 @@ def by_layer(found: Cancellation) -> Figure | None:
     rows = [row for row in found.layers if row.layer != "all"]
     figure = Figure(figsize=(11.4, 4.3), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    for trained, line in ((True, "-"), (False, ":")):
+    states = {row.trained for row in rows}
+    for trained, line in [(state, line) for state, line in ((True, "-"), (False, ":")) if state in states]:
         own = [row for row in rows if row.trained == trained]
         layers = [row.layer for row in own]
         word = "trained" if trained else "untrained"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from antiphase.evaluations.hallucination import GOLD, LEAD, MODEL, WRONG, Hallucination, SystemScore
 from antiphase.report.plots import PERCENT, STYLE, legend_below, visible
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, percents_text
+from antiphase.report.tables import Column, Table, percents_text, table_of
 
 PUBLISHED: dict[str, tuple[tuple[str, float, float], ...]] = {
     "summarization": (("XSum", 0.44, 0.53), ("CNN/DM", 0.32, 0.41), ("MultiNews", 0.42, 0.61)),
@@ -67,11 +67,9 @@ def paper(found: Hallucination) -> Table | None:
     """The paper's table 4, for the kinds of data that were measured."""
     kinds = dict.fromkeys(task.kind for task in found.tasks.values())
     rows: list[list[Any]] = [list(row) for kind in kinds for row in PUBLISHED[kind]]
-    if not rows:
-        return None
     columns = [Column("Data"), Column("Transformer-3B", "percent"), Column("DIFF-3B", "percent")]
     note = "2410.05258, table 4: free of hallucination, 100 samples of each, judged by GPT-4o."
-    return Table(title="The paper's numbers", columns=columns, rows=rows, note=note)
+    return table_of("The paper's numbers", columns, rows, note)
 
 
 @Hallucination.from_record
@@ -104,8 +102,6 @@ def judge_errors(found: Hallucination) -> Table | None:
         for row in task.systems
         if row.system != MODEL
     ]  # fmt: skip
-    if not rows:
-        return None
     columns = [Column("Data"), Column("Judged"), Column("Should be"), Column("Texts", "integer"),
                Column("Unjudged", "integer"), Column("Judge's error", "percent"), Column("95 %")]  # fmt: skip
     note = (
@@ -113,7 +109,7 @@ def judge_errors(found: Hallucination) -> Table | None:
         "often), so the judge is not wrong about all of those; the first three sentences are faithful, and a reference "
         "with another entity, or another question's answer, is not."
     )
-    return Table(title="The judge's own error", columns=columns, rows=rows, note=note)
+    return table_of("The judge's own error", columns, rows, note)
 
 
 @Hallucination.from_record

@@ -7,19 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
 from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, NonFiniteError
-from antiphase.evaluations.harness import Difference, Harness, HarnessSettings, Metric, TaskScore
+from antiphase.evaluations.harness import PAPER_TASKS, Difference, Harness, HarnessSettings, Metric, TaskScore
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import digest, load_model, origins
+from antiphase.scoring.loading import digest, load_model, origins, wrap_model
 from antiphase.training.device import loading_options
 from antiphase.uncertainty.intervals import mean_interval
 
 if TYPE_CHECKING:
-    from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
+    from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM, TaskLibrary
 
 CELLS = "cells.jsonl"
 
@@ -55,6 +57,49 @@ def evaluate(
         return found.save(output, request, seconds=time.perf_counter() - started, **read)
 
 
+def harness(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tasks: Sequence[str] = PAPER_TASKS,
+    *,
+    num_fewshot: Sequence[int] = (0, 5),
+    limit: float | None = None,
+    include_path: str | None = None,
+    trust_task_code: bool = False,
+    seed: int = 1234,
+) -> Harness:
+    """Scores of a loaded model on tasks of lm-eval.
+
+    Args:
+        tasks: their names in lm-eval.
+        num_fewshot: numbers of examples before each prompt.
+        limit: number of rows of each task, or a share below 1.
+        include_path: folder with further tasks.
+        trust_task_code: whether Python code that comes with tasks may run.
+        seed: seed for drawing examples.
+
+    Raises:
+        InputError: a task or value cannot be used, or data is not available.
+        NonFiniteError: logits are not finite.
+    """
+    name = wrap_model(model, tokenizer).name
+    request = HarnessSettings(
+        names=[name], tasks=tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path,
+        trust_task_code=trust_task_code, seed=seed,
+    )  # fmt: skip
+    request.check()
+    from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM
+
+    library, own = _library(request), ProjectLM(model, tokenizer, batch_size=request.batch_size)
+    rows = [
+        {"model": name, **row}
+        for task in tasks
+        for shots in num_fewshot
+        for row in _scored(request, own, library, task, shots)
+    ]
+    return Harness([name], VERSION, _compared(rows))
+
+
 def check_tasks(request: HarnessSettings) -> None:
     """Check that the tasks exist, before anything slow happens.
 
@@ -85,7 +130,7 @@ def _rows(
     say: Callable[[str], None],
     report: Callable[[float, int], None],
 ) -> Iterator[dict[str, Any]]:
-    from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM, measure
+    from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM
 
     known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
     settings = [request.limit, request.seed, VERSION, *(["chat template"] if request.chat_template else [])]
@@ -103,21 +148,25 @@ def _rows(
                     model.report = _later(report, done, count)
                     say(f"{name}: {task}, {shots} examples")
                     try:
-                        known[key] = measure(
-                            model,
-                            library.load(task),
-                            shots=shots,
-                            limit=request.limit,
-                            seed=request.seed,
-                            trust_task_code=request.trust_task_code,
-                            chat=request.chat_template,
-                        )
+                        known[key] = _scored(request, model, library, task, shots)
                     except NonFiniteError as error:
                         raise InputError(f"MODEL {name}, {task}: {error}") from error
                     append_line(path, finite({"key": key, "rows": known[key]}))
                 done += 1
                 report(done, count)
                 yield from ({"model": name, **row} for row in known[key])
+
+
+def _scored(
+    request: HarnessSettings, model: ProjectLM, library: TaskLibrary, task: str, shots: int
+) -> list[dict[str, Any]]:
+    """Rows of ``lm_eval_adapter.measure``."""
+    from antiphase.evaluations.harness.lm_eval_adapter import measure
+
+    return measure(
+        model, library.load(task), shots=shots, limit=request.limit, seed=request.seed,
+        trust_task_code=request.trust_task_code, chat=request.chat_template,
+    )  # fmt: skip
 
 
 def _later(report: Callable[[float, int], None], done: int, count: int) -> Callable[[float], None]:

@@ -87,15 +87,15 @@ def measure(
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> ManyShot:
     """Measure every task with every number of examples for which there are rows."""
-    found = {}
+    found: dict[str, TaskShots] = {}
     for name, asked in tasks.items():
         most = _most_examples(settings, asked.task)
         with naming_task(asked.path):
-            of_task = many_shot(
+            own = many_shot(
                 loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
                 samples=settings.samples, orders=settings.orders, seed=settings.seed, report=report,
             )  # fmt: skip
-        found[name] = replace(of_task, too_few_rows=[count for count in settings.shots if count > most])
+        found[name] = replace(own.tasks[name], too_few_rows=[count for count in settings.shots if count > most])
     return ManyShot(found)
 
 
@@ -122,8 +122,8 @@ def many_shot(
     orders: int,
     seed: int,
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> TaskShots:
-    """Accuracy by number of examples, and over orders of the largest number.
+) -> ManyShot:
+    """Accuracy on a task by number of examples, and over orders of the largest number.
 
     A smaller number uses the first examples of a larger one. The largest number is shown in ``orders`` random orders,
     and in as many that alternate between the classes.
@@ -162,7 +162,7 @@ def many_shot(
             done += 1
             report(done, whole)
         by_order[kind] = _over_orders(answers_by_order, targets, most)
-    return TaskShots(
+    result = TaskShots(
         samples=samples,
         labels=len(task.labels),
         guess_rate=1 / len(task.labels),
@@ -171,6 +171,7 @@ def many_shot(
         rows=rows,
         orders=by_order,
     )
+    return ManyShot({task.settings.name: result})
 
 
 def _fitting(

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from antiphase.evaluations.many_shot import ManyShot, TaskShots
 from antiphase.report.plots import COLOURS, PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, percents_text
+from antiphase.report.tables import Column, Table, percents_text, table_of
 
 
 @ManyShot.from_record
@@ -50,8 +50,6 @@ def orders(read: ManyShot) -> Table | None:
         for name, found in read.tasks.items()
         for kind, row in found.orders.items()
     ]  # fmt: skip
-    if not rows:
-        return None
     columns = [Column("Task"), Column("Order"), Column("Examples", "integer"), Column("Orders", "integer"),
                Column("Mean accuracy", "percent"), Column("Best - worst", "percent"),
                Column("Answers that flip", "percent"), Column("Between two orders", "percent"),
@@ -64,7 +62,7 @@ def orders(read: ManyShot) -> Table | None:
     )
     if any(row.pair_flips is None for found in read.tasks.values() for row in found.orders.values()):
         note += " An older record: it has no flips between two orders."
-    return Table(title="The same examples in other orders", columns=columns, rows=rows, note=note)
+    return table_of("The same examples in other orders", columns, rows, note)
 
 
 def _mean_task(tasks: list[TaskShots]) -> TaskShots:

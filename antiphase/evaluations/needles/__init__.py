@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphase.evaluations.result import Result
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Size
 from antiphase.evaluations.settings import ContextSettings, chat_flag
 
 
@@ -20,66 +21,6 @@ class NeedlesSettings(ContextSettings):
 
 
 SETTINGS = NeedlesSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Size:
-    """Size of a context."""
-
-    needles: int
-    queries: int = 0
-    """Number of facts asked for; missing in older records."""
-    length: int
-    """Length in tokens."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place(Size):
-    """A size, a model, and the depth of the first needle asked for."""
-
-    arm: str = "model"
-    """Short name of the model."""
-    trained: bool = True
-    depth: float | None
-    """0 at the start, 1 at the end; None means a random depth."""
-    samples: int
-    """Number of contexts."""
-    guess_rate: float
-    """Score of naming as many different numbers of the context at random."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """The model's output after the first context of a cell."""
-
-    output: str
-    answers: list[str]
-    """The correct answers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CellScore(Place):
-    """Scores in one cell of the grid."""
-
-    correct: int
-    """Number of contexts with an entirely correct answer; in the synthetic task, that to the first question."""
-    by_place: list[float]
-    """Share of correct answers by position of the question."""
-    right: str = ""
-    """0 or 1 for each context."""
-    silent: int | None = None
-    """Number of outputs without any number; None in the synthetic task."""
-    example: Example | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy(Place):
-    """Accuracy in a cell."""
-
-    accuracy: float
-    interval: list[float]
-    interval_is: str = "Wilson 95 %"
-    models: int = 1
 
 
 @dataclass(frozen=True)

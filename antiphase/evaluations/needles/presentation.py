@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphase.evaluations.needles import Accuracy, Needles, Trend
+from antiphase.evaluations.needles import Needles, Trend
+from antiphase.evaluations.retrieval_results import Accuracy
+from antiphase.evaluations.retrieval_shown import Retrieval, needles_drawing, state
+from antiphase.records import Record
 from antiphase.report.presentation import Presentation
-from antiphase.report.retrieval import NEEDLES
-from antiphase.report.tables import Column, Table, depth_text, format_value
+from antiphase.report.tables import Column, Table, depth_text, format_value, table_of
 
 PAPER: dict[tuple[int, int], tuple[float, float]] = {
     (1, 1): (1.00, 1.00), (2, 2): (0.85, 0.92), (4, 2): (0.62, 0.84), (6, 2): (0.55, 0.85),
@@ -25,7 +27,7 @@ def accuracies(needles: Needles) -> Table | None:
     depths = sorted({row.depth for row in rows if row.depth is not None})
     groups: dict[tuple[Any, ...], dict[float | None, Accuracy]] = {}
     for row in rows:
-        key = (row.arm, "trained" if row.trained else "untrained", row.needles, row.queries, row.length)
+        key = (row.arm, state(row), row.needles, row.queries, row.length)
         groups.setdefault(key, {})[row.depth] = row
     cells = []
     for key, found in groups.items():
@@ -61,8 +63,6 @@ def differences(needles: Needles) -> Table | None:
                 _points(row.difference), f"{low} to {high}",
             ]
         )  # fmt: skip
-    if not cells:
-        return None
     columns = [
         Column("Models"), *SIZES, Column("Depth"), Column("Better", "integer"), Column("Worse", "integer"),
         Column("Contexts", "integer"), Column("Points"), Column("95 %"),
@@ -71,7 +71,7 @@ def differences(needles: Needles) -> Table | None:
         "The same contexts for both; better and worse: contexts on which only one of the two was right. The "
         "interval is Bonett and Price's; if it includes 0, no difference is shown."
     )
-    return Table(title="Paired differences", columns=columns, rows=cells, note=note)
+    return table_of("Paired differences", columns, cells, note)
 
 
 @Needles.from_record
@@ -85,14 +85,12 @@ def evenness(needles: Needles) -> Table | None:
         ]
         for row in needles.trends
     ]  # fmt: skip
-    if not cells:
-        return None
     columns = [
         Column("Model"), *SIZES[:2], Column("Mean over depths, by tokens"), Column("Spread over depths", "percent"),
         Column("Points per doubling of length"),
     ]  # fmt: skip
     note = "Spread: best depth minus worst, the median over lengths. Slope: least squares over all contexts, with 95 %."
-    return Table(title="Evenness over depth and length", columns=columns, rows=cells, note=note)
+    return table_of("Evenness over depth and length", columns, cells, note)
 
 
 @Needles.from_record
@@ -127,9 +125,17 @@ def _slope(row: Trend) -> str | None:
     return f"{_points(row.slope)}{bounds}"
 
 
+def retrieval_of(record: Record) -> Retrieval:
+    """The grid of needles; nothing of other records."""
+    found = Needles.read(record) or Needles(guess_rate=0.0, cells=[], summary=[])
+    arms = list(dict.fromkeys(row.arm for row in found.summary))
+    return Retrieval(arms, found.summary, found.cells, is_text=found.task == "text")
+
+
 PRESENTATION = Presentation(
     introduction="Share of hidden facts that the model found, by their depth in the context. The guess rate is what "
     "naming any value of the context would reach.",
     tables=lambda record: [accuracies(record), differences(record), evenness(record), paper(record)],
-    figures={"needles": NEEDLES},
+    figures={"needles": needles_drawing(retrieval_of)},
+    arms=lambda record: retrieval_of(record).arms,
 )

@@ -15,13 +15,15 @@ from typing import Any
 
 from antiphase.config import Preset
 from antiphase.flags import flags_of
+from antiphase.outcomes import Difference
 from antiphase.records import Record
+from antiphase.report.tables import present
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.recall import RecallSlices, recall_losses, recall_slices
-from antiphase.studies.ablations import AblationsSettings
+from antiphase.studies.ablations import AblationRow, AblationRun, Ablations, AblationsSettings, Losses, Slices
 from antiphase.studies.ablations.rows import ABLATIONS, ablation_preset
 from antiphase.studies.grid import Grid
-from antiphase.studies.jobs import Job, Report, is_diverged
+from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
 from antiphase.studies.verdicts import Metric, compare_metric, verdict
 from antiphase.training.run_folder import read_metrics
@@ -73,41 +75,37 @@ def ablations(
             frequent=frequent,
         )  # fmt: skip
         runs = [_run_row(grid, job, slices) for job in grid.jobs]
-        values = {
-            "source": run.data.source,
-            "arms": list(preset.compare.arms),
-            "rows": [_row(arm, runs) for arm in preset.compare.arms],
-            "left_out": dict(left_out or {}),
-            "slices": slices.describe(),
-            "runs": runs,
-        }
-        return grid.save("ablations", values, started=started)
+        found = Ablations(
+            source=run.data.source,
+            arms=list(preset.compare.arms),
+            rows=[_row(arm, runs) for arm in preset.compare.arms],
+            left_out=dict(left_out or {}),
+            slices=Slices(**slices.describe()),
+            runs=runs,
+        )
+        return grid.save("ablations", found, started=started)
 
 
-def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> dict[str, Any]:
-    folder, values = grid.output / job.name, grid.values(job)
-    norms = [line["gradient_norms"] for line in read_metrics(folder) if line.get("gradient_norms")]
-    model = job.settings.model
-    return {
-        "arm": job.arm,
-        "seed": job.seed,
-        "parameters": values["parameters"],
-        "intermediate_size": model.intermediate_size,
-        "learning_rate": values["learning_rate"],
-        "accuracy": values["final"]["accuracy"],
-        **_losses(folder, values, slices),
-        "diverged": values.get("diverged"),
-        "lambdas": values["lambdas"],
-        "gradient_norms": layer_means(norms),
-    }
-
-
-def _losses(folder: Path, values: Mapping[str, Any], slices: RecallSlices) -> dict[str, float | None]:
-    """The slices of a model's loss; None for a run that diverged."""
-    if is_diverged(values):
-        return dict.fromkeys(METRICS)
-    with refused_by_model(str(folder)):
-        return recall_losses(load_model(str(folder)).model, slices)
+def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> AblationRun:
+    folder, run = grid.output / job.name, grid.result(job)
+    losses: dict[str, float | None] = {}
+    if not run.is_diverged:
+        with refused_by_model(str(folder)):
+            losses = recall_losses(load_model(str(folder)).model, slices)
+    return AblationRun(
+        arm=job.arm,
+        seed=job.seed,
+        parameters=run.parameters,
+        intermediate_size=job.settings.model.intermediate_size,
+        learning_rate=run.learning_rate,
+        accuracy=run.final.accuracy,
+        diverged=run.diverged,
+        lambdas=run.lambdas,
+        gradient_norms=layer_means(
+            [line["gradient_norms"] for line in read_metrics(folder) if line.get("gradient_norms")]
+        ),
+        **losses,
+    )
 
 
 def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -117,36 +115,34 @@ def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
 
 
-def _row(arm: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _row(arm: str, runs: Sequence[AblationRun]) -> AblationRow:
     """A line of the table: means over seeds, and paired differences to the row that it departs from."""
     ablation = ABLATIONS[arm]
-    own = [run for run in runs if run["arm"] == arm]
-    other = [run for run in runs if run["arm"] == ablation.against]
-    found: dict[str, Any] = {
-        "arm": arm, "about": ablation.about, "against": ablation.against, "parameters": own[0]["parameters"],
-        "intermediate_size": own[0]["intermediate_size"],
-        "diverged": sum(run["loss"] is None for run in own),
-        "paper": None if ablation.paper is None else dict(zip(METRICS, ablation.paper, strict=True)),
-        "gradient_norms": layer_means([run["gradient_norms"] for run in own]),
-    }  # fmt: skip
+    own = [run for run in runs if run.arm == arm]
+    other = [run for run in runs if run.arm == ablation.against]
+    found: dict[str, Any] = {}
     for name, words in METRICS.items():
-        values = [run[name] for run in own]
-        known = [value for value in values if value is not None]
+        values = [getattr(run, name) for run in own]
+        known = present(values)
         found[name] = statistics.fmean(known) if known else None
         if other:
             metric = Metric(words, "nats a token", lower_is_better=True, digits=4)
-            series = {arm: values, str(ablation.against): [run[name] for run in other]}
+            series = {arm: values, str(ablation.against): [getattr(run, name) for run in other]}
             entry = compare_metric(metric, series, str(ablation.against))
-            found[f"{name}_difference"] = None if entry is None else entry.differences[arm].describe()
+            found[f"{name}_difference"] = None if entry is None else entry.differences[arm]
     if ablation.claim is not None and other:
-        found["claim"] = ablation.claim
-        difference = found["loss_difference"] or {"seeds": 0}
-        found["verdict"] = (
-            verdict(
-                difference["values"], lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
-                interval=difference["interval"],
-            )
-            if difference["seeds"] == len(own)
-            else "inconclusive"  # if a seed diverged, the others are not a fair sample
-        )  # fmt: skip
-    return found
+        difference: Difference | None = found["loss_difference"]
+        found |= {"claim": ablation.claim, "verdict": "inconclusive"}
+        if difference is not None and difference.seeds == len(
+            own
+        ):  # if a seed diverged, the others are not a fair sample
+            found["verdict"] = verdict(
+                difference.values, lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
+                interval=difference.interval,
+            )  # fmt: skip
+    return AblationRow(
+        arm=arm, about=ablation.about, against=ablation.against, parameters=own[0].parameters,
+        intermediate_size=own[0].intermediate_size, diverged=sum(run.loss is None for run in own),
+        paper=None if ablation.paper is None else Losses(**dict(zip(METRICS, ablation.paper, strict=True))),
+        gradient_norms=layer_means([run.gradient_norms for run in own]), **found,
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import matplotlib
@@ -12,7 +13,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, LINES, MARKERS, STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table
+from antiphase.report.tables import Column, Table, columns_of, table_of
+from antiphase.studies.ablations import Ablations, Losses
 
 FEWEST_HITS = 200
 """AR-hits below which their loss is not shown: the losses of single tokens spread by about 3 nats, so that a mean of
@@ -20,99 +22,81 @@ fewer is uncertain by ±0.4 and more, twenty times the differences that the pape
 SLICES = {"loss": "Loss", "ar_hit": "AR-hit", "others": "Others"}
 
 
-def rows_of(record: Record) -> list[dict[str, Any]]:
-    """One for each arm."""
-    return list(record.values.get("rows") or []) if record.kind == "ablations" else []
-
-
 def losses(record: Record) -> Table | None:
     """Every row's losses, its difference to the row that it departs from, and the paper's losses."""
-    rows = rows_of(record)
-    if not rows:
+    found, seeds = Ablations.of(record), len(record.seeds)
+    if not found.rows:
         return None
+    shown, slices = shown_slices(found), found.slices
     cells = []
-    for row in rows:
-        paper = row["paper"] or {}
-        difference = row.get("loss_difference") or {}
+    for row in found.rows:
+        paper, difference = row.paper or Losses(), row.difference("loss")
+        about = f"{row.about} ({row.diverged} of {seeds} diverged)" if row.diverged else row.about
         cells.append([
-            row["arm"], _about(row, len(record.seeds)), row["parameters"],
-            *(row[name] for name in shown_slices(record)), row["against"],
-            difference.get("mean"), interval_words(difference.get("interval")), row.get("verdict"),
-            *(paper.get(name) for name in SLICES),
+            row.arm, about, row.parameters, *(getattr(row, name) for name in shown), row.against,
+            difference.mean, interval_words(difference.interval), row.verdict,
+            *(getattr(paper, name) for name in SLICES),
         ])  # fmt: skip
     columns = [Column("Row"), Column("What"), Column("Parameters", "integer"),
-               *(Column(words, "loss") for words in shown_slices(record).values()), Column("Against"),
+               *(Column(words, "loss") for words in shown.values()), Column("Against"),
                Column("Difference", "signed"), Column("95 %"), Column("Claim"),
                *(Column(f"Paper: {words}", "loss") for words in SLICES.values())]  # fmt: skip
-    slices = record.values["slices"]
     left = (
-        f"{slices['left_out']:,} more are others, because training shows their pair more than {slices['frequent']} "
-        f"times (in {slices['training_tokens']:,} tokens)"
-        if slices["training_tokens"]
+        f"{slices.left_out:,} more are others, because training shows their pair more than {slices.frequent} "
+        f"times (in {slices.training_tokens:,} tokens)"
+        if slices.training_tokens
         else "in a synthetic task no pair is left out for being frequent"
     )
     note = (
-        f"Nats per token, mean of {_count(record.seeds)}; differences are paired. AR-hits: {slices['hits']:,} tokens "
-        f"whose pair with the token before stood earlier in the sequence; {left}. The paper's models have 1.4B "
+        f"Nats per token, mean of {seeds} seed{'s' * (seeds != 1)}; differences are paired. AR-hits: {slices.hits:,} "
+        f"tokens whose pair with the token before stood earlier in the sequence; {left}. The paper's models have 1.4B "
         "parameters (2410.05258, table 6)."
     )
-    if "ar_hit" not in shown_slices(record):
+    if "ar_hit" not in shown:
         note += f" Of fewer than {FEWEST_HITS} AR-hits no loss is shown."
     return Table(title="Ablations and rivals", columns=columns, rows=cells, note=note)
 
 
-def slices(record: Record) -> Table | None:
+@Ablations.from_record
+def slices(found: Ablations) -> Table | None:
     """Where each difference lies: in what can be looked up, or in the rest."""
-    titles = {name: words for name, words in shown_slices(record).items() if name != "loss"}
-    cells = []
-    for row in rows_of(record):
-        parts = [row.get(f"{name}_difference") or {} for name in titles]
-        if row["against"] and any(parts):
-            cells.append([row["arm"], row["against"]] + [
-                cell for part in parts for cell in (part.get("mean"), interval_words(part.get("interval")))
-            ])  # fmt: skip
-    if not cells:
-        return None
+    titles = {name: words for name, words in shown_slices(found).items() if name != "loss"}
+    cells: list[list[Any]] = []
+    for row in found.rows:
+        parts = [row.difference(name) for name in titles]
+        if row.against and any(part.values for part in parts):
+            pairs = [cell for part in parts for cell in (part.mean, interval_words(part.interval))]
+            cells.append([row.arm, row.against, *pairs])
     columns = [Column("Row"), Column("Against")]
     for words in titles.values():
         columns += [Column(words, "signed"), Column("95 %")]
     note = "Paired differences in nats per token, the row minus the one it departs from."
     if "ar_hit" not in titles:
-        note += f" {_hits(record)} AR-hits: of fewer than {FEWEST_HITS} no difference is shown."
-    return Table(title="Differences by slice", columns=columns, rows=cells, note=note)
+        note += f" {found.slices.hits} AR-hits: of fewer than {FEWEST_HITS} no difference is shown."
+    return table_of("Differences by slice", columns, cells, note)
 
 
-def gradients(record: Record) -> Table | None:
+@Ablations.from_record
+def gradients(found: Ablations) -> Table | None:
     """Gradient norm of each layer."""
-    rows = [row for row in rows_of(record) if row["gradient_norms"]]
-    if not rows:
-        return None
-    layers = max(len(row["gradient_norms"]) for row in rows)
-    return Table(
-        title="Gradient norm by layer",
-        columns=[Column("Row"), *(Column(f"Layer {layer}", "number") for layer in range(layers))],
-        rows=[[row["arm"], *row["gradient_norms"]] for row in rows],
-        note="Before clipping, mean over the logged steps and over seeds.",
+    layers = max((len(row.gradient_norms) for row in found.rows), default=0)
+    return table_of(
+        "Gradient norm by layer",
+        [Column("Row"), *(Column(f"Layer {layer}", "number") for layer in range(layers))],
+        [[row.arm, *row.gradient_norms] for row in found.rows if row.gradient_norms],
+        "Before clipping, mean over the logged steps and over seeds.",
     )
 
 
-def left_out(record: Record) -> Table | None:
+@Ablations.from_record
+def left_out(found: Ablations) -> Table | None:
     """Rows that these sizes cannot have."""
-    found = record.values.get("left_out") if record.kind == "ablations" else None
-    if not found:
-        return None
-    return Table(
-        title="Rows left out", columns=[Column("Row"), Column("Why")], rows=[list(row) for row in found.items()]
-    )
+    return table_of("Rows left out", columns_of("Row", "Why"), [list(row) for row in found.left_out.items()])
 
 
-def _hits(record: Record) -> int:
-    return int((record.values.get("slices") or {}).get("hits", 0))
-
-
-def shown_slices(record: Record) -> dict[str, str]:
+def shown_slices(found: Ablations) -> dict[str, str]:
     """Names and titles of the slices that rest on enough tokens, AR-hits with their number beside them."""
-    hits = _hits(record)
+    hits = found.slices.hits
     titles = SLICES | {"ar_hit": f"AR-hit (n = {hits:,})"}
     return {name: words for name, words in titles.items() if name != "ar_hit" or hits >= FEWEST_HITS}
 
@@ -122,46 +106,37 @@ def interval_words(interval: list[float] | None) -> str | None:
     return None if interval is None else f"{interval[0]:+.3f} to {interval[1]:+.3f}"
 
 
-def _about(row: dict[str, Any], seeds: int) -> str:
-    """What a row is, and how many of its runs have no loss."""
-    diverged = row.get("diverged")
-    return f"{row['about']} ({diverged} of {seeds} diverged)" if diverged else str(row["about"])
-
-
-def _count(seeds: list[int]) -> str:
-    return f"{len(seeds)} seed{'s' * (len(seeds) != 1)}"
-
-
 ALIGNED = ("softmax", "softmax-half-heads-norm", "differential", "no-norm", "no-factor", "no-norm-no-factor")
 """Rows whose gradients_by_layer are drawn."""
 
 
+@Ablations.from_record
 @matplotlib.rc_context(STYLE)
-def differences(record: Record) -> Figure | None:
+def differences(found: Ablations) -> Figure | None:
     """A panel for each slice of the loss: each row minus the one it departs from, and the paper's difference."""
-    rows = [row for row in rows_of(record) if row.get("loss_difference")]
-    titles = shown_slices(record)
-    panels = [name for name in titles if any(row.get(f"{name}_difference") for row in rows)]
+    rows = [row for row in found.rows if row.loss_difference]
+    titles = shown_slices(found)
+    panels = [name for name in titles if any(row.difference(name).values for row in rows)]
     if not rows or not panels:
         return None
-    paper = {row["arm"]: row["paper"] for row in rows_of(record) if row["paper"]}
+    paper = {row.arm: row.paper for row in found.rows if row.paper}
     places = range(len(rows))
     figure = Figure(figsize=(3.6 + 2.9 * len(panels), 1.6 + 0.34 * len(rows)), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(panels), squeeze=False, sharey=True)[0], panels, strict=True):
         for place, row in zip(places, rows, strict=True):
-            difference = row.get(f"{name}_difference") or {}
-            if difference.get("mean") is None:
+            difference = row.difference(name)
+            if difference.mean is None:
                 continue
-            low, high = difference["interval"] or [difference["mean"]] * 2
+            low, high = difference.interval or [difference.mean] * 2
             axes.plot([low, high], [place, place], color=COLOURS[0], linewidth=1.6)
-            axes.plot(difference["mean"], place, "o", color=COLOURS[0])
-            axes.plot(difference["values"], [place] * len(difference["values"]), ".", color="#333333", markersize=4)
-            if row["arm"] in paper and row["against"] in paper:
-                there = row["paper"][name] - paper[row["against"]][name]
+            axes.plot(difference.mean, place, "o", color=COLOURS[0])
+            axes.plot(difference.values, [place] * len(difference.values), ".", color="#333333", markersize=4)
+            if row.arm in paper and row.against in paper:
+                there = getattr(paper[row.arm], name) - getattr(paper[row.against], name)
                 axes.plot(there, place, "D", color=COLOURS[1], fillstyle="none")
         axes.axvline(0, color="#333333", linewidth=1.0)
         axes.set(title=titles[name], xlabel="nats per token")
-        axes.set_yticks(list(places), [f"{row['arm']} – {row['against']}" for row in rows])
+        axes.set_yticks(list(places), [f"{row.arm} – {row.against}" for row in rows])
     figure.axes[0].invert_yaxis()
     handles = [
         Line2D([], [], color=COLOURS[0], marker="o", label="here: mean, 95 % interval, seeds"),
@@ -171,22 +146,23 @@ def differences(record: Record) -> Figure | None:
     return figure
 
 
+@Ablations.from_record
 @matplotlib.rc_context(STYLE)
-def gradients_by_layer(record: Record) -> Figure | None:
+def gradients_by_layer(found: Ablations) -> Figure | None:
     """Gradient norm of each layer, mean over training, with and without the parts that are said to align them."""
-    rows = [row for row in rows_of(record) if row.get("gradient_norms") and row["arm"] in ALIGNED]
+    rows = [row for row in found.rows if row.gradient_norms and row.arm in ALIGNED]
     if len(rows) < 2:
         return None
     figure = Figure(figsize=(8.4, 3.9), layout="constrained")
     axes = figure.subplots()
     for index, row in enumerate(rows):
         axes.plot(
-            range(len(row["gradient_norms"])),
-            row["gradient_norms"],
+            range(len(row.gradient_norms)),
+            [math.nan if norm is None else norm for norm in row.gradient_norms],
             color=COLOURS[index % len(COLOURS)],
             linestyle=LINES[index // len(COLOURS) % len(LINES)],
             marker=MARKERS[index % len(MARKERS)],
-            label=row["arm"],
+            label=row.arm,
         )
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

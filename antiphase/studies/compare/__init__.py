@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from antiphase.evaluations.result import Result
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
+from antiphase.outcomes import ComparedMetric, InFamily
+from antiphase.studies.runs import RunResult
 from antiphase.studies.settings import StudySettings
+from antiphase.typed import OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +22,107 @@ class ComparisonSettings(StudySettings):
 
 
 SETTINGS = ComparisonSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparedRun(RunResult):
+    """A run of an arm."""
+
+    arm: str
+    passes: int | None = None
+    """Step of the first evaluation above the threshold."""
+    by_sequence: list[float | None] | None = None
+    """Loss of each held-out sequence; older records keep none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    """Counts of an arm."""
+
+    total: int | None = None
+    attention_only: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedleGrid:
+    """Retrieval of all models, trained and untrained."""
+
+    cells: list[CellScore] = field(default_factory=list)
+    summary: list[Accuracy] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelLoss:
+    """Held-out loss of a model."""
+
+    arm: str
+    seed: int
+    trained: bool = True
+    loss: float
+    """Nats per predicted token."""
+    perplexity: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """The sequence whose attention is drawn."""
+
+    tokens: list[str] = field(default_factory=list)
+    query: int | None = None
+    """The last prompt position."""
+    rows: list[int] | None = None
+    """Query positions of the stored rows; None: the last ones."""
+    answer: list[int] = field(default_factory=list)
+    layers: int | None = None
+    arrays: dict[str, str] = field(default_factory=dict)
+    """Arm to the record's array of its weights, (layers, heads, rows, tokens)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What the numbers of the runs say of the arms."""
+
+    comparison: list[ComparedMetric] = field(default_factory=list)
+    further_comparison: list[ComparedMetric] = field(default_factory=list)
+    """Of arms beside another than the first."""
+    verdicts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By metric and arm."""
+    holm: dict[str, dict[str, InFamily]] | None = None
+    """By metric and arm; None: an older record, which keeps no p."""
+    verdict: str = ""
+    """All of them in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Numbers, Result):
+    """What ``antiphase compare`` finds."""
+
+    source: str = ""
+    """``text`` or ``retrieval``."""
+    arms: list[str] = field(default_factory=list)
+    baseline: str = "baseline"
+    threshold: float | None = None
+    """Accuracy whose first passing counts."""
+    guess_rate: float | None = None
+    parameters: dict[str, Parameters] = field(default_factory=dict)
+    """Numbers of parameters by arm."""
+    runs: list[ComparedRun] = field(default_factory=list)
+    needles: NeedleGrid = field(default_factory=NeedleGrid)
+    perplexity: list[ModelLoss] = field(default_factory=list)
+    allocation: list[MapAllocation] = field(default_factory=list)
+    attention_map: Picture = field(default_factory=Picture)
+    unfinished: float | None = field(default=None, metadata=OPTIONAL)
+    """Share of the training that is done, of a page during training."""
+
+    def runs_of(self, arm: str) -> list[ComparedRun]:
+        """The runs of one arm, in the order of seeds."""
+        return [run for run in self.runs if run.arm == arm]
+
+    def values(self, metric: str) -> dict[str, list[float | None]]:
+        """Arm to one value for each seed; nothing where the metric was not measured."""
+        found = next((entry for entry in self.comparison if entry.metric == metric), None)
+        return {} if found is None else {arm: summary.values for arm, summary in found.arms.items()}
+
+
+RESULT = Comparison

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from antiphase.config import CompareSettings, Preset
-from antiphase.outcomes import LearnedThreshold
+from antiphase.outcomes import ComparedMetric, InFamily, LearnedThreshold
+from antiphase.report.tables import present
+from antiphase.studies.compare import ComparedRun, Numbers
 from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.verdicts import (
     SEEDS_FOR_A_VERDICT,
-    Comparison,
-    InFamily,
     Metric,
     Values,
     compare_metric,
@@ -22,7 +23,6 @@ from antiphase.studies.verdicts import (
 from antiphase.uncertainty.seeds import Sample
 from antiphase.uncertainty.survival import log_rank, survival
 
-Run = Mapping[str, Any]
 Series = dict[str, list[float | None]]
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
 LOSS = Metric("held-out loss", "nats a token", lower_is_better=True, digits=4)
@@ -60,17 +60,15 @@ def claim_name(metric: str, arm: str) -> str:
 
 def compared(
     settings: CompareSettings,
-    runs: Sequence[Run],
+    runs: Sequence[ComparedRun],
     *,
     guess_rate: float,
     curve_samples: int,
     registered: Registration | None,
-) -> dict[str, Any]:
+) -> Numbers:
     """What a record says of finished runs: comparison, further comparison, verdicts, Holm's correction, and words.
 
     Args:
-        runs: each with arm, seed, final accuracy and loss, ``passes`` and ``by_sequence``, the loss of each held-out
-            sequence.
         curve_samples: sequences behind an accuracy, the same for all runs.
         registered: what was claimed before; None: nothing, so there is no verdict.
     """
@@ -78,13 +76,13 @@ def compared(
     threshold = LearnedThreshold.of(guess_rate, settings.threshold)
     measured = _measured(settings, runs, curve_samples)
     accuracies = next(series for metric, series, _ in measured if metric is ACCURACY)
-    found: list[dict[str, Any]] = []
+    found: list[ComparedMetric] = []
     words = []
     for metric, series, samples in measured:
         entry = _entry(metric, series, arms[0], samples, threshold, accuracies)
         if entry is None:
             continue
-        found.append(entry.describe() | (_passing(series, settings, runs) if metric.unit == "steps" else {}))
+        found.append(replace(entry, **_passing(series, settings, runs)) if metric.unit == "steps" else entry)
         for arm, difference in entry.differences.items():
             word, p = _verdict(metric, series, arm, arms[0], entry, threshold, guess_rate)
             if registered is None or claim_name(metric.name, arm) not in registered.claims:
@@ -98,10 +96,10 @@ def compared(
     for (metric_name, arm, word, _), row in zip(words, family, strict=True):
         verdicts.setdefault(metric_name, {})[arm] = word
         corrected.setdefault(metric_name, {})[arm] = row
-    return {
-        "comparison": found,
-        "further_comparison": [
-            entry.describe()
+    return Numbers(
+        comparison=found,
+        further_comparison=[
+            entry
             for metric, series, samples in measured
             for arm, other in settings.also.items()
             if (
@@ -110,10 +108,10 @@ def compared(
                 )
             )
         ],
-        "verdicts": verdicts,
-        "holm": {metric: {arm: vars(row) for arm, row in rows.items()} for metric, rows in corrected.items()},
-        "verdict": verdict_words(len(seeds), verdicts, corrected, is_registered=registered is not None),
-    }
+        verdicts=verdicts,
+        holm=corrected,
+        verdict=verdict_words(len(seeds), verdicts, corrected, is_registered=registered is not None),
+    )
 
 
 def _entry(
@@ -123,7 +121,7 @@ def _entry(
     samples: Mapping[str, Sample],
     threshold: LearnedThreshold,
     accuracies: Values,
-) -> Comparison | None:
+) -> ComparedMetric | None:
     return compare_metric(
         metric, series, baseline, samples=samples, threshold=None if metric.unit == "steps" else threshold,
         accuracies=None if metric is ACCURACY else accuracies,
@@ -135,7 +133,7 @@ def _verdict(
     series: Series,
     arm: str,
     baseline: str,
-    entry: Comparison,
+    entry: ComparedMetric,
     threshold: LearnedThreshold,
     guess_rate: float,
 ) -> tuple[str, float | None]:
@@ -143,18 +141,18 @@ def _verdict(
     difference = entry.differences[arm]
     if metric is ACCURACY and difference.mean is None and difference.seeds == len(series[arm]):
         return learned_verdict(series, arm, baseline, threshold)
-    if difference.found is None or difference.seeds < SEEDS_FOR_A_VERDICT:
+    if difference.interval_is is None or difference.seeds < SEEDS_FOR_A_VERDICT:
         return "inconclusive", None
     word = verdict(
         difference.values, lower_is_better=metric.lower_is_better, interval=difference.interval,
         baseline_mean=entry.arms[baseline].mean or 0.0, floor=guess_rate if metric.is_share else None,
     )  # fmt: skip
-    return word, None if word == "not testable" else difference.found.p
+    return word, None if word == "not testable" else difference.interval_is.p
 
 
-def _passing(series: Series, settings: CompareSettings, runs: Sequence[Run]) -> dict[str, Any]:
+def _passing(series: Series, settings: CompareSettings, runs: Sequence[ComparedRun]) -> dict[str, Any]:
     """How many seeds of each arm passed and when, those that never did censored at the end of training."""
-    until = max(run["curve"][-1]["step"] for run in runs)
+    until = max(run.curve[-1].step for run in runs)
     steps = {arm: [None if value is None else int(value) for value in values] for arm, values in series.items()}
     baseline = next(iter(settings.arms))
     return {
@@ -164,19 +162,19 @@ def _passing(series: Series, settings: CompareSettings, runs: Sequence[Run]) -> 
 
 
 def _measured(
-    settings: CompareSettings, runs: Sequence[Run], curve_samples: int
+    settings: CompareSettings, runs: Sequence[ComparedRun], curve_samples: int
 ) -> list[tuple[Metric, Series, dict[str, Sample]]]:
     """What is compared: arm → one value for each seed, and what is known of its sample.
 
     A threshold above which every run began distinguishes nothing.
     """
-    by_key = {(run["arm"], run["seed"]): run for run in runs}
+    by_key = {(run.arm, run.seed): run for run in runs}
 
-    def of_runs(read: Callable[[Run], float | None]) -> Series:
+    def of_runs(read: Callable[[ComparedRun], float | None]) -> Series:
         return {arm: [read(by_key[arm, seed]) for seed in settings.seeds] for arm in settings.arms}
 
-    accuracies, losses = of_runs(lambda run: run["final"]["accuracy"]), of_runs(lambda run: run["final"]["loss"])
-    passes = of_runs(lambda run: run["passes"])
+    accuracies, losses = of_runs(lambda run: run.final.accuracy), of_runs(lambda run: run.final.loss)
+    passes = of_runs(lambda run: run.passes)
     counted = {
         arm: Sample.of_counts([value for value in values if value is not None], curve_samples, shared=True)
         for arm, values in accuracies.items()
@@ -184,8 +182,8 @@ def _measured(
     }
     sequences = {}
     for arm, values in losses.items():
-        scores = [by_key[arm, seed].get("by_sequence") or [] for seed in settings.seeds]
-        if None not in values and len(scores[0]) > 1 and not any(score is None for row in scores for score in row):
+        scores = [present(by_key[arm, seed].by_sequence or []) for seed in settings.seeds]
+        if None not in values and len(scores[0]) > 1 and len(set(map(len, scores))) == 1:
             sequences[arm] = Sample.of_scores(scores, shared=True)
     found: list[tuple[Metric, Series, dict[str, Sample]]] = [(ACCURACY, accuracies, counted), (LOSS, losses, sequences)]
     if not all(value == 0 for values in passes.values() for value in values):

@@ -31,7 +31,9 @@ from antiphase.report.plots import (
     signed_power,
     visible,
 )
-from antiphase.report.tables import arms_of, present, runs_of
+from antiphase.report.tables import present
+from antiphase.studies.compare import ComparedRun, Picture
+from antiphase.studies.compare.shown import shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
 @matplotlib.rc_context(STYLE)
 def learning_curves(record: Record) -> Figure | None:
     """First-query accuracy and held-out loss against steps: seeds thin, their median thick."""
-    runs, arms = runs_of(record), arms_of(record)
+    found = shown(record)
+    runs, arms = found.runs, found.arms
     titles = {"accuracy": "First-query accuracy", "loss": "Held-out loss, nats per token"}
     panels = [key for key in titles if any(_curve(run, key) for run in runs)]
     if "loss" not in panels and any(_curve(run, "train_loss") for run in runs):
@@ -50,10 +53,10 @@ def learning_curves(record: Record) -> Figure | None:
     figure = Figure(figsize=(5.1 * len(panels) if len(panels) > 1 else 7, 4.1), layout="constrained")
     for axes, key in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for index, arm in enumerate(arms):
-            curves = [(run, _curve(run, key)) for run in runs if run["arm"] == arm and _curve(run, key)]
+            curves = [(run, _curve(run, key)) for run in runs if run.arm == arm and _curve(run, key)]
             colour = arm_colour(arms, arm)
             for run, curve in curves:
-                label = f"_{arm} seed {run.get('seed')}"  # the underscore keeps it out of the legend
+                label = f"_{arm} seed {run.seed}"  # the underscore keeps it out of the legend
                 axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.9, alpha=0.45, label=label)
             shared = sorted(set.intersection(*[set(curve) for _, curve in curves])) if curves else []
             middle = [statistics.median(curve[step] for _, curve in curves) for step in shared]
@@ -74,7 +77,7 @@ def learning_curves(record: Record) -> Figure | None:
         if key == "accuracy":
             axes.set_ylim(0, 1.03)
             axes.yaxis.set_major_formatter(PERCENT)
-            mark_levels(axes, {key.replace("_", " "): record.values.get(key) for key in ("threshold", "guess_rate")})
+            mark_levels(axes, {"threshold": found.threshold, "guess rate": found.guess_rate})
     legend_below(figure, len(arms))
     return figure
 
@@ -93,19 +96,18 @@ class HeadChoice:
 
 def attention_weights(record: Record) -> dict[str, numpy.ndarray]:
     """Signed weights of each arm that has a map, (layers, heads, rows, tokens)."""
-    chart = record.values.get("attention_map") or {}
-    names = chart.get("arrays") or {}
-    found = {arm: record.arrays[names[arm]] for arm in arms_of(record) if names.get(arm) in record.arrays}
+    names = shown(record).attention_map.arrays
+    found = {arm: record.arrays[name] for arm, name in names.items() if name in record.arrays}
     return {arm: numpy.nan_to_num(weights.astype(numpy.float32)) for arm, weights in found.items()}
 
 
 def strongest_heads(record: Record) -> dict[str, HeadChoice]:
     """For each arm the layer and head whose last prompt position puts most |weight| on the answer."""
-    answer = (record.values.get("attention_map") or {}).get("answer") or []
+    picture = shown(record).attention_map
     choices = {}
     for arm, weights in attention_weights(record).items():
-        query = numpy.abs(weights[:, :, _query_row(record, weights), :])  # (layers, heads, tokens)
-        on_answer = query[..., answer].sum(-1)
+        query = numpy.abs(weights[:, :, _query_row(picture, weights), :])  # (layers, heads, tokens)
+        on_answer = query[..., picture.answer].sum(-1)
         layer, head = numpy.unravel_index(int(on_answer.argmax()), on_answer.shape)
         weight, total = float(on_answer[layer, head]), float(query[layer, head].sum())
         share = weight / total if total else 0.0
@@ -116,11 +118,11 @@ def strongest_heads(record: Record) -> dict[str, HeadChoice]:
 @matplotlib.rc_context(STYLE)
 def attention_maps(record: Record) -> Figure | None:
     """Signed weights of every arm on one input: its strongest head, one row of it, the mean of all heads."""
-    arms, maps, choices = arms_of(record), attention_weights(record), strongest_heads(record)
+    found, maps, choices = shown(record), attention_weights(record), strongest_heads(record)
     if not maps:
         return None
-    tokens = [visible(token, 14) for token in record.values["attention_map"].get("tokens") or []]
-    answer = record.values["attention_map"].get("answer") or []
+    arms, picture, answer = found.arms, found.attention_map, found.attention_map.answer
+    tokens = [visible(token, 14) for token in picture.tokens]
     panels = {
         arm: (weights[choices[arm].layer, choices[arm].head], weights.mean((0, 1))) for arm, weights in maps.items()
     }
@@ -133,7 +135,7 @@ def attention_maps(record: Record) -> Figure | None:
     figure = Figure(figsize=(6.4 * len(maps) + 1, sum(ratios) + 2.6), layout="constrained")
     grid = figure.subplots(3, len(maps), squeeze=False, sharex="col", sharey="row", height_ratios=ratios)
     for column, (arm, pair) in enumerate(panels.items()):
-        choice, colour, row = choices[arm], arm_colour(arms, arm), _query_row(record, maps[arm])
+        choice, colour, row = choices[arm], arm_colour(arms, arm), _query_row(picture, maps[arm])
         titles = (f"layer {choice.layer}, head {choice.head}", "mean over all heads and layers")
         for axes, weights, title in zip(grid[::2, column], pair, titles, strict=True):
             axes.imshow(weights, cmap="RdBu_r", norm=norm, aspect="auto", interpolation="nearest")
@@ -141,7 +143,7 @@ def attention_maps(record: Record) -> Figure | None:
             _mark_answer(axes, answer, row, weights.shape)
             axes.grid(visible=False)
             axes.set_ylabel("query token" if column == 0 else "")
-            first = _row_numbers(record, maps[arm])[0]
+            first = _row_numbers(picture, maps[arm])[0]
             label_tokens(axes.yaxis, tokens[first:] if len(tokens) <= LABELLED_TOKENS else [], weights.shape[0], first)
         profile = grid[1, column]
         shades = [colour if token in answer else "#9a9a9a" for token in range(shape[1])]
@@ -163,14 +165,14 @@ def attention_maps(record: Record) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def lambdas(record: Record) -> Figure | None:
     """λ of each layer at the end of training: a thin line for each seed, their median thick."""
-    runs = [run for run in runs_of(record) if present(run.get("lambdas") or [])]
+    found = shown(record)
+    arms, runs = found.arms, [(run.arm, run.lambdas) for run in found.runs if run.lambdas and present(run.lambdas)]
     if not runs:
         return None
-    arms = arms_of(record)
     figure = Figure(figsize=(7.6, 4), layout="constrained")
     axes = figure.subplots()
     for arm in arms:
-        lines = [[math.nan if lam is None else lam for lam in run["lambdas"]] for run in runs if run["arm"] == arm]
+        lines = [[math.nan if lam is None else lam for lam in by_layer] for of, by_layer in runs if of == arm]
         colour, marker = arm_colour(arms, arm), MARKERS[arms.index(arm) % len(MARKERS)]
         for line in lines:
             axes.plot(range(len(line)), line, color=colour, linewidth=0.9, alpha=0.5, label=f"_{arm}")
@@ -184,26 +186,26 @@ def lambdas(record: Record) -> Figure | None:
     return figure
 
 
-def _curve(run: dict[str, Any], key: str) -> dict[int, float]:
+def _curve(run: ComparedRun, key: str) -> dict[int, float]:
     """Values by step, without nulls."""
-    return {point["step"]: point[key] for point in run.get("curve") or [] if point.get(key) is not None}
+    return {point.step: value for point in run.curve if (value := getattr(point, key)) is not None}
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _row_numbers(record: Record, weights: numpy.ndarray) -> list[int]:
+def _row_numbers(picture: Picture, weights: numpy.ndarray) -> list[int]:
     """Query positions of the stored rows: all of them, those listed, or the last ones."""
     stored, tokens = weights.shape[-2:]
-    listed = record.values["attention_map"].get("rows")
+    listed = picture.rows
     first = listed[0] if listed else tokens - stored
     return list(listed) if listed and len(listed) == stored else list(range(first, first + stored))
 
 
-def _query_row(record: Record, weights: numpy.ndarray) -> int:
+def _query_row(picture: Picture, weights: numpy.ndarray) -> int:
     """Index, among the stored rows, of the last prompt position; the last row where it is not stored."""
-    numbers, query = _row_numbers(record, weights), record.values["attention_map"].get("query")
+    numbers, query = _row_numbers(picture, weights), picture.query
     return numbers.index(query) if query in numbers else len(numbers) - 1
 
 

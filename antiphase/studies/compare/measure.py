@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,17 @@ from antiphase.scoring.effects import with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.needles import needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
-from antiphase.studies.compare import ComparisonSettings
+from antiphase.studies.compare import ComparedRun, Comparison, ComparisonSettings, Parameters, Picture
 from antiphase.studies.compare.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
-from antiphase.studies.jobs import Job, Report, is_diverged
+from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
 from antiphase.studies.registered_claims import Registration, register, registered
+from antiphase.studies.runs import CurvePoint
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
-from antiphase.training.run_model import LanguageModel, build_model
+from antiphase.training.run_model import build_model
+from antiphase.typed import build
 
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""
@@ -86,7 +88,9 @@ def compare(
         registration = registered(output)
         values, arrays = measure(grid, data, registration)
         described = None if registration is None else registration.describe()
-        return grid.save("compare", values, started=started, arrays=arrays, registered=described)
+        record = grid.save("compare", values, started=started, arrays=arrays, registered=described)
+        Comparison.of(record)  # it can be read back
+        return record
 
 
 def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Record], None]) -> Report:
@@ -107,17 +111,20 @@ def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Re
 
 def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
     """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
-    curves = {job: read_curve(grid.output / job.name) for job in grid.jobs}
+    curves = {
+        job: [build(CurvePoint, point, strict=False) for point in read_curve(grid.output / job.name)]
+        for job in grid.jobs
+    }
     if max(map(len, curves.values())) < 2:
         return None
     settings = grid.preset.compare
-    runs = [{"arm": job.arm, "seed": job.seed, "folder": job.name, "curve": curve} for job, curve in curves.items()]
-    done = sum(curve[-1]["step"] for curve in curves.values() if curve)
-    values = {
-        "arms": list(settings.arms), "threshold": settings.threshold, "guess_rate": guess_rate, "runs": runs,
-        "unfinished": done / sum(job.settings.training.steps for job in grid.jobs),
-    }  # fmt: skip
-    return Record(kind="compare", values=values, seeds=list(settings.seeds))
+    runs = [ComparedRun(arm=job.arm, seed=job.seed, folder=job.name, curve=curve) for job, curve in curves.items()]
+    done = sum(curve[-1].step for curve in curves.values() if curve)
+    found = Comparison(
+        arms=list(settings.arms), threshold=settings.threshold, guess_rate=guess_rate, runs=runs,
+        unfinished=done / sum(job.settings.training.steps for job in grid.jobs),
+    )  # fmt: skip
+    return Record(kind="compare", values=finite(found), seeds=list(settings.seeds))
 
 
 def measure(grid: Grid, data: PreparedData, registration: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -127,32 +134,38 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
     rows: list[dict[str, Any]] = []
     losses: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
-    pictured = _pictured_sequence(data)
+    ids, pictured = _picture(data)
+    evaluation, tasks = run.evaluation, needle_tasks(run, data)
+    asked = data.task().sample(evaluation.samples, keyed_generator("allocation"))
+    held_out = data.validation(evaluation.validation_sequences)
     runs = []
     for job in grid.jobs:
         folder = str(grid.output / job.name)
-        values = grid.values(job)
+        found = grid.result(job)
         device = choose_device(job.settings.training.device)
-        trained = None if is_diverged(values) else load_model(folder, device=str(device)).model
+        trained = None if found.is_diverged else load_model(folder, device=str(device)).model
         untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval().to(device)
         for model, is_trained in ((trained, True), (untrained, False)):
             if model is None:
                 continue
             tags = {"arm": job.arm, "seed": job.seed, "trained": is_trained}
             with refused_by_model(folder):
-                cells += [{**tags, **cell} for cell in _needles(model, run, data, seed=job.seed)]
+                grid_cells = needle_grid(  # all arms of a seed read the same sequences, other seeds others
+                    predictor(model), tasks, depths=evaluation.depths, samples=evaluation.samples, seed=job.seed
+                )  # fmt: skip
+                cells += [{**tags, **cell} for cell in grid_cells]
                 if _has_attention(job.settings):
-                    rows += [{**tags, **row} for row in _allocation(model, run, data)]
-                losses.append({**tags, **perplexity(model, data.validation(run.evaluation.validation_sequences))})
+                    allocated = with_effects(allocation(model, asked), model, batches_of(asked))
+                    rows += [{**tags, **row} for row in allocated]
+                losses.append({**tags, **perplexity(model, held_out)})
         if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
-            maps = attention_map(trained, pictured.input_ids, queries=slice(*pictured.rows))
+            maps = attention_map(trained, ids, queries=slice(-MAP_QUERIES, None))
             arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
-        by_sequence = None
+        by_sequence: list[float | None] | None = None
         if trained is not None:
-            held_out = data.validation(run.evaluation.validation_sequences)
             by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
-        passes = first_passing(values["curve"], settings.threshold)
-        runs.append({"arm": job.arm, **values, "passes": passes, "by_sequence": by_sequence})
+        passes = found.first_passing(settings.threshold)
+        runs.append(ComparedRun(arm=job.arm, passes=passes, by_sequence=by_sequence, **vars(found)))
     arms = list(settings.arms)
     values = {
         "source": run.data.source,
@@ -160,20 +173,22 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         "baseline": arms[0],
         "threshold": settings.threshold,
         "guess_rate": data.task().guess_rate,
-        "parameters": {arm: _parameters(next(run for run in runs if run["arm"] == arm)) for arm in arms},
+        "parameters": {run.arm: Parameters(total=run.parameters, attention_only=run.attention_only) for run in runs},
         "runs": runs,
         "needles": {"cells": cells, "summary": _summaries(arms, cells)},
         "perplexity": losses,
         "allocation": rows,
-        "attention_map": pictured.describe(
-            [arm for arm in arms if f"attention_map.{arm}" in arrays], layers=run.model.num_hidden_layers
+        "attention_map": replace(
+            pictured, layers=run.model.num_hidden_layers, arrays={name.partition(".")[2]: name for name in arrays}
         ),
-        **compared(
-            settings,
-            runs,
-            guess_rate=data.task().guess_rate,
-            curve_samples=run.evaluation.curve_samples,
-            registered=registration,
+        **vars(
+            compared(
+                settings,
+                runs,
+                guess_rate=data.task().guess_rate,
+                curve_samples=evaluation.curve_samples,
+                registered=registration,
+            )
         ),
     }
     return finite(values), arrays
@@ -189,68 +204,19 @@ def _summaries(arms: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[dic
     ]
 
 
-def _parameters(run: dict[str, Any]) -> dict[str, int]:
-    return {"total": run["parameters"], "attention_only": run["attention_only"]}
-
-
-def _needles(model: LanguageModel, run: RunSettings, data: PreparedData, *, seed: int) -> list[dict[str, Any]]:
-    """The needle grid; all arms of a seed read the same sequences, other seeds read others."""
-    evaluation = run.evaluation
-    return needle_grid(
-        predictor(model),
-        needle_tasks(run, data),
-        depths=evaluation.depths,
-        samples=evaluation.samples,
-        seed=seed,
-    )
-
-
 def _has_attention(run: RunSettings) -> bool:
     """Whether a model has attention to look at; recurrent networks carry a state instead."""
     return run.model.kind == "transformer"
 
 
-def _allocation(model: LanguageModel, run: RunSettings, data: PreparedData) -> list[dict[str, Any]]:
-    batch = data.task().sample(run.evaluation.samples, keyed_generator("allocation"))
-    return with_effects(allocation(model, batch), model, batches_of(batch))
-
-
-def first_passing(curve: Iterable[dict[str, Any]], threshold: float) -> int | None:
-    """Step of the first point of a curve whose accuracy is above the threshold; None where there is none."""
-    for point in curve:
-        if point.get("accuracy") is not None and point["accuracy"] > threshold:
-            return int(point["step"])
-    return None
-
-
-@dataclass(frozen=True)
-class _Pictured:
-    """The sequence whose attention is drawn."""
-
-    input_ids: torch.Tensor
-    tokens: list[str]
-    rows: tuple[int, int]
-    answer: list[int]
-
-    def describe(self, arms: Sequence[str], *, layers: int) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "query": self.rows[1] - 1,
-            "rows": list(range(*self.rows)),
-            "answer": self.answer,
-            "layers": layers,
-            "arrays": {arm: f"attention_map.{arm}" for arm in arms},
-        }
-
-
-def _pictured_sequence(data: PreparedData) -> _Pictured:
-    """One held-out retrieval prompt, up to the end of its first question."""
+def _picture(data: PreparedData) -> tuple[torch.Tensor, Picture]:
+    """One held-out retrieval prompt, up to the end of its first question: ids (1, N), and what is told of them."""
     batch = data.task().sample(1, keyed_generator("picture"), depth=0.5)
     end = int(batch.prompt_end[0]) + 1
     ids = batch.input_ids[:, :end]
-    return _Pictured(
-        input_ids=ids,
+    return ids, Picture(
         tokens=[data.tokenizer.decode([index]) for index in ids[0].tolist()],
-        rows=(max(0, end - MAP_QUERIES), end),
+        query=end - 1,
+        rows=list(range(max(0, end - MAP_QUERIES), end)),
         answer=batch.spans["answer"][0, :end].nonzero().flatten().tolist(),
     )

@@ -4,41 +4,40 @@ from __future__ import annotations
 
 import statistics
 
+from antiphase.evaluations.perplexity.presentation import losses
+from antiphase.evaluations.retrieval_shown import allocation_drawing, allocation_tables, needle_tables, needles_drawing
 from antiphase.records import Record
-from antiphase.report import tables as shared
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.retrieval import ALLOCATION, NEEDLES, allocation_tables, needle_tables
-from antiphase.report.tables import Table, arms_of, format_value, present, runs_of
+from antiphase.report.tables import Table, format_value, present
 from antiphase.studies.compare import figures, tables
+from antiphase.studies.compare.shown import retrieval_of, sentences, shown
 
 
 def _introduction(record: Record) -> str:
-    values, arms = record.values, arms_of(record)
-    seeds = len({run.get("seed") for run in runs_of(record)})
+    found = shown(record)
+    seeds = len({run.seed for run in found.runs})
     repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
-    guess = values.get("guess_rate")
+    guess, so_far = found.guess_rate, found.unfinished
     by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
-    so_far = values.get("unfinished")
     waiting = (
         ""
         if so_far is None
         else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
     )
     return (
-        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(arms)}), were trained side by "
-        f"side, {repeated}; in each seed every arm read the same data in the same order. They had to find a fact in a "
-        "longer text: first-query accuracy is the share of first questions that a model answered right. A model that "
-        f"only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows what the "
-        "architecture does before it has learned anything: read every accuracy beside those two. Seeds are "
+        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
+        f"side by side, {repeated}; in each seed every arm read the same data in the same order. They had to find a "
+        "fact in a longer text: first-query accuracy is the share of first questions that a model answered right. A "
+        f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows "
+        "what the architecture does before it has learned anything: read every accuracy beside those two. Seeds are "
         "repetitions; where the ranges of two arms overlap, the order may be chance."
     )
 
 
 def _final_accuracies(record: Record) -> str:
-    ends = []
-    for arm in arms_of(record):
-        runs = [run for run in runs_of(record) if run["arm"] == arm]
-        values = present((run.get("final") or {}).get("accuracy") for run in runs)
+    found, ends = shown(record), []
+    for arm in found.arms:
+        values = present(run.final.accuracy for run in found.runs_of(arm))
         if values:
             ends.append(f"{arm} {format_value(statistics.median(values), 'percent')}")
     final = f" Median accuracy at the end: {', '.join(ends)}." if ends else ""
@@ -65,16 +64,16 @@ def _map_caption(record: Record) -> str:
 
 def _lambdas(record: Record) -> str:
     words = [
-        f"{run['arm']} seed {run.get('seed')}: {', '.join(map(format_value, run['lambdas']))}"
-        for run in runs_of(record)
-        if present(run.get("lambdas") or [])
+        f"{run.arm} seed {run.seed}: {', '.join(map(format_value, run.lambdas))}"
+        for run in shown(record).runs
+        if run.lambdas and present(run.lambdas)
     ]
     return f"Line chart of λ by layer. {'; '.join(words)}."
 
 
 def lambda_table(record: Record) -> Table | None:
     """λ of every layer and run."""
-    return tables.by_layer(record, "lambdas", "λ by layer")
+    return tables.by_layer(shown(record), lambda run: run.lambdas, "λ by layer")
 
 
 FIGURES = {
@@ -83,10 +82,10 @@ FIGURES = {
         title="Learning curves",
         caption="Thin lines are single seeds, thick lines the median where every seed was measured.",
         alternative=_final_accuracies,
-        behind=lambda record: [tables.runs_table(record), tables.curve_table(record)],
+        behind=lambda record: [tables.runs_table(shown(record)), tables.curve_table(shown(record))],
     ),
-    "needles": NEEDLES,
-    "allocation": ALLOCATION,
+    "needles": needles_drawing(retrieval_of),
+    "allocation": allocation_drawing(retrieval_of),
     "attention-map": Drawing(
         draw=figures.attention_maps,
         title="Attention on one input",
@@ -106,16 +105,20 @@ FIGURES = {
 
 
 def _details(record: Record) -> list[Table | None]:
+    found, retrieval = shown(record), retrieval_of(record)
     return [
-        tables.comparison(record), tables.runs_table(record), tables.curve_table(record), *needle_tables(record),
-        shared.perplexity(record), *allocation_tables(record), lambda_table(record),
-        tables.by_layer(record, "gradient_norms", "Gradient norm by layer at the end of training"),
+        tables.comparison(found), tables.runs_table(found), tables.curve_table(found), *needle_tables(retrieval),
+        losses(found.perplexity), *allocation_tables(retrieval), lambda_table(record),
+        tables.by_layer(found, lambda run: run.gradient_norms, "Gradient norm by layer at the end of training"),
     ]  # fmt: skip
 
 
 PRESENTATION = Presentation(
     introduction=_introduction,
-    tables=lambda record: [tables.headline(record)],
+    tables=lambda record: [tables.headline(shown(record))],
     figures=FIGURES,
     details=_details,
+    arms=lambda record: shown(record).arms,
+    sentences=sentences,
+    verdict=lambda record: shown(record).verdict,
 )

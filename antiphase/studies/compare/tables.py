@@ -7,61 +7,45 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphase.outcomes import LearnedThreshold, follows
-from antiphase.records import Record
-from antiphase.report.compared import entries_of, threshold_of
-from antiphase.report.tables import (
-    Column,
-    Row,
-    Table,
-    arms_of,
-    columns_of,
-    format_value,
-    grid_point,
-    grid_points,
-    needles_of,
-    point_words,
-    present,
-    runs_of,
-    state,
-    threshold_text,
-)
+from antiphase.evaluations.retrieval_results import Accuracy
+from antiphase.evaluations.retrieval_shown import grid_point, grid_points, point_words, state
+from antiphase.outcomes import Difference, LearnedThreshold, follows
+from antiphase.report.tables import Column, Table, columns_of, format_value, present, table_of
+from antiphase.studies.compare import ComparedRun, Comparison, Parameters
+from antiphase.studies.compare.shown import threshold_of
 
 LARGEST_CURVE = 1500
 """Rows of the learning-curve table; a longer curve is thinned, so that the page stays small."""
 
 
-def headline(record: Record) -> Table | None:
+def headline(found: Comparison) -> Table | None:
     """The results of the runs: one column for each arm, beside the guess rate and the untrained model."""
-    runs, arms = runs_of(record), arms_of(record)
-    if not runs:
+    if not found.runs:
         return None
-    threshold = threshold_of(record)
-    groups = {arm: [run for run in runs if run["arm"] == arm] for arm in arms}
+    threshold, arms = threshold_of(found), found.arms
+    groups = {arm: found.runs_of(arm) for arm in arms}
 
-    def row(name: str, cell: Callable[[list[dict[str, Any]]], str]) -> list[str]:
-        return [name, *(cell(groups[arm]) for arm in arms)]
+    def row(name: str, cell: Callable[[list[ComparedRun]], str]) -> list[str]:
+        return [name, *(cell(runs) for runs in groups.values())]
 
-    def final(name: str) -> dict[str, list[float | None]]:
-        return {arm: [(run.get("final") or {}).get(name) for run in group] for arm, group in groups.items()}
-
-    guess_rate = record.values.get("guess_rate")
-    accuracies = final("accuracy")
+    accuracies = {arm: [run.final.accuracy for run in runs] for arm, runs in groups.items()}
+    losses = {arm: [run.final.loss for run in runs] for arm, runs in groups.items()}
+    parameters = [found.parameters.get(arm, Parameters()) for arm in arms]
     rows = [
-        ["Parameters", *(_parameters(record, arm, "total") for arm in arms)],
-        ["Parameters of attention alone", *(_parameters(record, arm, "attention_only") for arm in arms)],
+        ["Parameters", *(format_value(counts.total, "integer") for counts in parameters)],
+        ["Parameters of attention alone", *(format_value(counts.attention_only, "integer") for counts in parameters)],
         _accuracy_row("First-query accuracy at the end", accuracies, threshold, " (higher is better)"),
-        *_needle_rows(record, arms, threshold),
-        ["Guess rate", *(format_value(guess_rate, "percent") for _ in arms)],
+        *_needle_rows(found, threshold),
+        ["Guess rate", *(format_value(found.guess_rate, "percent") for _ in arms)],
         row(
-            f'Steps to {threshold_text(record)} accuracy, median; "never" counts as the largest (lower is better)',
-            lambda group: steps_to_threshold([run.get("passes") for run in group]),
+            f'Steps to {threshold_text(found)} accuracy, median; "never" counts as the largest (lower is better)',
+            lambda runs: steps_to_threshold([run.passes for run in runs]),
         ),
-        _loss_row(final("loss"), accuracies, threshold),
+        _loss_row(losses, accuracies, threshold),
         row("Diverged", _diverged),
         row(
             "Training speed, tokens per second, median",
-            lambda group: median_and_range([run.get("tokens_per_second") for run in group], "integer"),
+            lambda runs: median_and_range([run.tokens_per_second for run in runs], "integer"),
         ),
     ]
     measured = [row for row in rows if any(cell != "–" for cell in row[1:])]
@@ -75,9 +59,14 @@ def headline(record: Record) -> Table | None:
     )
 
 
-def _diverged(runs: Sequence[dict[str, Any]]) -> str:
+def threshold_text(found: Comparison) -> str:
+    """The accuracy whose first passing counts, such as ``50 %``."""
+    return "the threshold" if found.threshold is None else f"{100 * found.threshold:g} %"
+
+
+def _diverged(runs: Sequence[ComparedRun]) -> str:
     """``1 of 3, at step 12``; a dash where none did."""
-    steps = [f"{run['diverged']['step']:,}" for run in runs if run.get("diverged")]
+    steps = [f"{run.diverged.step:,}" for run in runs if run.diverged]
     return f"{len(steps)} of {len(runs)}, at step {', '.join(steps)}" if steps else "–"
 
 
@@ -161,80 +150,62 @@ def steps_to_threshold(passes: Sequence[int | None]) -> str:
     return f"{middle}{spread}, {len(present(passes))} of {len(passes)} seeds"
 
 
-def _parameters(record: Record, arm: str, part: str) -> str:
-    """Parameter count of an arm: from the comparison, else from its first run."""
-    listed = record.values.get("parameters")
-    counts = listed.get(arm) if record.kind == "compare" and isinstance(listed, dict) else None
-    if counts is None:
-        counts = next((run.get("parameters") for run in runs_of(record) if run["arm"] == arm), None)
-    if isinstance(counts, dict):
-        return format_value(counts.get(part), "integer")
-    return format_value(counts if part == "total" else None, "integer")
-
-
-def _needle_rows(record: Record, arms: Sequence[str], threshold: LearnedThreshold | None) -> Iterator[list[str]]:
+def _needle_rows(found: Comparison, threshold: LearnedThreshold | None) -> Iterator[list[str]]:
     """Trained and untrained accuracy with the needle anywhere, at the training number of needles if it is there."""
-    summary = [row for row in needles_of(record, "summary") if row.get("depth") is None]
-    cells_by_seed = [row for row in needles_of(record, "cells") if row.get("depth") is None and row.get("samples")]
-    guess_rate = record.values.get("guess_rate")
-    like_training = [row for row in summary if guess_rate and math.isclose(row.get("guess_rate") or 0, guess_rate)]
+    summary = [row for row in found.needles.summary if row.depth is None]
+    guess_rate = found.guess_rate
+    like_training = [row for row in summary if guess_rate and math.isclose(row.guess_rate, guess_rate)]
     summary = like_training or summary
     for point in grid_points(summary):
         for model in ("trained", "untrained"):
             name = f"Needle accuracy, {model} ({point_words(point)})"
             by_arm = {
                 arm: [
-                    row["correct"] / row["samples"]
-                    for row in cells_by_seed
-                    if (row["arm"], state(row), grid_point(row)) == (arm, model, point)
+                    cell.correct / cell.samples
+                    for cell in found.needles.cells
+                    if (cell.depth, cell.arm, state(cell), grid_point(cell)) == (None, arm, model, point)
                 ]
-                for arm in arms
+                for arm in found.arms
             }
             if like_training and threshold is not None and threshold.counts(by_arm):
                 yield _accuracy_row(name, by_arm, threshold)
                 continue
-            cells = []
-            for arm in arms:
-                found = [row for row in summary if (row["arm"], state(row), grid_point(row)) == (arm, model, point)]
-                cells.append(_with_interval(found[0]) if found else "–")
-            yield [f"{name}, median", *cells]
+            own = {row.arm: row for row in summary if (state(row), grid_point(row)) == (model, point)}
+            yield [f"{name}, median", *(_with_interval(own[arm]) if arm in own else "–" for arm in found.arms)]
 
 
-def _with_interval(row: Row) -> str:
-    low, high = row.get("interval") or (None, None)
-    interval = f" {_brackets(low, high, 'percent')}" if low is not None and high is not None else ""
-    return f"{format_value(row.get('accuracy'), 'percent')}{interval}"
+def _with_interval(row: Accuracy) -> str:
+    low, high = row.interval
+    return f"{format_value(row.accuracy, 'percent')} {_brackets(low, high, 'percent')}"
 
 
-def comparison(record: Record) -> Table | None:
+def comparison(found: Comparison) -> Table | None:
     """Every compared number with its spread, the paired difference from the baseline, and the test of it."""
-    rows, entries = [], entries_of(record)[: len(record.values.get("comparison") or [])]
-    for entry in entries:
-        unit = entry.get("unit") or ""
-        style = "percent" if unit in ("share", "fraction") else "number"
-        for arm, summary in entry.get("arms", {}).items():
-            difference = (entry.get("differences") or {}).get(arm) or {}
-            interval = [format_value(bound, style) for bound in difference.get("interval") or []]
-            learned = (entry["learned"] or {}).get(arm)
-            values = summary.get("values") or []
+    rows = []
+    for entry in found.comparison:
+        style = "percent" if entry.unit in ("share", "fraction") else "number"
+        for arm, summary in entry.arms.items():
+            difference = entry.differences.get(arm) or Difference()
+            interval = [format_value(bound, style) for bound in difference.interval or []]
+            learned = (entry.learned or {}).get(arm)
+            values = summary.values
             censored = any(value is None for value in values)  # never: later than all, and no part of a mean
             median = statistics.median(math.inf if value is None else value for value in values) if censored else None
-            mean = None if learned or censored else format_value(summary.get("mean"), style)
-            spread = [format_value(summary.get("median"), style), mean]
+            spread = [summary.median, None if learned or censored else summary.mean, summary.minimum, summary.maximum]
+            cells = [format_value(value, style) for value in spread]
             if median is not None:
-                spread[0] = "none" if math.isinf(median) else format_value(median, style)
-            spread += [format_value(summary.get(key), style) for key in ("minimum", "maximum")]
-            change = format_value(difference.get("mean"), style) if difference else None
-            paired = f"[{interval[0]}, {interval[1]}]" if len(interval) == 2 else None
-            made = difference.get("interval_is") or {}
-            covers = made.get("covers") or ("seeds" if paired else None)
-            test = ((record.values.get("holm") or {}).get(entry["metric"]) or {}).get(arm) or {}
-            better = "lower" if entry.get("lower_is_better") else "higher"
+                cells[0] = "none" if math.isinf(median) else format_value(median, style)
+            change = format_value(difference.mean, style) if arm in entry.differences else None
+            paired = f"[{interval[0]}, {interval[1]}]" if interval else None
+            made = difference.interval_is
+            test = (found.holm or {}).get(entry.metric, {}).get(arm)
             listed = ", ".join(format_value(value, style) for value in values)
             counts = "{} of {}".format(*learned) if learned else None
             rows.append([
-                entry["metric"], unit, better, arm, counts, *spread, change, paired, covers, made.get("method"),
-                difference.get("seeds"), test.get("p"), test.get("p_holm"), test.get("verdict_holm"), listed,
+                entry.metric, entry.unit, "lower" if entry.lower_is_better else "higher", arm, counts, *cells, change,
+                paired, made.covers if made else "seeds" if paired else None, made.method if made else None,
+                difference.seeds if arm in entry.differences else None,
+                *((test.p, test.p_holm, test.verdict_holm) if test else (None, None, None)), listed,
             ])  # fmt: skip
     columns = columns_of(
         *("Metric", "Unit", "Better is", "Arm", "Learned|number", "Median|number", "Mean|number", "Smallest|number"),
@@ -242,37 +213,37 @@ def comparison(record: Record) -> Table | None:
         *("Pairs|number", "p|number", "p by Holm|number", "Verdict under Holm", "By seed|number"),
     )
     note = (
-        f"Differences are arm minus {record.values.get('baseline') or 'baseline'}, paired by seed. Where models either "
+        f"Differences are arm minus {found.baseline}, paired by seed. Where models either "
         "learned or did not, there is no mean and no interval: seeds that learned are counted. A seed without a value "
         "is later than all in a median, none where that is half of them, and leaves no mean."
     )
-    if rows and "holm" not in record.values:
+    if found.holm is None:
         note += " An older record: intervals cover seeds alone, not the test sample, and p is not kept."
-    return Table(title="Comparison in numbers", columns=columns, rows=rows, note=note) if rows else None
+    return table_of("Comparison in numbers", columns, rows, note)
 
 
-def runs_table(record: Record) -> Table | None:
+def runs_table(found: Comparison) -> Table | None:
     """One row for each training run."""
-    rows = []
-    for run in runs_of(record):
-        final, best = run.get("final") or {}, run.get("best") or {}
-        numbers = [run.get("learning_rate"), final.get("loss"), final.get("accuracy"), best.get("accuracy")]
-        speed = [best.get("step"), run.get("passes"), run.get("tokens_per_second"), run.get("seconds")]
-        rows.append([run["arm"], run.get("seed"), *numbers, *speed, run.get("folder")])
+    rows = [
+        [run.arm, run.seed, run.learning_rate, run.final.loss, run.final.accuracy,
+         *((run.best.accuracy, run.best.step) if run.best else (None, None)), run.passes, run.tokens_per_second,
+         run.seconds, run.folder]
+        for run in found.runs
+    ]  # fmt: skip
     columns = columns_of(
         *("Arm", "Seed|integer", "Learning rate|number", "Final loss|loss", "Final accuracy|percent"),
-        *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(record)} at step|integer"),
+        *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(found)} at step|integer"),
         *("Tokens per second|integer", "Seconds|number", "Folder"),
     )
-    return Table(title="Runs", columns=columns, rows=rows) if rows else None
+    return table_of("Runs", columns, rows)
 
 
-def curve_table(record: Record) -> Table | None:
+def curve_table(found: Comparison) -> Table | None:
     """Every evaluation of every run."""
-    rows = [
-        [run["arm"], run.get("seed"), *(point.get(key) for key in ("step", "train_loss", "loss", "accuracy"))]
-        for run in runs_of(record)
-        for point in run.get("curve") or []
+    rows: list[list[Any]] = [
+        [run.arm, run.seed, point.step, point.train_loss, point.loss, point.accuracy]
+        for run in found.runs
+        for point in run.curve
     ]
     note = ""
     if len(rows) > LARGEST_CURVE:
@@ -284,14 +255,16 @@ def curve_table(record: Record) -> Table | None:
         *("Arm", "Seed|integer", "Step|integer", "Training loss|loss", "Held-out loss|loss"),
         "First-query accuracy|percent",
     )
-    return Table(title="Learning curves", columns=columns, rows=rows, note=note) if rows else None
+    return table_of("Learning curves", columns, rows, note)
 
 
-def by_layer(record: Record, key: str, title: str) -> Table | None:
-    """A number for each layer and run: ``lambdas`` or ``gradient_norms``."""
-    runs = [run for run in runs_of(record) if present(run.get(key) or [])]
-    width = max((len(run[key]) for run in runs), default=0)
+def by_layer(
+    found: Comparison, values: Callable[[ComparedRun], Sequence[float | None] | None], title: str
+) -> Table | None:
+    """A number for each layer and run."""
+    listed = [(run, layers) for run in found.runs if present(layers := values(run) or [])]
+    width = max((len(layers) for _, layers in listed), default=0)
     # Arms may differ in depth.
-    rows = [[run["arm"], run.get("seed"), *run[key], *[None] * (width - len(run[key]))] for run in runs]
+    rows: list[list[Any]] = [[run.arm, run.seed, *layers, *[None] * (width - len(layers))] for run, layers in listed]
     columns = columns_of("Arm", "Seed|integer", *(f"Layer {layer}|number" for layer in range(width)))
-    return Table(title=title, columns=columns, rows=rows) if rows else None
+    return table_of(title, columns, rows)

@@ -10,6 +10,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import DeviceSettings
 from antiphase.flags import flag
+from antiphase.outcomes import Basis
 
 PAPER = "paper"
 """The scale that is not run; only what its models would take is reported."""
@@ -104,19 +105,6 @@ class ReproduceSettings(DeviceSettings):
 
 
 SETTINGS = ReproduceSettings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Basis:
-    """What an interval over seeds is made of, as ``uncertainty.seeds.SeedInterval`` says."""
-
-    p: float
-    method: str
-    covers: str
-    sample: str | None
-    seed_variance: float
-    sample_variance: float | None
-    degrees: float
 
 
 @dataclass(frozen=True, kw_only=True)

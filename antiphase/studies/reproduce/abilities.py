@@ -16,13 +16,13 @@ from antiphase.studies.reproduce.readings import (
     ARM,
     ARMS,
     BASELINE,
-    Comparison,
     Floor,
     Found,
     OfModel,
     Series,
     by_task,
     cells_of_allocation,
+    compared,
     flips,
     found_there,
     in_orders,
@@ -118,15 +118,15 @@ def equally_right(values: Series, floor: Floor) -> Ability:
     return Ability({NO_BETTER: guess, words: behind}, values, FLOOR_MARGIN)
 
 
-def equally_trained(compare: Comparison | None, models: Sequence[OfModel[Any]]) -> list[Ability]:
+def equally_trained(found: Found, models: Sequence[OfModel[Any]]) -> list[Ability]:
     """Similar held-out loss, and either both retrieve or neither does, for the seeds of these models. Empty without a
     comparison.
     """
-    if compare is None:
+    if found.compare is None:
         return []
-    places = [compare.seeds.index(seed) for seed in seeds_of(models)]
+    places = [found.seeds.index(seed) for seed in seeds_of(models)]
     losses, accuracies = (
-        {arm: [values[place] for place in places] for arm, values in compare.series(name).items() if values}
+        {arm: [values[place] for place in places] for arm, values in compared(name)(found).items() if values}
         for name in ("held-out loss", "first-query accuracy")
     )
     pairs = [{BASELINE: one, ARM: two} for one, two in zip(losses[BASELINE], losses[ARM], strict=True)]
@@ -134,7 +134,7 @@ def equally_trained(compare: Comparison | None, models: Sequence[OfModel[Any]]) 
     higher = [_behind(pair, LOSS_WITHIN, is_loss=True) for pair in pairs]
     lacking = {"no loss": unknown, f"higher loss by more than {LOSS_WITHIN:g} nats": higher}
     if accuracies:
-        floor = Floor(compare.guess_rate or 0.0, compare.curve_samples)
+        floor = Floor(found.compare.guess_rate or 0.0, found.curve_samples)
         blind = []
         for one, two in zip(accuracies[BASELINE], accuracies[ARM], strict=True):
             not_found = {arm for arm, value in ((BASELINE, one), (ARM, two)) if not floor.exceeded_by(value or 0.0)}

@@ -9,7 +9,7 @@ from antiphase.evaluations.hallucination import MODEL, Hallucination
 from antiphase.evaluations.harness import Harness, TaskScore
 from antiphase.evaluations.long_context import LongContext
 from antiphase.evaluations.many_shot import ManyShot
-from antiphase.evaluations.needles import CellScore
+from antiphase.evaluations.retrieval_results import CellScore
 from antiphase.studies.reproduce.readings import (
     ARMS,
     Found,

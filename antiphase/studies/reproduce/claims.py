@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.evaluations.allocation import NOISE
+from antiphase.evaluations.retrieval_results import NOISE
 from antiphase.studies.reproduce import abilities, claim_samples, readings
 from antiphase.studies.reproduce.abilities import Ability
 from antiphase.studies.reproduce.claim_samples import Samples
@@ -121,20 +121,20 @@ CLAIMS = (
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",
         Metric("largest attention logit", "", lower_is_better=True, digits=2),
         readings.largest("attention logits"),
-        abilities=lambda found: abilities.equally_trained(found.compare, found.outliers),
+        abilities=lambda found: abilities.equally_trained(found, found.outliers),
     ),
     Claim(
         "Outliers: smaller largest hidden state", "outliers", "Table 5", "3608.6 → 1688.2", "over all layers",
         Metric("largest hidden state", "", lower_is_better=True, digits=2),
         readings.largest("hidden states"),
-        abilities=lambda found: abilities.equally_trained(found.compare, found.outliers),
+        abilities=lambda found: abilities.equally_trained(found, found.outliers),
     ),
     Claim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
         Metric("loss added by 4 bits", "nats a token", lower_is_better=True, digits=4),
         readings.lost_to_four_bits, guard=abilities.costs_something,
-        abilities=lambda found: abilities.equally_trained(found.compare, found.quantization),
+        abilities=lambda found: abilities.equally_trained(found, found.quantization),
     ),
 )  # fmt: skip
 UNJUDGED = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
 from antiphase.studies.registered_claims import UNREGISTERED, Registration
-from antiphase.studies.reproduce import Basis, Judgement
+from antiphase.studies.reproduce import Judgement
 from antiphase.studies.reproduce.abilities import Ability, failing
 from antiphase.studies.reproduce.claims import CLAIMS, Claim
 from antiphase.studies.reproduce.readings import ARM, BASELINE, Floor, Found, Series
@@ -146,11 +146,11 @@ def _with_numbers(
     entry = compare_metric(claim.metric, series, BASELINE, samples=samples, threshold=threshold)
     assert entry is not None  # some value is known
     difference = entry.differences[ARM]
-    made = difference.found
+    made = difference.interval_is
     return replace(
         row, softmax=entry.arms[BASELINE].mean, differential=entry.arms[ARM].mean, values=series,
         difference=difference.mean, interval=difference.interval,
-        interval_is=None if made is None else Basis(**made.describe()), differences=difference.values,
+        interval_is=made, differences=difference.values,
         seeds=difference.seeds, learned=entry.learned, line=entry.line,
         floor=None if floor is None else floor.guess, p=None if made is None else made.p,
     )  # fmt: skip

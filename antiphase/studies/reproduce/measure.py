@@ -22,6 +22,7 @@ from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.compare import Comparison
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
 from antiphase.studies.registered_claims import CLAIMS_FILE, Registration, register, registered
@@ -38,7 +39,7 @@ from antiphase.studies.reproduce.budget import Fleet, paper_budget
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.parts import Work, check_own
-from antiphase.studies.reproduce.readings import ARM, ARMS, Comparison, Found
+from antiphase.studies.reproduce.readings import ARM, ARMS, Found
 from antiphase.studies.reproduce.scales import SCALES, estimate
 
 REQUEST = "reproduce.json"
@@ -189,7 +190,7 @@ def _content(settings: ReproduceSettings, preset: Preset) -> dict[str, str]:
 
 def _trained(record: Record) -> Models:
     """The models of a comparison."""
-    runs, run = Comparison.read(record).runs, record.config["run"]
+    runs, run = Comparison.of(record).runs, record.config["run"]
     parameters = {arm: next(one.parameters for one in runs if one.arm == arm) for arm in ARMS}
     return Models(parameters, run["data"]["sequence_length"], runs[0].tokens, run["description"])
 

@@ -31,7 +31,7 @@ from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import STUDY
 from antiphase.studies.jobs import Report
 from antiphase.studies.reproduce import PAIRED, STUDIES, ReproduceSettings
-from antiphase.studies.reproduce.readings import ARM, BASELINE, Comparison
+from antiphase.studies.reproduce.readings import ARM, BASELINE, diverged
 from antiphase.studies.reproduce.scales import SCALES
 from antiphase.studies.scaling.measure import scaling, shortened
 from antiphase.training.device import choose_device
@@ -134,7 +134,7 @@ class Work:
             ]  # fmt: skip
         record = self._study(part)
         if part == "compare":
-            self.diverged = Comparison.read(record).diverged()
+            self.diverged = diverged(record)
             for seed in self.diverged:
                 self.say(f"seed {seed}: a model's loss is not finite, so neither arm of this seed is measured further")
                 self.seeds.remove(seed)

@@ -12,7 +12,7 @@ from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.report.plots import STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, format_value
+from antiphase.report.tables import Column, Table, format_value, table_of
 from antiphase.studies.reproduce import Judgement, Reproduction, RunBudget
 from antiphase.typed import build
 
@@ -47,7 +47,7 @@ def claims(record: Record) -> Table | None:
         )
     if (record.config.get("registered") or {}).get("sha256") is None:
         note += " What is claimed was not written down before the run."
-    return Table(title="The paper's claims", columns=columns, rows=rows, note=note) if rows else None
+    return table_of("The paper's claims", columns, rows, note)
 
 
 def _numbers(one: Judgement) -> list[str | None]:
@@ -88,7 +88,7 @@ def published(record: Record) -> Table | None:
         )
     if found and found.unjudged:
         note += f"Measured, but no claim is judged by it: {found.unjudged}."
-    return Table(title="Beside the paper", columns=columns, rows=rows, note=note) if rows else None
+    return table_of("Beside the paper", columns, rows, note)
 
 
 def claims_of(record: Record) -> list[Judgement]:

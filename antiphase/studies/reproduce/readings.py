@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy
 
-from antiphase.errors import InputError
-from antiphase.evaluations.allocation import Allocation, MapAllocation
+from antiphase.evaluations.allocation import Allocation
 from antiphase.evaluations.hallucination import MODEL, Hallucination, SystemScore
 from antiphase.evaluations.harness import Harness, TaskScore
 from antiphase.evaluations.long_context import LongContext
 from antiphase.evaluations.many_shot import ManyShot, OverOrders, TaskShots
 from antiphase.evaluations.many_shot.measure import flips_against_chance
-from antiphase.evaluations.needles import Accuracy, CellScore, Needles
+from antiphase.evaluations.needles import Needles
 from antiphase.evaluations.outliers import Outliers
 from antiphase.evaluations.quantization import Quantization
 from antiphase.evaluations.result import Result
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
 from antiphase.records import Record
+from antiphase.studies.compare import Comparison
 from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
-from antiphase.typed import build
 from antiphase.uncertainty.intervals import wilson_interval
 
 BASELINE, ARM = ARMS = ("softmax", "differential")
@@ -43,66 +43,15 @@ class OfModel(Generic[R]):
     result: R
 
 
-@dataclass(frozen=True)
-class ComparedRun:
-    """One run of the comparison."""
-
-    arm: str
-    parameters: int
-    tokens: int
-    by_sequence: list[float | None] | None = None
-    """Loss of each held-out sequence; older records keep none."""
-
-
-@dataclass(frozen=True)
-class ArmValues:
-    """One for each seed."""
-
-    values: list[float | None]
-
-
-@dataclass(frozen=True)
-class ComparedMetric:
-    """One number of the comparison."""
-
-    metric: str
-    arms: dict[str, ArmValues]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What the record of ``antiphase compare`` says of claims."""
-
-    seeds: list[int]
-    curve_samples: int
-    """Sequences behind an accuracy."""
-    comparison: list[ComparedMetric]
-    runs: list[ComparedRun] = field(default_factory=list)
-    guess_rate: float | None = None
-
-    @classmethod
-    def read(cls, record: Record) -> Comparison:
-        curve_samples = record.config["run"]["evaluation"]["curve_samples"]
-        return build(cls, {**record.values, "seeds": record.seeds, "curve_samples": curve_samples}, strict=False)
-
-    def series(self, name: str) -> Series:
-        """A metric; no values where it was not measured."""
-        found = next((entry.arms for entry in self.comparison if entry.metric == name), {})
-        return {arm: found[arm].values if found else [] for arm in ARMS}
-
-    def diverged(self) -> list[int]:
-        """Seeds in which a model diverged, and so has no last loss."""
-        losses = self.series("held-out loss")
-        if not losses[BASELINE]:  # no run has one
-            return self.seeds
-        return [seed for seed, *pair in zip(self.seeds, *losses.values(), strict=True) if None in pair]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
     """What was measured, by part; of a part that was not, nothing."""
 
     compare: Comparison | None = None
+    seeds: Sequence[int] = ()
+    """Of the comparison."""
+    curve_samples: int = 0
+    """Sequences behind an accuracy of the comparison."""
     harness: Sequence[Harness] = ()
     """As for needles and allocation: a result for each seed, with both arms in it."""
     needles: Sequence[Needles] = ()
@@ -122,15 +71,23 @@ class Found:
         """
 
         def pairs(part: str, kind: type[R]) -> list[R]:
-            return [_read(kind, record) for record in records.get(part, ())]
+            return [kind.of(record) for record in records.get(part, ())]
 
         def models(part: str, kind: type[R]) -> list[OfModel[R]]:
             listed = records.get(part, ())
-            return [OfModel(one.values["arm"], one.values["seed"], _read(kind, one)) for one in listed]
+            return [OfModel(one.values["arm"], one.values["seed"], kind.of(one)) for one in listed]
 
-        compared = records.get("compare")
+        own = (
+            {
+                "compare": Comparison.of(record),
+                "seeds": record.seeds,
+                "curve_samples": record.config["run"]["evaluation"]["curve_samples"],
+            }
+            if (record := next(iter(records.get("compare", ())), None))
+            else {}
+        )
         return cls(
-            compare=Comparison.read(compared[0]) if compared else None,
+            **own,
             harness=pairs("harness", Harness),
             needles=pairs("needles", Needles),
             allocation=pairs("allocation", Allocation),
@@ -144,13 +101,6 @@ class Found:
     def has(self, part: str) -> bool:
         """Whether a part was measured."""
         return bool(getattr(self, part.replace("-", "_")))
-
-
-def _read(kind: type[R], record: Record) -> R:
-    found = kind.read(record)
-    if found is None:
-        raise InputError(f"a record is of kind {record.kind} where one of {kind.measurement().kind} was written")
-    return found
 
 
 class Floor(NamedTuple):
@@ -188,7 +138,17 @@ def seeds_of(models: Sequence[OfModel[Any]]) -> list[int]:
 
 def compared(name: str) -> Callable[[Found], Series]:
     """A metric of the comparison."""
-    return lambda found: found.compare.series(name) if found.compare is not None else {arm: [] for arm in ARMS}
+
+    def read(found: Found) -> Series:
+        values = found.compare.values(name) if found.compare is not None else {}
+        return {arm: values.get(arm, []) for arm in ARMS}
+
+    return read
+
+
+def diverged(record: Record) -> list[int]:
+    """Seeds of a comparison in which a model diverged, and so has no last loss."""
+    return sorted({run.seed for run in Comparison.of(record).runs if run.is_diverged and run.seed is not None})
 
 
 # ------------------------------------------------------------------------------------------ several needles

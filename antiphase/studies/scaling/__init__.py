@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
+from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings, preset_flag
 
 
@@ -48,7 +48,7 @@ class ScaledRun:
     loss: float | None
     """At the end, nats per held-out token; None of a run that diverged."""
     accuracy: float | None
-    diverged: dict[str, Any] | None = None
+    diverged: Divergence | None = None
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,7 @@ def resized(run: RunSettings, width: int) -> RunSettings:
 
 
 def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
-    values = grid.values(job)
-    model = job.settings.model
+    run, model = grid.result(job), job.settings.model
     embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training
     return ScaledRun(
@@ -139,12 +138,12 @@ def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
         width=model.hidden_size,
         layers=model.num_hidden_layers,
         steps=training.steps,
-        parameters=values["parameters"],
-        non_embedding_parameters=values["parameters"] - embeddings,
+        parameters=run.parameters,
+        non_embedding_parameters=run.parameters - embeddings,
         tokens=training.steps * training.batch_size * job.settings.data.sequence_length,
-        loss=values["final"]["loss"],
-        accuracy=values["final"]["accuracy"],
-        diverged=values.get("diverged"),
+        loss=run.final.loss,
+        accuracy=run.final.accuracy,
+        diverged=run.diverged,
     )
 
 

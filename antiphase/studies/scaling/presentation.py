@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from antiphase.report.plots import MARKERS, STYLE, arm_colour
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, present
+from antiphase.report.tables import Column, Table, present, table_of
 from antiphase.studies.scaling import Scaling
 
 
@@ -46,14 +46,12 @@ def laws(found: Scaling) -> Table | None:
             ends = [law.intervals.get(name) for name in ("floor", "exponent")]
             shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
             rows.append([ladder.axis, arm, f"{law.floor:.3f}", shown[0], f"{law.exponent:.3f}", shown[1]])
-    if not rows:
-        return None
     columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
     note = "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds."
     for ladder in found.ladders:
         if ladder.why_no_equal_loss:
             note += f" Over {ladder.axis} they say little: {ladder.why_no_equal_loss}."
-    return Table(title="Laws of the loss", columns=columns, rows=rows, note=note)
+    return table_of("Laws of the loss", columns, rows, note)
 
 
 @Scaling.from_record
@@ -64,15 +62,13 @@ def equal_loss(found: Scaling) -> Table | None:
         for arm, equal in ladder.equal_loss.items():
             shown = None if equal.interval is None else "{:.2f} to {:.2f}".format(*equal.interval)
             rows.append([ladder.axis, arm, equal.loss, equal.baseline, equal.needed, equal.ratio, shown])
-    if not rows:
-        return None
     columns = [Column("Over"), Column("Arm"), Column("Loss", "loss"), Column("Baseline has", "integer"),
                Column("Arm needs", "integer"), Column("Ratio", "number"), Column("95 % over seeds")]  # fmt: skip
     note = (
         "By the fitted laws; where the ratio exceeds 1, more than was trained, so extrapolated. "
         "The paper: 6.8B parameters do for 11B, 160B tokens for 251B (2410.05258, figure 3)."
     )
-    return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)
+    return table_of("Needed for equal loss", columns, rows, note)
 
 
 @matplotlib.rc_context(STYLE)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
+from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings
 
 
@@ -41,8 +41,8 @@ class TunedRun:
     """Step of the first evaluation above the threshold."""
     spikes: int | None = None
     """Gradient norms far above those before them; older records have none."""
-    diverged: dict[str, Any] | None = None
-    seconds: float
+    diverged: Divergence | None = None
+    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

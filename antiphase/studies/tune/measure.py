@@ -14,7 +14,6 @@ from antiphase.config import Preset, RunSettings
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.tables import present
-from antiphase.studies.compare.measure import first_passing
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
@@ -72,18 +71,18 @@ def _variant(rate: float) -> Variant:
 
 
 def _run_row(grid: Grid, job: Job) -> TunedRun:
-    values = grid.values(job)
+    run = grid.result(job)
     return TunedRun(
         arm=job.arm,
         seed=job.seed,
         learning_rate=job.settings.training.learning_rate,
-        accuracy=values["final"]["accuracy"],
-        loss=values["final"]["loss"],
-        best_accuracy=(values["best"] or {}).get("accuracy"),
-        passes=first_passing(values["curve"], grid.preset.compare.threshold),
+        accuracy=run.final.accuracy,
+        loss=run.final.loss,
+        best_accuracy=None if run.best is None else run.best.accuracy,
+        passes=run.first_passing(grid.preset.compare.threshold),
         spikes=gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
-        diverged=values.get("diverged"),
-        seconds=values["seconds"],
+        diverged=run.diverged,
+        seconds=run.seconds,
     )
 
 

@@ -111,7 +111,7 @@ def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
                     for point in run["curve"]
                 ],
             }
-            for run in tables.runs_of(record)
+            for run in values.get("runs") or []
         ],
     }  # fmt: skip
 

@@ -26,7 +26,7 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     ("tokenize a --tokenizer words --tokenizer words", "twice"),
     ("tokenize a --tokenizer bpe --vocabulary 30", "--vocabulary must be at least 258"),
     ("tokenize a --tokenizer ./none", "--tokenizer ./none: there is no such folder"),
-    ("tokenize a --data none.txt", "--data none.txt: there is no such file"), ("tokenize a\udc80", "not valid Unicode"),
+    ("tokenize a --data none.txt", "--data none.txt: there is no such file"), ("tokenize a\udc80", "is not UTF-8"),
     ("translate --train tab.tsv --output r", r"--train tab\.tsv, line 2: there is no tab in the line"),
     (f"{PAIRS} --test tab.tsv", r"--test tab\.tsv, line 2"),
     (f"{LONG}=8", r"long\.tsv, line 2: the text has 9 tokens, more than the 8 positions .*max_position_embeddings=9"),

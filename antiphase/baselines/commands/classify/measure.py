@@ -323,8 +323,8 @@ def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list
             "interval": [max(0.0, several.low), min(1.0, several.high)] if several is not None else wilson_interval(
                 only["correct"], only["samples"]
             ),
-            "interval_is": "Wilson over samples" if several is None else several.words,
-            "interval_of": None if several is None else several.describe(),
+            "interval_is": "Wilson over samples" if several is None else several.basis.words,
+            "interval_of": None if several is None else several.basis,
             "macro_f1": _mean(row["macro_f1"] for row in by_seed.values()),
             "unseen_accuracy": _mean(row["unseen"] for row in by_seed.values()),
             "development_accuracy": _mean(run["development"]["accuracy"] for run in own),

@@ -399,7 +399,7 @@ def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list
                 **{key: _mean(score[key] for score in scores) for key in MEANS},
                 "interval": wilson_interval(scores[0]["exact"], scores[0]["samples"]) if several is None
                 else [max(0.0, several.low), min(1.0, several.high)],
-                "interval_is": "Wilson over sentences" if several is None else several.words,
+                "interval_is": "Wilson over sentences" if several is None else several.basis.words,
                 **{key: _mean((score["alignment"] or {}).get(key) for score in scores) for key in ALIGNMENT},
                 "parameters": own[0]["parameters"],
                 "seconds": _mean(run["seconds"] for run in own),

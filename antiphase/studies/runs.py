@@ -1,0 +1,90 @@
+"""The result of a training run, as in its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from antiphase.records import Record
+from antiphase.typed import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """An evaluation during training."""
+
+    step: int
+    train_loss: float | None = None
+    """Loss of the last step, nats per predicted token."""
+    loss: float | None = None
+    """Held-out loss, nats per predicted token."""
+    accuracy: float | None = None
+    """Share of first questions answered right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final:
+    """Results at the end; None of a run that diverged."""
+
+    loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The evaluation with the highest accuracy."""
+
+    accuracy: float
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Divergence:
+    """Where a run reached numbers that are not finite."""
+
+    step: int
+    reason: str
+    loss: float | None = None
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """The results of a run, at its end or so far."""
+
+    folder: str | None = None
+    seed: int | None = None
+    learning_rate: float | None = None
+    parameters: int = 0
+    attention_only: int = 0
+    """Parameters of attention alone."""
+    tokens: int = 0
+    """Number of tokens trained on."""
+    tokens_per_second: float | None = None
+    seconds: float | None = None
+    final: Final = field(default_factory=Final)
+    best: Best | None = None
+    curve: list[CurvePoint] = field(default_factory=list)
+    lambdas: list[float | None] | None = None
+    """By layer; None where the attention has no λ."""
+    gradient_norms: list[float | None] | None = None
+    """By layer, at the last logged step."""
+    diverged: Divergence | None = None
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the run reached numbers that are not finite: it has no model."""
+        return self.final.loss is None
+
+    def first_passing(self, threshold: float) -> int | None:
+        """Step of the first evaluation whose accuracy is above the threshold; None where there is none."""
+        passing = (point.step for point in self.curve if point.accuracy is not None and point.accuracy > threshold)
+        return next(passing, None)
+
+
+def run_of(record: Record) -> RunResult:
+    """The run of a record of kind "train".
+
+    Raises:
+        InputError: invalid contents.
+    """
+    return build(RunResult, record.values, strict=False)
