@@ -94,7 +94,7 @@ def report(
         if figures is not None:
             for path, record in zip(runs, records, strict=True):
                 save_figures(record, figures / path.stem if len(records) > 1 else figures)
-    Console().print(f"written: {output}")
+    Console(highlight=False).print(f"written: {output}", markup=False)
 
 
 @contextmanager

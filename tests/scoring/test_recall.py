@@ -8,6 +8,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 
 from antiphase.data.streams import Batch
 from antiphase.scoring import recall
@@ -35,6 +36,7 @@ class System(nn.Module):
     """A language model by rule: log probabilities from what stands before."""
 
     device = torch.device("cpu")
+    config = PreTrainedConfig(vocab_size=WORDS)
 
     def __init__(self, rule):
         super().__init__()

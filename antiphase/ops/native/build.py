@@ -34,6 +34,12 @@ def library_path() -> Path:
     return Path(__file__).parent / LIBRARY
 
 
+def is_current() -> bool:
+    """Whether the library exists and was built from these sources; ``hatch_build.py`` asks."""
+    path = library_path()
+    return path.is_file() and fingerprint().encode() in path.read_bytes()
+
+
 def fingerprint(extra: tuple[str, ...] = ()) -> str:
     """Digest of sources, platform and flags. The library stores its own and is only used if it matches."""
     digest = hashlib.sha256(repr((FLAGS, kernels_of_machine(), sysconfig.get_platform(), extra)).encode())

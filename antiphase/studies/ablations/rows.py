@@ -214,7 +214,7 @@ def parameter_count(run: RunSettings) -> int:
     fields = {name: value for name, value in vars(run.model).items() if name not in ("kind", "rope_theta")}
     fields["max_position_embeddings"] = fields["max_position_embeddings"] or run.data.sequence_length
     with torch.device("meta"):
-        return int(AntiphaseForCausalLM(AntiphaseConfig(**fields, vocab_size=8)).num_parameters())
+        return int(AntiphaseForCausalLM(AntiphaseConfig(**{**fields, "vocab_size": 8})).num_parameters())
 
 
 def _equalized(run: RunSettings, target: RunSettings) -> int:
