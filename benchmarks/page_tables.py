@@ -25,11 +25,12 @@ from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.baselines.commands.classify.measure import summaries
 from antiphase.baselines.commands.translate import tables as translation
+from antiphase.baselines.studies.dependency import Dependency
 from antiphase.baselines.studies.dependency.measure import summarized
 from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
-from antiphase.records import Record
+from antiphase.records import Record, finite
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.shown import shown
@@ -358,9 +359,10 @@ def demo(name: str) -> list[list[str]]:
 
 def dependency() -> list[list[str]]:
     """Accuracy by dependency length, recomputed from the runs, so that bimodal outcomes are counted."""
-    found = record("dependency")
-    summary = summarized(found.values["rows"], found.values["trained_distances"])
-    made = accuracies(replace(found, values={**found.values, "summary": summary}))
+    read = record("dependency")
+    found = Dependency.of(read)
+    again = replace(found, summary=summarized(found.rows, found.trained_distances))
+    made = accuracies(replace(read, values=finite(again)))
     assert made is not None
     return [[column.name for column in made.columns], *made.text()]
 

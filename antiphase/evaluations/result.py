@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from antiphase.errors import InputError
-from antiphase.evaluations.settings import DeviceSettings
+from antiphase.flags import Settings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, every
 from antiphase.typed import build
@@ -64,7 +64,7 @@ class Result:
         """A record with only the result, without settings."""
         return Record(kind=self.measurement().kind, values=finite(self))
 
-    def save(self, output: Path, settings: DeviceSettings, *, seconds: float, **config: Any) -> Record:
+    def save(self, output: Path, settings: Settings, *, seconds: float, **config: Any) -> Record:
         """Write ``record.json`` with the settings and further ``config``.
 
         Raises:
@@ -73,7 +73,7 @@ class Result:
         given, found = vars(settings), finite(self)
         model = {"model": given["name"]} if "name" in given else {}
         assert found.get("model", given.get("name")) == given.get("name"), "a record's model is the one of its settings"
-        seeds = [given["seed"]] if "seed" in given else []
+        seeds = [given["seed"]] if "seed" in given else list(given.get("seeds", []))
         record = Record(
             kind=self.measurement().kind, values={**model, **found},
             config=finite({**config, **given}), seeds=seeds,

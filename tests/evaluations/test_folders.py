@@ -88,7 +88,7 @@ def test_the_committed_records_are_what_their_types_say():
         record = Record.load(path)
         measurement = measurement_of(record.kind)
         if measurement is None or not record.kind.startswith(
-            ("evaluate-", "calibrate-", "tune", "scaling", "reproduce")
+            ("evaluate-", "calibrate-", "study-", "tune", "scaling", "reproduce")
         ):
             continue
         seen.add(measurement.name)
@@ -98,7 +98,8 @@ def test_the_committed_records_are_what_their_types_say():
         assert summary.main_tables(record)
         assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys()
     assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
-                    "search", "study", "tune", "scaling", "reproduce"}  # fmt: skip
+                    "search", "study", "tune", "scaling", "reproduce", "dependency", "gradients",
+                    "throughput"}  # fmt: skip
 
 
 def assert_holds(found, values, where):

@@ -27,10 +27,12 @@ def dependency():
 
     rows = [row(model, trained, d) for model in MODELS for trained in (False, True) for d in (4, 12, 24, 64)]
     runs = [
-        {"model": model, "seed": 0, "parameters": 12345, "development_accuracy": 0.75, "best_epoch": 3, "seconds": 4.4}
+        {"model": model, "seed": 0, "parameters": 12345, "development_accuracy": 0.75, "best_epoch": 3,
+         "seconds": 4.4, "curve": []}
         for model in MODELS
-    ]
-    values = {"guess_rate": 0.5, "models": MODELS, "summary": rows, "runs": runs, "trained_distances": [4, 24]}
+    ]  # fmt: skip
+    values = {"guess_rate": 0.5, "models": MODELS, "summary": rows, "rows": [], "runs": runs,
+              "trained_distances": [4, 24]}  # fmt: skip
     return Record(kind="study-dependency", values=values, seeds=[0, 1])
 
 
@@ -43,9 +45,10 @@ def throughput():
         for length in (32, 128)
     ]  # fmt: skip
     rows = [
-        {"subject": "lstm", "baseline": "transformer", "length": length, "ratio": 0.5, "quartiles": [0.4, 0.7]}
+        {"subject": "lstm", "baseline": "transformer", "length": length, "ratio": 0.5, "quartiles": [0.4, 0.7],
+         "rounds": 5, "subject_seconds": 0.5, "baseline_seconds": 1.0}
         for length in (32, 128)
-    ]
+    ]  # fmt: skip
     values = {"models": ["lstm", "transformer"], "baseline": "transformer", "speeds": speeds, "rows": rows,
               "parameters": {"lstm": 1000, "transformer": 2000}}  # fmt: skip
     return Record(

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from antiphase.baselines.names import PHRASE, check_seeds, device_flag, models_flag, seeds_flag, settings_flag
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
 
 LONGEST = 512
@@ -82,3 +83,95 @@ class DependencySettings(Settings):
 
 
 SETTINGS = DependencySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Verbs given the right number."""
+
+    samples: int
+    correct: int
+    accuracy: float | None
+    interval: list[float]
+    """Wilson's 95 % interval."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceScore(Score):
+    """Score of one model, before or after training, at one distance."""
+
+    model: str
+    seed: int
+    trained: bool
+    distance: int
+    misled: Score
+    """Score on the sentences whose nearest noun has the other number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """Mean over seeds."""
+
+    accuracy: float | None
+    interval: list[float] | None
+    """95 % interval; None if some seeds learned and others did not."""
+    learned: list[int] | None = None
+    """How many seeds learned, and of how many, if some did and others did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistanceMean(Mean):
+    """Mean of one model, before or after training, at one distance."""
+
+    model: str
+    trained: bool
+    distance: int
+    held_out: bool
+    seeds: int
+    interval_is: str
+    misled: Mean
+
+    @property
+    def parts(self) -> tuple[Mean, Mean]:
+        """All sentences, and those whose nearest noun has the other number."""
+        return self, self.misled
+
+
+@dataclass(frozen=True, kw_only=True)
+class Epoch:
+    """Scores on the development part after an epoch."""
+
+    epoch: int
+    step: int
+    train_loss: float | None
+    accuracy: float
+    loss: float | None
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DependencyRun:
+    """Training of one model with one seed."""
+
+    model: str
+    seed: int
+    parameters: int
+    development_accuracy: float
+    best_epoch: int
+    curve: list[Epoch]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dependency(Result):
+    """Result of ``antiphase study dependency``."""
+
+    guess_rate: float
+    trained_distances: list[int]
+    models: list[str]
+    summary: list[DistanceMean]
+    rows: list[DistanceScore]
+    runs: list[DependencyRun]
+
+
+RESULT = Dependency

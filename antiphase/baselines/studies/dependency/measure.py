@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +26,23 @@ from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
 from antiphase.baselines.scoring.classification import class_probabilities
-from antiphase.baselines.studies.dependency import DEVELOPMENT, DependencySettings
+from antiphase.baselines.studies.dependency import (
+    DEVELOPMENT,
+    Dependency,
+    DependencyRun,
+    DependencySettings,
+    DistanceMean,
+    DistanceScore,
+    Epoch,
+    Mean,
+    Score,
+)
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.folders.ownership import new_folder
 from antiphase.outcomes import LearnedThreshold
 from antiphase.randomness import keyed_generator
-from antiphase.records import Record, finite
+from antiphase.records import Record
+from antiphase.report.tables import present
 from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 from antiphase.uncertainty.seeds import Sample, seeds_interval
@@ -70,8 +80,8 @@ def dependency(
         for model in models.values():  # errors are raised before anything is trained
             model.build(tokenizer, LABELS, seed=0)
         test = part_of(request, tokenizer, request.distances, request.test_samples, "test")
-        rows: list[dict[str, Any]] = []
-        runs: list[dict[str, Any]] = []
+        rows: list[DistanceScore] = []
+        runs: list[DependencyRun] = []
         count = len(models) * len(request.seeds)
         for seed in request.seeds:
             each = request.samples // len(request.trained)
@@ -84,29 +94,17 @@ def dependency(
                     report(begun + done / most, count)
 
                 model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
-                about = {"model": name, "seed": seed}
-                rows += [{**about, "trained": False, **row} for row in _tested(model, test)]
-                run = _run(model, classifier, train, development, seed, steps)
-                rows += [{**about, "trained": True, **row} for row in _tested(model, test)]
-                runs.append({**about, **run})
+                rows += _tested(model, test, model_name=name, seed=seed, trained=False)
+                runs.append(_run(name, model, classifier, train, development, seed, steps))
+                rows += _tested(model, test, model_name=name, seed=seed, trained=True)
                 report(len(runs), count)
                 say(_sentence(runs[-1], rows[-len(request.distances) :], request.trained))
-        record = Record(
-            kind="study-dependency",
-            values=finite({
-                "guess_rate": GUESS_RATE,
-                "trained_distances": list(request.trained),
-                "models": list(models),
-                "summary": summarized(rows, request.trained),
-                "rows": rows,
-                "runs": runs,
-            }),
-            config=finite({**asdict(request), "classifiers": {name: one.settings() for name, one in models.items()}}),
-            seeds=list(request.seeds),
-            seconds=time.perf_counter() - started,
+        found = Dependency(
+            guess_rate=GUESS_RATE, trained_distances=request.trained, models=list(models),
+            summary=summarized(rows, request.trained), rows=rows, runs=runs,
         )  # fmt: skip
-        record.save(output)
-    return record
+        settings = {name: one.settings() for name, one in models.items()}
+        return found.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
 
 
 def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
@@ -140,13 +138,14 @@ def part_of(
 
 
 def _run(
+    name: str,
     model: PreTrainedModel,
     classifier: Classifier,
     train: _Part,
     development: _Part,
     seed: int,
     report: Callable[[int, int], None],
-) -> dict[str, Any]:
+) -> DependencyRun:
     started = time.perf_counter()
 
     def evaluate(trained: PreTrainedModel) -> dict[str, float]:
@@ -159,66 +158,57 @@ def _run(
         model, classifier.training, train.texts, train.targets, seed=seed, evaluate=evaluate, report=report
     )
     best = next(point for point in curve if point["best"])
-    return {
-        "parameters": model.num_parameters(),
-        "development_accuracy": best["accuracy"],
-        "best_epoch": best["epoch"],
-        "curve": curve,
-        "seconds": time.perf_counter() - started,
-    }
+    return DependencyRun(
+        model=name, seed=seed, parameters=model.num_parameters(), development_accuracy=best["accuracy"],
+        best_epoch=best["epoch"], curve=[Epoch(**point) for point in curve], seconds=time.perf_counter() - started,
+    )  # fmt: skip
 
 
-def _tested(model: PreTrainedModel, test: _Part) -> list[dict[str, Any]]:
+def _tested(model: PreTrainedModel, test: _Part, *, model_name: str, seed: int, trained: bool) -> list[DistanceScore]:
     plural = class_probabilities(model, test.texts).argmax(1) == 1
-    return agreement_scores(plural.tolist(), test.sentences)
+    return [
+        DistanceScore(model=model_name, seed=seed, trained=trained, **{**row, "misled": Score(**row["misled"])})
+        for row in agreement_scores(plural.tolist(), test.sentences)
+    ]
 
 
-def _sentence(run: dict[str, Any], rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> str:
+def _sentence(run: DependencyRun, rows: Sequence[DistanceScore], trained: Sequence[int]) -> str:
     by_part = {
-        words: [row["accuracy"] for row in rows if (row["distance"] in trained) == is_known]
+        words: present(row.accuracy for row in rows if (row.distance in trained) == is_known)
         for words, is_known in (("at trained lengths", True), ("at others", False))
     }
     parts = [f"{100 * sum(found) / len(found):.1f} % {words}" for words, found in by_part.items() if found]
-    return f"{run['model']}, seed {run['seed']}: {', '.join(parts)} ({run['seconds']:.0f} s)"
+    return f"{run.model}, seed {run.seed}: {', '.join(parts)} ({run.seconds:.0f} s)"
 
 
-def summarized(rows: Sequence[dict[str, Any]], trained: Sequence[int]) -> list[dict[str, Any]]:
+def summarized(rows: Sequence[DistanceScore], trained: Sequence[int]) -> list[DistanceMean]:
     """One row per model (before and after training) and distance: means over seeds.
 
     Intervals cover seeds and sentences, which are the same for all seeds; with one seed, they are Wilson's. If some
     seeds learned and others did not, ``learned`` counts them and there is no interval.
     """
-    groups: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, bool, int], list[DistanceScore]] = {}
     for row in rows:
-        groups.setdefault((row["model"], row["trained"], row["distance"]), []).append(row)
-    found = []
-    for (name, is_trained, distance), members in groups.items():
-        misled = [row["misled"] for row in members]
-        found.append({
-            "model": name,
-            "trained": is_trained,
-            "distance": distance,
-            "held_out": distance not in trained,
-            "seeds": len(members),
-            **_mean(members),
-            "interval_is": "over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
-            "misled": _mean(misled),
-        })  # fmt: skip
-    return found
+        groups.setdefault((row.model, row.trained, row.distance), []).append(row)
+    return [
+        DistanceMean(
+            model=name, trained=is_trained, distance=distance, held_out=distance not in trained, seeds=len(members),
+            **vars(_mean(members)), misled=_mean([row.misled for row in members]),
+            interval_is="over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
+        )
+        for (name, is_trained, distance), members in groups.items()
+    ]  # fmt: skip
 
 
-def _mean(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    accuracies = [score["accuracy"] for score in scores if score["accuracy"] is not None]
+def _mean(scores: Sequence[Score]) -> Mean:
+    accuracies = present(score.accuracy for score in scores)
     mean = sum(accuracies) / len(accuracies) if accuracies else None
     if len(scores) == 1:
-        return {"accuracy": mean, "interval": wilson_interval(scores[0]["correct"], scores[0]["samples"])}
-    sizes = [score["samples"] for score in scores if score["accuracy"] is not None]
+        return Mean(accuracy=mean, interval=list(wilson_interval(scores[0].correct, scores[0].samples)))
+    sizes = [score.samples for score in scores if score.accuracy is not None]
     counts = LearnedThreshold.of(GUESS_RATE).counts({"": accuracies})
     found = None
     if accuracies and counts is None:
         found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))
-    return {
-        "accuracy": mean,
-        "interval": None if found is None else [max(0.0, found.low), min(1.0, found.high)],
-        "learned": None if counts is None else counts[""],
-    }
+    interval = None if found is None else [max(0.0, found.low), min(1.0, found.high)]
+    return Mean(accuracy=mean, interval=interval, learned=None if counts is None else list(counts[""]))

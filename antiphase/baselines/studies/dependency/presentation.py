@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, NullLocator
 
+from antiphase.baselines.studies.dependency import Dependency, DistanceMean, Mean
+from antiphase.baselines.studies.style import handles, style_of
 from antiphase.records import Record
 from antiphase.report.plots import PERCENT, STYLE
-from antiphase.report.tables import Column, Table
-
-if TYPE_CHECKING:
-    pass
-from antiphase.baselines.studies.style import handles, style_of
 from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table, format_value, present
 
 
 def accuracies(record: Record) -> Table | None:
     """Accuracy of each model by dependency length."""
-    rows = summary_of(record)
-    if not rows:
-        return None
-    distances = sorted({row["distance"] for row in rows})
-    held_out = {row["distance"] for row in rows if row["held_out"]}
-    known = {(row["model"], row["distance"]): row for row in rows if row["trained"]}
+    found = Dependency.of(record)
+    rows = found.summary
+    distances = sorted({row.distance for row in rows})
+    held_out = {row.distance for row in rows if row.held_out}
+    known = {(row.model, row.distance): row for row in rows if row.trained}
     cells = [
-        [model, *(_mean_or_counts(known.get((model, distance))) for distance in distances)]
-        for model in record.values["models"]
+        [model, *(_mean_or_counts(known.get((model, distance))) for distance in distances)] for model in found.models
     ]
-    untrained = [row["accuracy"] for row in rows if not row["trained"]]
+    untrained = present(row.accuracy for row in rows if not row.trained)
     columns = [
         Column("Model"),
         *(Column(f"{distance}{'*' if distance in held_out else ''}", "number") for distance in distances),
@@ -38,39 +32,39 @@ def accuracies(record: Record) -> Table | None:
     note = (
         "Per cent of verbs given the right number, by words between verb and subject; mean over "
         f"{len(record.seeds)} seed{'' if len(record.seeds) == 1 else 's'}; * was not in training. Guess: "
-        f"{100 * record.values['guess_rate']:g} %, untrained models {100 * min(untrained):.0f} to "
+        f"{100 * found.guess_rate:g} %, untrained models {100 * min(untrained):.0f} to "
         f"{100 * max(untrained):.0f} %."
     )
-    if any(row.get("learned") for row in rows):
+    if any(row.learned for row in rows):
         note += " Where some seeds learned and others did not, a cell says how many did, in the place of a mean."
     return Table(title="Accuracy by dependency length", columns=columns, rows=cells, note=note, is_matrix=True)
 
 
-def accuracy_details(record: Record) -> Table | None:
+@Dependency.from_record
+def accuracy_details(found: Dependency) -> Table | None:
     """Every mean with its interval, also for sentences whose nearest noun has the other number."""
     rows = [
         [
-            row["model"], "trained" if row["trained"] else "untrained", row["distance"],
-            "no" if row["held_out"] else "yes", *_with_interval(row), *_with_interval(row["misled"]),
+            row.model, "trained" if row.trained else "untrained", row.distance,
+            "no" if row.held_out else "yes", *_with_interval(row), *_with_interval(row.misled),
         ]
-        for row in summary_of(record)
+        for row in found.summary
     ]  # fmt: skip
-    if not rows:
-        return None
     columns = [
         Column("Model"), Column("State"), Column("Words between", "integer"), Column("In training"),
         Column("Accuracy", "percent"), Column("95 %", "number"), Column("Nearest noun misleads", "percent"),
         Column("95 % of these", "number"),
     ]  # fmt: skip
-    kind = summary_of(record)[0]["interval_is"]
+    kind = found.summary[0].interval_is
     return Table(title="Accuracy by dependency length in full", columns=columns, rows=rows, note=f"Intervals: {kind}.")
 
 
-def dependency_runs(record: Record) -> Table | None:
+@Dependency.from_record
+def dependency_runs(found: Dependency) -> Table | None:
     """One row per model and seed."""
     rows = [
-        [run["model"], run["seed"], run["parameters"], run["development_accuracy"], run["best_epoch"], run["seconds"]]
-        for run in record.values["runs"]
+        [run.model, run.seed, run.parameters, run.development_accuracy, run.best_epoch, run.seconds]
+        for run in found.runs
     ]
     columns = [
         Column("Model"), Column("Seed", "integer"), Column("Parameters", "integer"),
@@ -79,80 +73,71 @@ def dependency_runs(record: Record) -> Table | None:
     return Table(title="Runs of the study", columns=columns, rows=rows)
 
 
-def summary_of(record: Record) -> list[dict[str, Any]]:
-    """Means over seeds from a record of this study; empty for other records."""
-    return list(record.values["summary"])
-
-
-def _mean_or_counts(row: dict[str, Any] | None) -> str | None:
+def _mean_or_counts(row: Mean | None) -> str | None:
     """Per cent, or for example ``2 of 3`` if some seeds learned and others did not."""
-    if row is None or not row.get("learned"):
-        return _percent(None if row is None else row["accuracy"])
-    return "{} of {}".format(*row["learned"])
+    if row is not None and row.learned:
+        return "{} of {}".format(*row.learned)
+    return None if row is None or row.accuracy is None else f"{100 * row.accuracy:.0f}"
 
 
-def _with_interval(row: dict[str, Any]) -> list[Any]:
+def _with_interval(row: Mean) -> list[float | str | None]:
     """Mean and interval, or counts if some seeds learned and others did not."""
-    if row.get("learned"):
-        return ["learned: {} of {}".format(*row["learned"]), None]
-    return [row["accuracy"], _interval(row["interval"])]
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.0f}"
-
-
-def _interval(bounds: Any) -> str | None:
-    return None if not bounds else f"{100 * bounds[0]:.1f}–{100 * bounds[1]:.1f}"
+    if row.learned:
+        return ["learned: {} of {}".format(*row.learned), None]
+    return [row.accuracy, "–".join(f"{100 * bound:.1f}" for bound in row.interval) if row.interval else None]
 
 
 SHIFT = 0.012
 """Offset of neighbouring models along the axis of distances, so that equal accuracies remain visible."""
 
 
+@Dependency.from_record
 @matplotlib.rc_context(STYLE)
-def accuracy_by_distance(record: Record) -> Figure | None:
+def accuracy_by_distance(found: Dependency) -> Figure | None:
     """Accuracy by distance between subject and verb, on all sentences and on those with a misleading nearest noun."""
-    rows = [row for row in summary_of(record) if row["trained"]]
-    if not rows:
-        return None
-    models = record.values["models"]
+    rows, models = trained_rows(found), found.models
     figure = Figure(figsize=(11.5, 4.9), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    parts = {"All sentences": lambda row: row, "The nearest noun has the other number": lambda row: row["misled"]}
-    for axes, (title, part) in zip(panels, parts.items(), strict=True):
+    for part, (axes, title) in enumerate(
+        zip(panels, ("All sentences", "The nearest noun has the other number"), strict=True)
+    ):
         for index, name in enumerate(models):
-            own = sorted((row for row in rows if row["model"] == name), key=lambda row: row["distance"])
+            own = sorted((row for row in rows if row.model == name), key=lambda row: row.distance)
             style = style_of(name)
-            x = [row["distance"] * (1 + SHIFT * (index - (len(models) - 1) / 2)) for row in own]
-            y = [part(row)["accuracy"] for row in own]
+            x = [row.distance * (1 + SHIFT * (index - (len(models) - 1) / 2)) for row in own]
+            y = [row.parts[part].accuracy for row in own]
             axes.plot(x, y, style["linestyle"], color=style["color"], linewidth=1.3, label=name)
             for place, row, height in zip(x, own, y, strict=True):
-                filled = "white" if row["held_out"] else style["color"]
+                filled = "white" if row.held_out else style["color"]
                 axes.plot(place, height, style["marker"], color=style["color"], markerfacecolor=filled, markersize=5.5)
-                if part(row)["interval"]:
-                    low, high = (min(1.0, max(0.0, bound)) for bound in part(row)["interval"])
+                if interval := row.parts[part].interval:
+                    low, high = (min(1.0, max(0.0, bound)) for bound in interval)
                     axes.vlines(place, low, high, color=style["color"], linewidth=1, alpha=0.6)
-        axes.axhline(record.values["guess_rate"], color="#555555", linewidth=1.2, linestyle=":")
+        axes.axhline(found.guess_rate, color="#555555", linewidth=1.2, linestyle=":")
         axes.set_xscale("log")
-        distances = sorted({row["distance"] for row in rows})
+        distances = sorted({row.distance for row in rows})
         axes.set_xticks(distances, [str(distance) for distance in distances])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(title=title, xlabel="words between subject and verb")
         axes.yaxis.set_major_formatter(PERCENT)
     panels[0].set_ylabel("right number of the verb")
-    lowest = min(part(row)["accuracy"] for row in rows for part in parts.values())
+    lowest = min(present(part.accuracy for row in rows for part in row.parts))
     panels[0].set_ylim(min(0.45, lowest - 0.03), 1.02)
     panels[1].text(
-        1.01, record.values["guess_rate"], "guess", transform=panels[1].get_yaxis_transform(), va="center", fontsize=9.5
+        1.01, found.guess_rate, "guess", transform=panels[1].get_yaxis_transform(), va="center", fontsize=9.5
     )
     figure.legend(handles=handles(models), loc="outside lower center", ncols=min(4, len(models)), handlelength=3)
     return figure
 
 
+def trained_rows(found: Dependency) -> list[DistanceMean]:
+    """Means after training."""
+    return [row for row in found.summary if row.trained]
+
+
 def _caption(record: Record) -> str:
-    kind = next(row["interval_is"] for row in summary_of(record) if row["trained"])
+    kind = trained_rows(Dependency.of(record))[0].interval_is
     return (
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
         f"({kind}). Sentences come in pairs that differ in the subject's number alone: what does not "
@@ -163,9 +148,9 @@ def _caption(record: Record) -> str:
 
 
 def _alternative(record: Record) -> str:
-    rows = [row for row in summary_of(record) if row["trained"]]
-    farthest = max(row["distance"] for row in rows)
-    ends = [f"{row['model']} {100 * row['accuracy']:.1f} %" for row in rows if row["distance"] == farthest]
+    rows = trained_rows(Dependency.of(record))
+    farthest = max(row.distance for row in rows)
+    ends = [f"{row.model} {format_value(row.accuracy, 'percent')}" for row in rows if row.distance == farthest]
     return f"Line charts of accuracy over words between subject and verb. At {farthest} words: {', '.join(ends)}."
 
 

@@ -16,6 +16,7 @@ from antiphase.baselines.names import (
     settings_flag,
 )
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
 
 
@@ -49,3 +50,31 @@ class GradientsSettings(Settings):
 
 
 SETTINGS = GradientsSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredGradients:
+    """Gradients of one model after some steps."""
+
+    model: str
+    place: str | None
+    """Norms before the sublayers (``pre``) or after them (``post``); None: a model without norms."""
+    norm: str | None
+    seed: int
+    step: int
+    gradient_norms: list[float | None]
+    """L2 norm over all parameters of each layer, mean over batches; None if it is not finite."""
+    loss: float | None
+    """Nats, mean over the same batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients(Result):
+    """Result of ``antiphase study gradients``."""
+
+    models: list[str]
+    layers: int
+    rows: list[MeasuredGradients]
+
+
+RESULT = Gradients

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from antiphase.baselines.data.text_batches import encode, shuffled_batches
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
-from antiphase.baselines.studies.gradients import GradientsSettings
+from antiphase.baselines.studies.gradients import Gradients, GradientsSettings, MeasuredGradients
 from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
 from antiphase.randomness import keyed_generator
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.training.device import choose_device
 from antiphase.training.run_model import layers_of
 
@@ -49,9 +49,6 @@ def gradients(
 ) -> Record:
     """Measure every model, norm position and norm with every seed; write ``record.json`` in ``output``.
 
-    Each entry of ``values["rows"]`` has the ``gradient_norms`` of the layers in order and the ``loss`` on the same
-    sentences.
-
     Raises:
         InputError: the settings cannot be used, or the folder is not empty.
     """
@@ -64,31 +61,21 @@ def gradients(
         forms = [(name, *form) for name, one in models.items() for form in _forms(one, request.norms)]
         measured = training_batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)
         held = [next(measured) for _ in range(MEASURED)]
-        rows: list[dict[str, Any]] = []
+        rows: list[MeasuredGradients] = []
         total, done = len(request.seeds) * len(forms), count(1)
         for seed in request.seeds:
             for name, place, norm, classifier in forms:
                 model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
-                about = {"model": name, "place": place, "norm": norm, "seed": seed}
                 steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
-                for step, found in train_and_measure(model, classifier, request.steps, steps, held):
-                    rows.append({**about, "step": step, **found})
+                rows += [
+                    MeasuredGradients(model=name, place=place, norm=norm, seed=seed, step=step, **found)
+                    for step, found in train_and_measure(model, classifier, request.steps, steps, held)
+                ]
                 report(next(done), total)
-        record = Record(
-            kind="study-gradients",
-            values=finite({"models": list(models), "layers": request.layers, "rows": rows}),
-            config=finite({
-                **asdict(request),
-                "batch": BATCH,
-                "measured_batches": MEASURED,
-                "distances": DISTANCES,
-                "classifiers": {name: one.settings() for name, one in models.items()},
-            }),
-            seeds=list(request.seeds),
-            seconds=time.perf_counter() - started,
+        return Gradients(models=list(models), layers=request.layers, rows=rows).save(
+            output, request, seconds=time.perf_counter() - started, batch=BATCH, measured_batches=MEASURED,
+            distances=DISTANCES, classifiers={name: one.settings() for name, one in models.items()},
         )  # fmt: skip
-        record.save(output)
-    return record
 
 
 def _models(request: GradientsSettings) -> dict[str, Classifier]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import matplotlib
 import numpy
@@ -12,22 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from antiphase.records import Record
-from antiphase.report.plots import LINES, STYLE
-from antiphase.report.tables import Column, Table, readable
-
-if TYPE_CHECKING:
-    pass
+from antiphase.baselines.studies.gradients import Gradients, MeasuredGradients
 from antiphase.baselines.studies.style import plain_logarithm, style_of
+from antiphase.report.plots import LINES, STYLE
 from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table, present, readable
 
 Form = tuple[str, str | None, str | None, int]
 """Model, position of its norms, kind of norm, step."""
 
 
-def gradient_ratios(record: Record) -> Table | None:
+@Gradients.from_record
+def gradient_ratios(read: Gradients) -> Table | None:
     """Ratio of the last layer's gradient to the first layer's, for each model, norm, position and step."""
-    found = gradients_of(record)
+    found = by_form(read)
     if not found:
         return None
     steps = sorted({step for _, _, _, step in found})
@@ -35,9 +32,9 @@ def gradient_ratios(record: Record) -> Table | None:
     rows = []
     for model, place, norm in forms:
         members = [found[model, place, norm, step] for step in steps]
-        ratios = [geometric_mean([norms[-1] / norms[0] for norms, _ in one]) for one in members]
-        losses = [statistics.fmean(loss for _, loss in one) for one in members]
-        rows.append([model, place, norm and readable(norm), *ratios, losses[-1]])
+        losses = present(row.loss for row in members[-1])
+        loss = statistics.fmean(losses) if len(losses) == len(members[-1]) else None
+        rows.append([model, place, norm and readable(norm), *map(last_over_first, members), loss])
     columns = [
         Column("Model"), Column("Norms"), Column("Kind"),
         *(Column(f"Step {step:,}", "number") for step in steps),
@@ -49,46 +46,43 @@ def gradient_ratios(record: Record) -> Table | None:
         "learn at different speeds. Loss in nats, after the most steps."
     )
     return Table(
-        title=f"Gradients of the last layer over the first, {record.values['layers']} layers",
+        title=f"Gradients of the last layer over the first, {read.layers} layers",
         columns=[columns[index] for index in shown], rows=[[row[index] for index in shown] for row in rows], note=note,
     )  # fmt: skip
 
 
-def gradient_details(record: Record) -> Table | None:
+@Gradients.from_record
+def gradient_details(read: Gradients) -> Table | None:
     """Gradient norms of every layer, seed and step."""
-    rows = [
-        [row["model"], row["place"], row["norm"], row["seed"], row["step"], row["loss"], *row["gradient_norms"]]
-        for row in record.values["rows"]
-    ]
-    layers = range(record.values["layers"])
+    rows = [[row.model, row.place, row.norm, row.seed, row.step, row.loss, *row.gradient_norms] for row in read.rows]
     columns = [
         Column("Model"), Column("Norms"), Column("Kind"), Column("Seed", "integer"), Column("Step", "integer"),
-        Column("Loss", "loss"), *(Column(f"Layer {layer}", "number") for layer in layers),
+        Column("Loss", "loss"), *(Column(f"Layer {layer}", "number") for layer in range(read.layers)),
     ]  # fmt: skip
     return Table(title="Gradient norms by layer", columns=columns, rows=rows)
 
 
-def gradients_of(record: Record) -> dict[Form, list[tuple[list[float], float]]]:
-    """Gradient norms by layer and the loss, for every seed; empty for other records."""
-    found: dict[Form, list[tuple[list[float], float]]] = {}
-    for row in record.values["rows"]:
-        key = (row["model"], row["place"], row["norm"], row["step"])
-        found.setdefault(key, []).append((row["gradient_norms"], row["loss"]))
+def by_form(read: Gradients) -> dict[Form, list[MeasuredGradients]]:
+    """The rows of all seeds."""
+    found: dict[Form, list[MeasuredGradients]] = {}
+    for row in read.rows:
+        found.setdefault((row.model, row.place, row.norm, row.step), []).append(row)
     return found
 
 
-def geometric_mean(values: Sequence[float]) -> float | None:
-    """Geometric mean; None if a value is not positive."""
-    return statistics.geometric_mean(values) if min(values) > 0 else None
+def last_over_first(rows: Sequence[MeasuredGradients]) -> float | None:
+    """Gradient norm of the last layer over that of the first, geometric mean; None if one is 0 or not finite."""
+    ratios = [last / first for row in rows if (first := row.gradient_norms[0]) and (last := row.gradient_norms[-1])]
+    return statistics.geometric_mean(ratios) if len(ratios) == len(rows) else None
 
 
+@Gradients.from_record
 @matplotlib.rc_context(STYLE)
-def gradients_by_depth(record: Record) -> Figure | None:
+def gradients_by_depth(read: Gradients) -> Figure | None:
     """Gradient norm of each layer: one column per step, one row per kind of norm and for models without norms."""
-    found = gradients_of(record)
+    found = by_form(read)
     if not found:
         return None
-    models = record.values["models"]
     steps = sorted({step for _, _, _, step in found})
     norms = list(dict.fromkeys(norm for _, _, norm, _ in found))
     norms.sort(key=lambda norm: norm is None)
@@ -97,7 +91,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
     for (model, place, norm, step), members in found.items():
         axes = grid[norms.index(norm)][steps.index(step)]
         style = style_of(model) | {"linestyle": LINES[place == "post"]}
-        values = numpy.array([gradient for gradient, _ in members])  # (seeds, layers)
+        values = numpy.array([row.gradient_norms for row in members], dtype=float)  # (seeds, layers)
         layers = range(values.shape[1])
         axes.plot(layers, numpy.exp(numpy.log(values).mean(0)), markersize=4.5, linewidth=1.4, **style)
         axes.fill_between(layers, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
@@ -111,7 +105,7 @@ def gradients_by_depth(record: Record) -> Figure | None:
         line[0].set_ylabel("gradient norm")
     for axes in grid[-1]:
         axes.set_xlabel("layer (0 is the first)")
-    handles = [Line2D([], [], label=name, **(style_of(name) | {"linestyle": "-"})) for name in models]
+    handles = [Line2D([], [], label=name, **(style_of(name) | {"linestyle": "-"})) for name in read.models]
     if any(norm is not None for norm in norms):
         words = {"pre": "norms before sublayers (pre)", "post": "norms behind them (post)"}
         handles += [Line2D([], [], color="#333333", linestyle=LINES[i], label=words[p]) for i, p in enumerate(words)]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from antiphase.baselines.names import device_flag, models_flag, settings_flag
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
 
 
@@ -44,3 +45,50 @@ class ThroughputSettings(Settings):
 
 
 SETTINGS = ThroughputSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Training speed of a model at one length; medians over rounds."""
+
+    model: str
+    length: int
+    """Tokens of a sequence."""
+    seconds: float
+    """Time of a training step."""
+    tokens_per_second: float
+    quartiles: list[float]
+    """First and third quartile of tokens per second."""
+    rounds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedRatio:
+    """Time of a model's step divided by the baseline's in the same round, as ``benchmarks.timing.ratios`` gives it."""
+
+    length: int
+    subject: str
+    baseline: str
+    ratio: float
+    quartiles: list[float]
+    rounds: int
+    subject_seconds: float
+    baseline_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput(Result):
+    """Result of ``antiphase study throughput``."""
+
+    models: list[str]
+    baseline: str
+    parameters: dict[str, int]
+    speeds: list[Speed]
+    rows: list[SpeedRatio]
+
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({speed.length for speed in self.speeds})
+
+
+RESULT = Throughput

@@ -9,9 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -21,11 +20,11 @@ from antiphase.baselines.data.agreement import LABELS, words
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
-from antiphase.baselines.studies.throughput import ThroughputSettings
+from antiphase.baselines.studies.throughput import Speed, SpeedRatio, Throughput, ThroughputSettings
 from antiphase.benchmarks.timing import Work, paired_times, ratios
 from antiphase.folders.ownership import new_folder
 from antiphase.randomness import keyed_generator
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.training.device import choose_device
 
 BASELINE = "transformer"
@@ -41,9 +40,6 @@ def throughput(
 ) -> Record:
     """Time every model at every length; write ``record.json`` in ``output``.
 
-    ``values["speeds"]`` has the median seconds of a step and the tokens per second; ``values["rows"]`` has each model's
-    time relative to the baseline's, median over rounds and quartiles; the model is slower if this is above 1.
-
     Raises:
         InputError: the settings cannot be used, or the folder is not empty.
     """
@@ -58,30 +54,19 @@ def throughput(
             name: one.build(tokenizer, LABELS, seed=request.seed).to(device).train()
             for name, one in classifiers.items()
         }
-        speeds: list[dict[str, Any]] = []
-        rows: list[dict[str, Any]] = []
+        speeds: list[Speed] = []
+        rows: list[SpeedRatio] = []
         for done, length in enumerate(request.lengths, start=1):
             say(f"timing {length:,} tokens a sequence")
             work = {name: training_step(model, length, request, classifiers[name]) for name, model in models.items()}
             times = paired_times(work, rounds=request.rounds, seconds=request.seconds)
             speeds += _speeds(times, length, request.tokens // length * length)
-            rows += [{"length": length, **ratios(times, name, baseline)} for name in models if name != baseline]
+            rows += [SpeedRatio(length=length, **ratios(times, name, baseline)) for name in models if name != baseline]
             report(done, len(request.lengths))
-        record = Record(
-            kind="study-throughput",
-            values=finite({
-                "models": list(models),
-                "baseline": baseline,
-                "parameters": {name: model.num_parameters() for name, model in models.items()},
-                "speeds": speeds,
-                "rows": rows,
-            }),
-            config=finite({**asdict(request), "classifiers": {n: one.settings() for n, one in classifiers.items()}}),
-            seeds=[request.seed],
-            seconds=time.perf_counter() - started,
-        )  # fmt: skip
-        record.save(output)
-    return record
+        parameters = {name: model.num_parameters() for name, model in models.items()}
+        found = Throughput(models=list(models), baseline=baseline, parameters=parameters, speeds=speeds, rows=rows)
+        settings = {name: one.settings() for name, one in classifiers.items()}
+        return found.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
 
 
 def _models(request: ThroughputSettings) -> dict[str, Classifier]:
@@ -115,17 +100,13 @@ def training_step(model: PreTrainedModel, length: int, request: ThroughputSettin
     return run
 
 
-def _speeds(times: Mapping[str, list[float]], length: int, tokens: int) -> list[dict[str, Any]]:
+def _speeds(times: Mapping[str, list[float]], length: int, tokens: int) -> list[Speed]:
     found = []
     for name, seconds in times.items():
         middle = statistics.median(seconds)
         quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [middle] * 3
-        found.append({
-            "model": name,
-            "length": length,
-            "seconds": middle,
-            "tokens_per_second": tokens / middle,
-            "quartiles": [tokens / quartiles[2], tokens / quartiles[0]],
-            "rounds": len(seconds),
-        })  # fmt: skip
+        found.append(
+            Speed(model=name, length=length, seconds=middle, tokens_per_second=tokens / middle,
+                  quartiles=[tokens / quartiles[2], tokens / quartiles[0]], rounds=len(seconds))
+        )  # fmt: skip
     return found

@@ -2,110 +2,102 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from antiphase.baselines.studies.style import handles, plain_logarithm, style_of
+from antiphase.baselines.studies.throughput import Throughput
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
 from antiphase.report.plots import STYLE
-from antiphase.report.tables import Column, Table
-
-if TYPE_CHECKING:
-    pass
-from antiphase.baselines.studies.style import handles, plain_logarithm, style_of
 from antiphase.report.presentation import Drawing, Presentation
+from antiphase.report.tables import Column, Table, table_of
 
 
 def speeds(record: Record) -> Table | None:
     """Training tokens per second of each model by sequence length."""
-    lengths = sorted({row["length"] for row in record.values["speeds"]})
-    known = {(row["model"], row["length"]): row["tokens_per_second"] for row in record.values["speeds"]}
-    rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in lengths)] for name in record.values["models"]]
+    found = Throughput.of(record)
+    known = {(one.model, one.length): one.tokens_per_second for one in found.speeds}
+    rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in found.lengths)] for name in found.models]
     threads = record.environment.get("threads")
     note = (
         f"Median over paired rounds of a step on {record.config['tokens']:,} tokens: forward, backward, Adam; "
         f"{threads} thread{'' if threads == 1 else 's'}."
     )
-    columns = [Column("Model"), *(Column(f"{length:,}", "number") for length in lengths)]
+    columns = [Column("Model"), *(Column(f"{length:,}", "number") for length in found.lengths)]
     title = "Thousand training tokens per second by sequence length"
     return Table(title=title, columns=columns, rows=rows, note=note, is_matrix=True)
 
 
-def speed_ratios(record: Record) -> Table | None:
+@Throughput.from_record
+def speed_ratios(found: Throughput) -> Table | None:
     """Time of each model relative to the baseline's."""
-    if not record.values["rows"]:
+    if not found.rows:
         return None
-    lengths = sorted({row["length"] for row in record.values["rows"]})
-    known = {(row["subject"], row["length"]): row for row in record.values["rows"]}
-    names = [name for name in record.values["models"] if name != record.values["baseline"]]
+    known = {(row.subject, row.length): row.ratio for row in found.rows}
+    names = [name for name in found.models if name != found.baseline]
     return Table(
-        title=f"Time against the {record.values['baseline']}",
-        columns=[Column("Model"), *(Column(f"{length:,}", "number") for length in lengths)],
-        rows=[[name, *(f"{known[name, length]['ratio']:.2f}" for length in lengths)] for name in names],
+        title=f"Time against the {found.baseline}",
+        columns=[Column("Model"), *(Column(f"{length:,}", "number") for length in found.lengths)],
+        rows=[[name, *(f"{known[name, length]:.2f}" for length in found.lengths)] for name in names],
         note="Median over paired rounds; below 1 the model is faster.",
         is_matrix=True,
     )
 
 
-def speed_details(record: Record) -> Table | None:
+@Throughput.from_record
+def speed_details(found: Throughput) -> Table | None:
     """All timing results."""
-    ratios = {(row["subject"], row["length"]): ratio_text(row) for row in record.values["rows"]}
+    ratios = {(row.subject, row.length): ratio_text(vars(row)) for row in found.rows}
     rows = [
         [
-            row["model"], record.values["parameters"][row["model"]], row["length"], row["tokens_per_second"],
-            f"{row['quartiles'][0]:,.0f}–{row['quartiles'][1]:,.0f}", 1000 * row["seconds"],
-            ratios.get((row["model"], row["length"])), row["rounds"],
+            one.model, found.parameters[one.model], one.length, one.tokens_per_second,
+            f"{one.quartiles[0]:,.0f}–{one.quartiles[1]:,.0f}", 1000 * one.seconds,
+            ratios.get((one.model, one.length)), one.rounds,
         ]
-        for row in record.values["speeds"]
+        for one in found.speeds
     ]  # fmt: skip
     columns = [
         Column("Model"), Column("Parameters", "integer"), Column("Tokens of a sequence", "integer"),
         Column("Tokens per second", "integer"), Column("Quartiles", "number"), Column("Step, ms", "number"),
-        Column(f"Time against the {record.values['baseline']}", "number"),
+        Column(f"Time against the {found.baseline}", "number"),
         Column("Rounds", "integer"),
     ]  # fmt: skip
-    return Table(title="Training speed in full", columns=columns, rows=rows)
+    return table_of("Training speed in full", columns, rows)
 
 
+@Throughput.from_record
 @matplotlib.rc_context(STYLE)
-def speed_by_length(record: Record) -> Figure | None:
+def speed_by_length(found: Throughput) -> Figure | None:
     """Training tokens per second by sequence length, and each model's time relative to the baseline's."""
-    models, baseline = record.values["models"], record.values["baseline"]
-    drawn = {"Training speed": record.values["speeds"]}
-    if record.values["rows"]:
-        drawn[f"Time against the {baseline}"] = record.values["rows"]
-    figure = Figure(figsize=(5.75 * len(drawn), 4.9), layout="constrained")
-    for axes, (title, rows) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
-        is_ratio = "ratio" in rows[0]
-        for name in models:
-            own = sorted((row for row in rows if name in (row.get("model"), row.get("subject"))), key=_length)
+    speeds = [(one.model, one.length, one.tokens_per_second, one.quartiles) for one in found.speeds]
+    ratios = [(row.subject, row.length, row.ratio, row.quartiles) for row in found.rows]
+    panels = [("Training speed", "tokens per second", speeds)]
+    panels += [(f"Time against the {found.baseline}", "time ratio", ratios)] if ratios else []
+    figure = Figure(figsize=(5.75 * len(panels), 4.9), layout="constrained")
+    for axes, (title, words, rows) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+        for name in found.models:
+            own = sorted(row[1:] for row in rows if row[0] == name)
             if own:
-                lengths = [row["length"] for row in own]
-                middle = [row["ratio" if is_ratio else "tokens_per_second"] for row in own]
+                lengths, middle, quartiles = zip(*own, strict=True)
                 style = style_of(name)
                 axes.plot(lengths, middle, markersize=5.5, linewidth=1.4, label=name, **style)
                 axes.fill_between(
-                    lengths, *zip(*(row["quartiles"] for row in own), strict=True), color=style["color"], alpha=0.18,
-                    linewidth=0,
+                    lengths, *zip(*quartiles, strict=True), color=style["color"], alpha=0.18, linewidth=0
                 )  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        lengths = sorted({row["length"] for row in rows})
-        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.set_xticks(found.lengths, [f"{length:,}" for length in found.lengths])
         axes.xaxis.set_minor_locator(NullLocator())
         plain_logarithm(axes)
-        axes.set(title=title, xlabel="tokens of a sequence", ylabel="time ratio" if is_ratio else "tokens per second")
-        if is_ratio:
-            axes.axhline(1.0, color=style_of(baseline)["color"], linewidth=1.4)
-    figure.legend(handles=handles(models), loc="outside lower center", ncols=min(4, len(models)), handlelength=3)
+        axes.set(title=title, xlabel="tokens of a sequence", ylabel=words)
+        if rows is ratios:
+            axes.axhline(1.0, color=style_of(found.baseline)["color"], linewidth=1.4)
+    figure.legend(
+        handles=handles(found.models), loc="outside lower center", ncols=min(4, len(found.models)), handlelength=3
+    )
     return figure
-
-
-def _length(row: dict[str, Any]) -> int:
-    return int(row["length"])
 
 
 def _caption(record: Record) -> str:
@@ -117,10 +109,9 @@ def _caption(record: Record) -> str:
 
 
 def _alternative(record: Record) -> str:
-    longest = max(row["length"] for row in record.values["speeds"])
-    ends = [
-        f"{row['model']} {row['tokens_per_second']:,.0f}" for row in record.values["speeds"] if row["length"] == longest
-    ]
+    found = Throughput.of(record)
+    longest = found.lengths[-1]
+    ends = [f"{one.model} {one.tokens_per_second:,.0f}" for one in found.speeds if one.length == longest]
     return f"Line charts over sequence length. Tokens per second at {longest:,}: {', '.join(ends)}."
 
 
