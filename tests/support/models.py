@@ -79,3 +79,10 @@ def logits_in_pieces(model, ids, mask, cache, sizes):
         logits.append(out.logits)
         start = end
     return torch.cat(logits, dim=1)
+
+
+def alone(model, prompt, option):
+    """Log p of an option by one plain forward pass."""
+    logs = model(torch.tensor([prompt + option])).logits[0].log_softmax(-1)
+    places = range(len(prompt) - 1, len(prompt) + len(option) - 1)
+    return sum(logs[place, token] for place, token in zip(places, option, strict=True))

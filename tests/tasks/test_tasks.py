@@ -7,14 +7,12 @@ import pytest
 import torch
 import yaml
 
-from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.scoring import likelihood
-from antiphase.scoring.likelihood import generated_tokens, score_options
 from antiphase.tasks.task_files import template_names
 from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
 from antiphase.tasks.tasks import load_task
+from support.models import alone
 
 
 @pytest.fixture(scope="module")
@@ -200,87 +198,6 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
     tree = {"template": "cr", "data": data(tmp_path, "c.all", "0 a\n1 b\n"), "prompt": "{{ text.__class__.__mro__ }}:"}
     with pytest.raises(InputError, match="prompt cannot be filled in"):
         load_task(written(tmp_path, tree), tokenizer)
-
-
-# ---------------------------------------------------------------------------------------------- scoring
-
-
-PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [21, 22, 23]]
-OPTIONS = [[[3], [4, 5, 6]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]]]
-
-
-def alone(model, prompt, option):
-    """Log p of an option by one plain forward pass."""
-    logs = model(torch.tensor([prompt + option])).logits[0].log_softmax(-1)
-    places = range(len(prompt) - 1, len(prompt) + len(option) - 1)
-    return sum(logs[place, token] for place, token in zip(places, option, strict=True))
-
-
-@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
-@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
-def test_options_are_scored_as_by_plain_forward_passes(kind, cached_tokens, tiny_model, monkeypatch):
-    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
-    model = tiny_model(kind)
-    with torch.no_grad():
-        found = score_options(model, PROMPTS, OPTIONS)
-    for prompt, options, scores in zip(PROMPTS, OPTIONS, found, strict=True):
-        expected = torch.stack([alone(model, prompt, option) for option in options])
-        torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
-        for option, greedy in zip(options, scores.is_greedy, strict=True):
-            written = generated_tokens(model, [prompt], longest=len(option))[0]
-            assert bool(greedy) == (written == option)
-
-
-@pytest.mark.parametrize("options", [OPTIONS, [[[3], [4]], [[5]], [[6]]]], ids=["several tokens", "one token"])
-def test_options_have_gradients(options, tiny_model):
-    model = tiny_model("softmax")
-    found = score_options(model, PROMPTS, options)
-    sum(scores.log_likelihood.sum() for scores in found).backward()
-    assert model.get_input_embeddings().weight.grad.abs().sum() > 0
-    expected = torch.autograd.grad(
-        sum(alone(model, p, o) for p, os in zip(PROMPTS, options, strict=True) for o in os),
-        model.get_input_embeddings().weight,
-    )[0]
-    torch.testing.assert_close(model.get_input_embeddings().weight.grad, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("mode", ["prompt", "running"])
-@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
-def test_options_choose_no_sinks(mode, cached_tokens, tiny_model, monkeypatch):
-    """Calibrated, a prompt's options get what each gets alone, though they share copies of one cache."""
-    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
-    model = tiny_model("softmax").double()
-    plan = CalibrationPlan({0: range(8), 1: [2], 2: range(8)}, alpha=1.2, mode=mode)
-    with torch.no_grad(), calibrated(model, plan):
-        together = score_options(model, PROMPTS, OPTIONS)
-        for prompt, options, scores in zip(PROMPTS, OPTIONS, together, strict=True):
-            single = [score_options(model, [prompt], [[option]])[0].log_likelihood[0] for option in options]
-            torch.testing.assert_close(scores.log_likelihood, torch.stack(single), rtol=1e-5, atol=1e-5)
-    with torch.no_grad():
-        plain = score_options(model, PROMPTS, OPTIONS)
-    assert any(not torch.allclose(a.log_likelihood, b.log_likelihood) for a, b in zip(plain, together, strict=True))
-
-
-@torch.no_grad()
-def test_stepwise_is_what_decoding_sees(tiny_model):
-    """Where a call's own queries choose the sinks, the later tokens of an option must not be among them."""
-    model = tiny_model("softmax").double()
-    plan = CalibrationPlan({0: range(8), 1: range(8)}, alpha=1.2, mode="paper")
-    with calibrated(model, plan):
-        found = score_options(model, PROMPTS, OPTIONS, stepwise=True)
-        whole = score_options(model, PROMPTS, OPTIONS)
-        for prompt, options, scores in zip(PROMPTS, OPTIONS, found, strict=True):
-            for option, likely in zip(options, scores.log_likelihood, strict=True):
-                out = model(torch.tensor([prompt]), use_cache=True)
-                total = 0.0
-                for token in option:
-                    total += out.logits[0, -1].log_softmax(-1)[token].item()
-                    out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
-                assert likely.item() == pytest.approx(total, abs=1e-5)
-    assert any(not torch.allclose(a.log_likelihood, b.log_likelihood) for a, b in zip(found, whole, strict=True))
-    plain, stepped = (score_options(model, PROMPTS, OPTIONS, stepwise=stepwise) for stepwise in (False, True))
-    for one, other in zip(plain, stepped, strict=True):
-        torch.testing.assert_close(one.log_likelihood, other.log_likelihood, rtol=1e-5, atol=1e-5)
 
 
 class System:
@@ -480,15 +397,6 @@ def test_continuations(tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer, samples=5000)
     with pytest.raises(InputError, match="are more than the 48 the model reads"):
         load_task(written(tmp_path, tree), tokenizer, longest=48)
-
-
-def test_generation_is_greedy_whatever_the_model_prefers(tiny_model):
-    model = tiny_model("softmax")
-    plain = generated_tokens(model, PROMPTS, longest=12)
-    model.generation_config.repetition_penalty = 50.0
-    assert generated_tokens(model, PROMPTS, longest=12) == plain
-    assert model.generation_config.repetition_penalty == 50.0
-    assert any(len(set(tokens)) < len(tokens) for tokens in plain)  # a penalty would have changed these
 
 
 def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path, tokenizer):
