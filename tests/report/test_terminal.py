@@ -1,10 +1,12 @@
 """Tables in a terminal: no word broken, nothing beyond the edge, labels and lengths in their columns."""
 
 import io
+from dataclasses import asdict
 
 import pytest
 from rich.console import Console
 
+from antiphase.baselines.studies.throughput import Speed, SpeedRatio, Throughput
 from antiphase.records import Record
 from antiphase.report import terminal
 from antiphase.report.tables import Column, Table
@@ -27,9 +29,17 @@ def drawn(table, width):
 
 def throughput(speed):
     lengths = (32, 64, 128, 256, 512, 1024, 2048)
-    speeds = [{"model": name, "length": length, "tokens_per_second": speed} for name in MODELS for length in lengths]
-    rows = [{"subject": name, "length": length, "ratio": 12.3} for name in MODELS[1:] for length in lengths]
-    values = {"models": list(MODELS), "baseline": "rnn", "speeds": speeds, "rows": rows}
+    speeds = [
+        Speed(model=name, length=length, seconds=0.1, tokens_per_second=speed, quartiles=[speed, speed], rounds=3)
+        for name in MODELS
+        for length in lengths
+    ]
+    times = {"baseline": "rnn", "quartiles": [12.3, 12.3], "rounds": 3, "subject_seconds": 1.0, "baseline_seconds": 1.0}
+    rows = [SpeedRatio(subject=name, length=length, ratio=12.3, **times) for name in MODELS[1:] for length in lengths]
+    result = Throughput(
+        models=list(MODELS), baseline="rnn", parameters=dict.fromkeys(MODELS, 1), speeds=speeds, rows=rows
+    )
+    values = asdict(result)
     return Record(kind="study-throughput", values=values, config={"tokens": 4096}, environment={"threads": 2})
 
 
