@@ -244,6 +244,7 @@ for kind in LAYERS:
 """
 
 
+@pytest.mark.slow
 def test_every_layer_learns_inside_a_bare_module_without_transformers():
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -57,6 +57,7 @@ def test_the_model_of_a_file_computes_what_its_weights_say(tmp_path, written, te
     loaded.model.save_pretrained(tmp_path / "again")  # an ordinary model, not a quantized one
 
 
+@pytest.mark.slow
 def test_a_converted_folder_needs_transformers_alone(tmp_path, written):
     convert(str(written[0]), tmp_path / "llama")
     script = (
