@@ -32,13 +32,18 @@ TEXT = (
     "Anna has the red key. Bert has the blue key. Clara has the green key. David opened the door with a key that he "
     "had borrowed from Bert, so the key was"
 )
-TASKS = {
+SHOWN = {
     "trec": {"data": "classification/trec/test.txt", "demonstrations": "classification/trec/train.txt"},
     "trec-fine": {"data": "classification/trec/test.txt", "demonstrations": "classification/trec/train.txt"},
     "clinc-150": {"data": "icl/clinc150.json"},
 }
-"""Labelled sets of the long form, by template: their files in ``--data``."""
-PLAIN, V2 = "model", "model-v2"
+"""Labelled sets of many-shot learning in the long form, by template: their files in ``--data``."""
+JUDGED = {
+    "cr": "custrev.all", "mpqa": "mpqa.all", "subj": "subj.all", "trec": "trec/train.txt",
+    "stsa-binary": "stsa.fine.train",
+}  # fmt: skip
+"""Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
+PLAIN, V2 = "smollm2", "smollm2-v2"
 Steps = dict[str, Sequence[str]]
 
 
@@ -86,8 +91,12 @@ def long(data: str) -> Steps:
             f"many-shot-{name}": (
                 "evaluate", "many-shot", PLAIN, "--task", f"{name}.yaml", "--shots", "1,4,16,64", *shots,
             )
-            for name in TASKS
+            for name in SHOWN
         },
+        "confirm": (
+            "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
+            "--also", "cr-four.yaml", "--layers", "3-10",
+        ),
     }  # fmt: skip
 
 
@@ -109,9 +118,7 @@ def main() -> None:
         own.write_text("\n\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
         chosen.data = own
     elif chosen.form == "long":
-        for name, files in TASKS.items():
-            given = {key: str((chosen.data / path).resolve()) for key, path in files.items()}
-            (chosen.output / f"{name}.yaml").write_text(yaml.safe_dump({"template": name, **given}), encoding="utf-8")
+        write_tasks(chosen.data, chosen.output)
     steps = (short if chosen.form == "short" else long)(str(chosen.data.resolve()))
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
@@ -124,6 +131,17 @@ def main() -> None:
         chosen.records.mkdir(parents=True, exist_ok=True)
         for folder in results:
             shutil.copyfile(folder / "record.json", chosen.records / f"{folder.name}.json")
+
+
+def write_tasks(data: Path, output: Path) -> None:
+    """The task files of the long form."""
+    tasks = {name: {"template": name, **files} for name, files in SHOWN.items()}
+    for name, file in JUDGED.items():
+        tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
+    tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
+    for name, tree in tasks.items():
+        placed = {key: str((data / tree[key]).resolve()) for key in ("data", "demonstrations") if key in tree}
+        (output / f"{name}.yaml").write_text(yaml.safe_dump({**tree, **placed}), encoding="utf-8")
 
 
 def run(name: str, words: Sequence[str], output: Path) -> None:
