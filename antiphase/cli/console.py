@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Page = Callable[[Sequence["Record"], Path], Path]
 """Writes a page from records to the given file; returns the file."""
 KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0
-"""Of an estimate: what took less was known before; time that must be measured; time left that is worth telling."""
+"""Thresholds of an estimate: a part that took less was known before; time to measure; time left worth reporting."""
 REFRESH_SECONDS = 30
 """Seconds after which a browser reloads the page of an unfinished study."""
 
@@ -41,7 +41,7 @@ def sayer(console: Console) -> Callable[[str], None]:
 
 
 class Estimate:
-    """Says once, for each stage of the work, how long it will still take: a first measured part times what is left."""
+    """Reports once for each stage of the work how much time is left, extrapolated from a first measured part."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say, self.clock = say, clock
@@ -65,7 +65,7 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """A time that is only roughly known."""
+    """An approximate time in words."""
     for unit, size in (("hours", 3600), ("minutes", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.2g} {unit}"

@@ -298,7 +298,7 @@ class _Run:
             try:
                 with torch.no_grad(), self._precision(), self._interruptible():
                     for name, evaluate in self.evaluations.items():
-                        with self._tokens_told(name):
+                        with self._reporting_tokens(name):
                             point.update(evaluate(self.model))
             except NonFiniteError as error:
                 reason = f"held out, {error}"
@@ -318,7 +318,7 @@ class _Run:
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """A single process stops here at once when asked to: the measurement is made again after ``resume``."""
+        """Within the block, a single process stops at once when asked to; ``resume`` repeats the measurement."""
         if self.group.count > 1:  # the others would wait for this one
             yield
             return
@@ -331,7 +331,7 @@ class _Run:
             self.stops.at_once = False
 
     @contextmanager
-    def _tokens_told(self, evaluation: str) -> Iterator[None]:
+    def _reporting_tokens(self, evaluation: str) -> Iterator[None]:
         """Report the number of tokens that the model has read within the block, at most every ``TELL_SECONDS``."""
         read, told = 0, 0.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 from torch import nn
@@ -25,11 +26,8 @@ def check_trained(model: nn.Module, training: TrainingSettings) -> None:
     """
     if training.trained == "lambda" and not any(is_lambda(name) for name, _ in model.named_parameters()):
         raise InputError("training.trained=lambda needs a model that learns λ; this one has none")
-    if training.trained == "lora":
-        try:
-            import peft  # noqa: F401
-        except ImportError:
-            raise InputError("training.trained=lora needs the extra: pip install 'antiphase[lora]'") from None
+    if training.trained == "lora" and importlib.util.find_spec("peft") is None:
+        raise InputError("training.trained=lora needs the extra: pip install 'antiphase[lora]'")
 
 
 def restrict(model: PreTrainedModel, training: TrainingSettings) -> Any | None:
