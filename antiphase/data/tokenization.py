@@ -1,4 +1,4 @@
-"""Tokenizers: training a byte-level BPE, cutting long documents without changing tokens, and chat templates."""
+"""Tokenizers: training a byte-level BPE, cutting long documents without changing tokens, prompts and chat templates."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ TRAINING_PIECE = 1 << 16
 # A single white space between two other characters: byte-level and word tokenizers split before it anyway
 CUT = re.compile(r"(?<=\S)(?=\s\S)")
 CUT_TRIES = 16
+PROMPT_TAIL = 48
+"""Number of characters at the end of a prompt that are tokenized together with the text after it."""
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int = 1) -> PreTrainedTokenizerFast:
@@ -132,3 +134,25 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool
     if chat:
         return list(tokenizer(in_chat(tokenizer, prompt), add_special_tokens=False)["input_ids"])
     return list(tokenizer(prompt)["input_ids"])
+
+
+def last_words(prompt: str) -> str:
+    """The last line of a prompt, or its end: how the text after it is tokenized depends on nothing before."""
+    return prompt.split("\n")[-1][-PROMPT_TAIL:] or prompt[-PROMPT_TAIL:]
+
+
+def tokens_after(tokenizer: PreTrainedTokenizerBase, prompt: str, text: str) -> tuple[int, ...]:
+    """Token ids of a text after a prompt, tokenized together with the prompt's last words.
+
+    Raises:
+        InputError: the first token of the text would contain a part of the prompt.
+    """
+    anchor = last_words(prompt)
+    before = tokenizer(anchor, add_special_tokens=False)["input_ids"]
+    whole = tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
+    if whole[: len(before)] != before or len(whole) == len(before):
+        raise InputError(
+            f"the answer {text!r} is tokenized together with the end of the prompt {anchor[-12:]!r}; end the "
+            "prompt with a colon or a line break, or set the delimiter"
+        )
+    return tuple(whole[len(before) :])

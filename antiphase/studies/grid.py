@@ -21,7 +21,7 @@ from antiphase.folders.contents import check_content
 from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_yaml
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.scoring.needles import tasks_of
 from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
 from antiphase.studies.runs import RunResult, run_of
@@ -184,6 +184,9 @@ class Grid:
             started: ``time.perf_counter`` at the beginning.
             more: further fields of the configuration.
         """
+        runs = [Record.load(self.output / job.name) for job in self.jobs]
+        if origins := {origin for run in runs for origin in run.config.get(DEQUANTIZED, {}).values()}:
+            more[DEQUANTIZED] = {"what the runs start from": ", ".join(sorted(origins))}
         record = Record(
             kind=kind, values=finite(values), arrays=arrays or {}, seeds=list(self.preset.compare.seeds),
             config=finite({"preset": self.preset.name, **self.settings, **more}),

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
-from antiphase.data.tokenization import in_chat
+from antiphase.data.tokenization import in_chat, last_words, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.tasks.samples import Sample, Task
@@ -23,8 +23,6 @@ from antiphase.tasks.task_files import TaskSettings, read_task
 from antiphase.tasks.task_scores import exact_match, f1, normalized
 from antiphase.tasks.text_tasks import continuations, needles
 
-PROMPT_TAIL = 48
-"""Number of characters at the end of a prompt that are tokenized together with a label."""
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """Texts without content (Zhao et al. 2021, 2102.09690)."""
 CONSTANT_ANSWERS = 100
@@ -329,17 +327,10 @@ class LabelledTask:
         return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"]) if beginning else []
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
-        """The tokens of a text after a prompt, tokenized together with the prompt's last words."""
-        anchor = prompt.split("\n")[-1][-PROMPT_TAIL:] or prompt[-PROMPT_TAIL:]
+        """The tokens of a text after a prompt; those of labels, which return with every row, are formed once."""
+        anchor = last_words(prompt)
         if (anchor, text) not in self.tokens:
-            before = self.tokenizer(anchor, add_special_tokens=False)["input_ids"]
-            whole = self.tokenizer(anchor + text, add_special_tokens=False)["input_ids"]
-            if whole[: len(before)] != before or len(whole) == len(before):
-                raise InputError(
-                    f"the answer {text!r} is tokenized together with the end of the prompt {anchor[-12:]!r}; end the "
-                    "prompt with a colon or a line break, or set the delimiter"
-                )
-            self.tokens[anchor, text] = tuple(whole[len(before) :])
+            self.tokens[anchor, text] = tokens_after(self.tokenizer, anchor, text)
         return self.tokens[anchor, text]
 
     def _chance(self, samples: Sequence[Sample]) -> float:

@@ -46,6 +46,8 @@ class Progress:
     """Number of tokens trained on."""
     curve: list[dict[str, Any]]
     """Evaluations so far."""
+    dequantized_from: str | None = None
+    """The quantization that the weights which the run starts from went through, if any."""
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:

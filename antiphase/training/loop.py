@@ -26,8 +26,8 @@ from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.ownership import only_one
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
-from antiphase.reading.models import is_finite
-from antiphase.records import Record, finite, write_atomically, writing
+from antiphase.reading.models import ORIGIN, is_finite
+from antiphase.records import DEQUANTIZED, Record, finite, write_atomically, writing
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
 from antiphase.training.distributed import Processes, is_first_process, processes
@@ -175,7 +175,8 @@ class _Run:
         self.autocast = autocast_dtype(self.training, device)
         found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
         self.stops = _Stops()
-        self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[])
+        origin = getattr(model.config, ORIGIN, None)
+        self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin)
         step = self.progress.step
         if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
             raise InputError(f"--output {output} holds other checkpoints for some processes; give one that all share")
@@ -368,6 +369,8 @@ class _Run:
         """Write the model in Hugging Face's format and the record, in the first process; return the record in all."""
         if self.adapted is not None:
             self.adapted.merge_and_unload()
+        if self.progress.dequantized_from is not None:
+            setattr(self.model.config, ORIGIN, self.progress.dequantized_from)  # a resumed run has not read it
         if self.group.is_first:
             with writing(self.output):
                 self.model.save_pretrained(self.output)
@@ -381,9 +384,10 @@ class _Run:
         return run_values(self.model, self.progress, self.output, self.training)
 
     def _record(self, values: dict[str, Any]) -> None:
+        origin = self.progress.dequantized_from
         Record(
             kind="train",
-            config=finite(self.settings),
+            config=finite(self.settings) | ({DEQUANTIZED: {self.training.start_from: origin}} if origin else {}),
             seeds=[self.training.seed],
             seconds=self.progress.seconds,
             values=values,

@@ -19,7 +19,7 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.models import ORIGIN, load_tokenizer
 from antiphase.training.device import choose_device
 from antiphase.training.trained import check_trained
 
@@ -80,6 +80,8 @@ def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
     model = build_model(settings, tokenizer, seed=settings.training.seed)
     checkpoint = _start(settings, tokenizer)
     if checkpoint is not None:
+        if (origin := getattr(checkpoint.config, ORIGIN, None)) is not None:
+            setattr(model.config, ORIGIN, origin)
         with torch.no_grad():
             for name in checkpoint.model_tensors:
                 model.get_parameter(name).copy_(checkpoint.read(name))

@@ -13,7 +13,7 @@ from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.records import Record
+from antiphase.records import Record, dequantized
 from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
@@ -82,6 +82,7 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     text.write_text(generated_text)
     tokenizer = train_tokenizer([generated_text], vocabulary_size=300)
     llama = small_llama(tokenizer, num_key_value_heads=1, rms_norm_eps=1e-4, tie_word_embeddings=False)
+    llama.config.dequantized_from = "Q4_1"
     model = str(save(llama, tokenizer, tmp_path / "llama"))
     with pytest.raises(InputError, match=r"was not trained here; give text to train it on with --data"):
         upcycle_preset(model, tmp_path / "up")
@@ -93,6 +94,7 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     assert (preset.run.model.rms_norm_eps, preset.run.model.tie_word_embeddings) == (1e-4, False)
     assert preset.run.model.max_position_embeddings == llama.config.max_position_embeddings
     record = upcycle(model, tmp_path / "up", preset)
+    assert record.origins() == [f"what the runs start from: the weights were {dequantized('Q4_1')}."]
     starts = [run["curve"][0]["loss"] for run in record.values["runs"]]
     assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
     ids = torch.tensor([tokenizer("Hello there").input_ids])

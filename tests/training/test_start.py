@@ -9,6 +9,8 @@ from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from antiphase.errors import InputError
 from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.reading.models import origin_of
+from antiphase.records import dequantized
 from antiphase.studies.started import overrides_from
 from antiphase.studies.train import TrainSettings
 from antiphase.studies.train.measure import plan
@@ -46,6 +48,24 @@ def test_resuming_does_not_start_over(run, settings, trained, tmp_path, outcome,
         run(tmp_path / "parts", *changes, report=stop)
     run(tmp_path / "parts", *changes, resume=True)
     assert_identical(outcome(tmp_path / "whole"), outcome(tmp_path / "parts"))
+
+
+def test_what_is_known_of_the_weights_is_passed_on(run, trained, tmp_path):
+    """A model that goes on from a 4-bit one says so, also after a stop at which the start was removed."""
+    config = json.loads((trained / "config.json").read_text())
+    (trained / "config.json").write_text(json.dumps(config | {"dequantized_from": "Q4_1"}))
+    changes = ("model.attention_type=softmax", f"training.start_from={trained}")
+
+    def stop(step, values):
+        if step == 12:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "next", *changes, report=stop)
+    (trained / "config.json").write_text(json.dumps(config))
+    record = run(tmp_path / "next", *changes, resume=True)
+    assert origin_of(str(tmp_path / "next")) == "Q4_1"
+    assert record.origins() == [f"{trained}: the weights were {dequantized('Q4_1')}."]
 
 
 def test_the_start_is_needed_until_the_first_checkpoint_and_must_stay_what_it_was(run, trained, tmp_path):
