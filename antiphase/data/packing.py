@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.data.corpora import documents, fingerprint
-from antiphase.data.tokenization import pieces
+from antiphase.data.tokenization import end_token, pieces
 from antiphase.errors import InputError
 from antiphase.records import PACKAGES, environment, write_atomically, writing
 
@@ -150,9 +150,11 @@ def backend_of(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]
             f"data.tokenizer: {type(tokenizer).__name__} does not run on the tokenizers library; choose a "
             "tokenizer that comes with tokenizer.json"
         )
-    end = tokenizer.eos_token_id
-    if not isinstance(end, int):
-        raise InputError("data.tokenizer: it has no end token (eos_token) to put between documents; choose another")
+    end = end_token(tokenizer)
+    if end is None:
+        raise InputError(
+            "data.tokenizer: it has no end token (eos_token, or sep_token) to put between documents; choose another"
+        )
     # A copy, because calling the tokenizer with padding or truncation leaves both enabled in its backend
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_padding()

@@ -22,7 +22,7 @@ from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
-from antiphase.data.tokenization import train_tokenizer
+from antiphase.data.tokenization import end_token, train_tokenizer
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 from antiphase.reading.models import load_tokenizer
@@ -73,7 +73,7 @@ class PreparedData:
             words=self._words(),
             repeat_share=settings.repeat_share,
             long_share=settings.long_share,
-            end=self.tokenizer.eos_token_id,
+            end=end_token(self.tokenizer),
         )
 
     def _words(self) -> Tensor:

@@ -107,6 +107,12 @@ def _cut(text: str, position: int, size: int, unchanged: Callable[[str, int], bo
     return position if unchanged is None and not rest_is_short else None
 
 
+def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token between documents: the end of a text or, in an encoder's tokenizer, what separates its parts."""
+    found = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    return found if isinstance(found, int) else None
+
+
 def check_chat_template(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
     """
     Raises:

@@ -1,12 +1,20 @@
 """Sinks on text: sums over batches are those of one batch, and a planted sink leads the ranking."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from antiphase.errors import InputError
+from antiphase.evaluations.probe import Probe, ProbeSettings
 from antiphase.evaluations.probe import measure as module
 from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.probing.statistics import attention_statistics
+from antiphase.records import Record
+from antiphase.scoring.loading import load_model
+from support.models import save
 
 N, SINK = 40, 7
 
@@ -96,3 +104,31 @@ def test_long_sequences_share_columns(model, ids, monkeypatch):
     found = sinks_on_text(model, ids, str).positions
     assert found.first == [0, 5, 10, 15, 20, 25, 30, 35]
     torch.testing.assert_close(torch.tensor(found.sink_rate), fine.view(3, 8, 5).mean(-1))
+
+
+def test_an_encoder_reads_its_text_between_its_own_tokens(antiphase, tmp_path):
+    torch.manual_seed(0)
+    words = {
+        word: index for index, word in enumerate(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "sea", "was", "calm"))
+    }
+    backend = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]", unk_token="[UNK]"
+    )
+    config = BertConfig(vocab_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    save(BertForMaskedLM(config), tokenizer, tmp_path / "bert")
+    (tmp_path / "text.txt").write_text("the sea was calm " * 40)
+    antiphase("probe", "bert", "--data", "text.txt", "--length", 16, "--samples", 3, "--output", "o")
+    found = Probe.of(Record.load(tmp_path / "o"))
+    assert (found.sequences, found.length, found.judged_positions) == (3, 16, 16)
+    assert (found.null_local, found.null_uniform) == (0, 0)  # every key is seen by every query
+    loaded = load_model(str(tmp_path / "bert"), with_head=False)
+    settings = ProbeSettings(name=str(tmp_path / "bert"), paths=[str(tmp_path / "text.txt")], length=16, samples=3)
+    ids = module.prepare(loaded, settings, tmp_path / "o", print)
+    assert ids.shape == (3, 16)
+    assert ids[:, 0].tolist() == [2] * 3
+    assert ids[:, -1].tolist() == [3] * 3
+    assert not set(ids[:, 1:-1].flatten().tolist()) & {0, 1, 2, 3}
+    with pytest.raises(InputError, match="--length 2 has no room"):
+        module.prepare(loaded, replace(settings, length=2), tmp_path / "o", print)

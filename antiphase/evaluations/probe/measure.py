@@ -15,7 +15,7 @@ from antiphase.data.packing import pack
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
-from antiphase.ops.statistics import sink_baselines
+from antiphase.ops.statistics import SinkBaselines, sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel
@@ -34,7 +34,7 @@ def contents(settings: ProbeSettings) -> dict[str, Any]:
 
 
 def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Callable[[str], None]) -> Tensor:
-    """Token ids (B, N), spread evenly over the text.
+    """Token ids (B, N), spread evenly over the text; those of an encoder are within the tokens [CLS] and [SEP].
 
     Raises:
         InputError: the text or the length cannot be used.
@@ -45,12 +45,18 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
         )
     say("packing the text into tokens")
+    first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
+    around = [] if first is None or last is None else [first, last]
+    if settings.length <= len(around):
+        raise InputError(f"--length {settings.length} has no room beside [CLS] and [SEP]; raise it")
     packed = pack(
-        list(settings.paths), loaded.tokenizer, sequence_length=settings.length, text_field=settings.text_field,
-        cache=tokens_of(output),
+        list(settings.paths), loaded.tokenizer, sequence_length=settings.length - len(around),
+        text_field=settings.text_field, cache=tokens_of(output),
     )  # fmt: skip
     count = min(settings.samples, len(packed))
-    return torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
+    blocks = torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
+    ends = torch.tensor(around).expand(count, -1)
+    return torch.cat([ends[:, :1], blocks, ends[:, 1:]], dim=1)
 
 
 def measure(
@@ -107,7 +113,8 @@ def sinks_on_text(
         report(min(start + size, count), count)
     means = {name: values / count for name, values in sums.items()}
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
-    lines = sink_baselines(length, alpha=alpha)
+    # Where also the last key is seen by many queries, maps without sinks give each key 1 / N
+    lines = sink_baselines(length, alpha=alpha) if judged < length else SinkBaselines(local=0.0, uniform=0.0)
     rates = (by_token / occurrences.clamp(min=1)).where(occurrences >= FEWEST_OCCURRENCES, -1.0)
     order = rates.argsort(descending=True)
     stays, before, chance = (float(sums[name]) for name in ("stays", "before", "chance"))
