@@ -261,6 +261,8 @@ def test_refused_text_may_be_corrected_into_the_same_folder(antiphase, refused, 
 # ---------------------------------------------------------------------------------- one run and what follows
 
 
+@pytest.mark.slow
+@pytest.mark.essential
 def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     start = f"train {tiny} --set training.steps=4 --output out"
     code, out, err = antiphase(f"{start} --seed 3")

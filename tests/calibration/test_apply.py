@@ -127,11 +127,11 @@ class Eager:
                     continue
                 sums[total - count :] += weights[i]
                 seen = int(visible[i].sum())
-                sinks = torch.zeros(count, dtype=torch.bool)
-                for j in visible[i].nonzero()[:, 0].tolist():
-                    queries = int(order[position[i] + total - count] - order[j + total - count]) + 1
-                    enough = queries >= seen / self.plan.alpha
-                    sinks[j] = j != first and enough and sums[j + total - count] / queries > self.plan.alpha / seen
+                queries = order[position[i] + total - count] - order[total - count : total] + 1
+                is_heavy = sums[total - count :] / queries.clamp(min=1) > self.plan.alpha / seen
+                sinks = visible[i] & (queries >= seen / self.plan.alpha) & is_heavy
+                if first >= 0:
+                    sinks[first] = False
                 result[i] = redistribute(weights[i], sinks, beta=self.plan.beta)
             self.mass[name] = sums
             return result

@@ -238,6 +238,7 @@ def test_names_of_arms_tell_models_apart():
     assert arm_names(["one/model", "two/model"]) == ["one/model", "two/model"]
 
 
+@pytest.mark.slow
 def test_a_script_gets_what_the_command_writes(tmp_path, make, book, generated_text):
     """The same numbers from a model at hand, as a result that shows itself."""
     name, sizes = make("ours"), {"samples": 2, "depths": [0.5]}
@@ -301,8 +302,14 @@ def symbols(tmp_path, tiny_preset):
     return [str(tmp_path / "softmax"), str(tmp_path / "differential")]
 
 
-@pytest.mark.parametrize("measurement", ["needles", "allocation"])
-@pytest.mark.parametrize("task", ["text", "symbols"])
+@pytest.mark.parametrize(
+    ("measurement", "task"),
+    [
+        ("needles", "text"),
+        ("allocation", "symbols"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("needles", "symbols"), ("allocation", "text"))),
+    ],
+)
 def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measurement, task, counted, request):
     if task == "text":
         make, book = request.getfixturevalue("make"), request.getfixturevalue("book")

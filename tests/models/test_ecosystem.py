@@ -41,7 +41,7 @@ def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):
             torch.testing.assert_close(found[:, 0], expected[:, place], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "differential_v2"])
+@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "differential_v2"])
 def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, kind):
     from transformers import ContinuousBatchingConfig, GenerationConfig
 

@@ -58,7 +58,7 @@ def test_interrupted_and_resumed_run_equals_the_whole_one(
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("step", [0, 10])
+@pytest.mark.parametrize("step", [0, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_signal_stops_a_measurement_at_once_and_it_is_made_again(tmp_path, run, outcome, assert_identical, step):
     measured = []
 
@@ -77,7 +77,13 @@ def test_a_signal_stops_a_measurement_at_once_and_it_is_made_again(tmp_path, run
     assert [point["step"] for point in record.values["curve"]] == [0, 5, 10, 15, 20]
 
 
-@pytest.mark.parametrize("name", ["checkpoint.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("checkpoint.json", "optimizer.safetensors")),
+    ],
+)
 def test_a_run_whose_newest_checkpoint_is_damaged_says_so_and_reaches_the_same_weights(
     tmp_path, run, outcome, assert_identical, name
 ):

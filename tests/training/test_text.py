@@ -75,7 +75,7 @@ def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run-tokens").glob("*.tokens")} == kept
 
 
-@pytest.mark.parametrize("changed", ["text.txt", "held-out.txt"])
+@pytest.mark.parametrize("changed", ["text.txt", pytest.param("held-out.txt", marks=pytest.mark.slow)])
 def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
     settings = text_settings(validation=True)
     train_run(settings, tmp_path / "run", resume=False)
@@ -115,7 +115,7 @@ def test_a_study_begun_without_a_setting_of_today_goes_on_with_its_default(tmp_p
         compare(preset, tmp_path / "study", resume=True)
 
 
-@pytest.mark.parametrize("study", [compare, partial(tune, learning_rates=[1e-3])])
+@pytest.mark.parametrize("study", [partial(tune, learning_rates=[1e-3]), pytest.param(compare, marks=pytest.mark.slow)])
 def test_a_study_does_not_go_on_with_other_text(tmp_path, tiny_preset, text_settings, monkeypatch, study):
     def stopped(*arguments, **options):
         raise Interrupted("stopped")

@@ -141,11 +141,13 @@ def test_test_rows_that_stand_in_training_are_counted_and_left_out(antiphase, tm
     assert found["runs"][0]["unseen"]["samples"] == 26 - repeated
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on(stopped_and_gone_on_with, tmp_path):
     words = f"classify --train train.txt --model rnn,lstm --seeds 0,1 {SMALL}"
     stopped_and_gone_on_with(words, study, "train_classifier", after=3, kept="rnn-seed0/model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_finished_run_with_another_model_is_not_continued(antiphase, tmp_path):
     command = f"classify --train train.txt --test test.txt --seeds 0 {CNN} --output r"
     assert antiphase(command)[0] == 0

@@ -93,6 +93,7 @@ def test_each_run_loads_and_writes_what_the_record_says(antiphase, tmp_path):
     assert looked["runs"] == [{"arm": "transformer", "seed": 0, "curve": one["curve"]}]
 
 
+@pytest.mark.slow
 def test_a_tenth_is_held_out_by_the_seed_and_overlap_is_counted(antiphase, tmp_path):
     assert antiphase(f"translate --train train.tsv --models transformer --seeds 0,1 {TINY} --output r")[0] == 0
     found = values(tmp_path / "r")
