@@ -12,6 +12,7 @@ folder of ``--data``. Finished steps are skipped; an interrupted step continues.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pydoc_data.topics
 import shutil
@@ -21,8 +22,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 import yaml
 from rich.console import Console
+
+from antiphase.baselines.data.labelled_texts import read_examples
+from antiphase.randomness import keyed_generator
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from conversion import gguf_file
@@ -43,6 +48,18 @@ JUDGED = {
     "stsa-binary": "stsa.fine.train",
 }  # fmt: skip
 """Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
+LM_EVAL_TASKS = {
+    "cr_polarity": ("custrev.all", {"0": "negative", "1": "positive"}, "Review: {{text}}\nSentiment:"),
+    "trec_question": (
+        "trec/train.txt",
+        {"ABBR": "abbreviation", "DESC": "description", "ENTY": "thing", "HUM": "person", "LOC": "place",
+         "NUM": "number"},
+        "Question: {{text}}\nThe answer is a kind of:",
+    ),
+}  # fmt: skip
+"""Tasks of lm-eval in the long form: the labelled set, its labels in words, and the prompt."""
+LM_EVAL = "lm-eval-tasks"
+"""Their folder."""
 PLAIN, V2 = "smollm2", "smollm2-v2"
 Steps = dict[str, Sequence[str]]
 
@@ -71,6 +88,7 @@ def long(data: str) -> Steps:
     text = ("--data", f"{data}/essays")
     shots = ("--orders", "10", "--samples", "200")
     depths = ("--depths", "0,0.25,0.5,0.75,1")
+    xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200")
     return {
         **{name: words for name, words in short(data).items() if name in (PLAIN, V2, "look")},
         "probe": ("probe", PLAIN, *text, "--length", "2048", "--samples", "16"),
@@ -93,6 +111,14 @@ def long(data: str) -> Steps:
             )
             for name in SHOWN
         },
+        "document-gain": ("evaluate", "document-gain", PLAIN, *xsum),
+        "hallucination": (
+            "evaluate", "hallucination", PLAIN, *xsum, "--judge", PLAIN, "--chat-template", "--max-new-tokens", "48",
+        ),
+        "harness": (
+            "evaluate", "harness", PLAIN, "--include-path", LM_EVAL, "--tasks", ",".join(LM_EVAL_TASKS),
+            "--num-fewshot", "0,4", "--limit", "400",
+        ),
         "confirm": (
             "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
             "--also", "cr-four.yaml", "--layers", "3-10",
@@ -134,7 +160,7 @@ def main() -> None:
 
 
 def write_tasks(data: Path, output: Path) -> None:
-    """The task files of the long form."""
+    """The task files of the long form, those of lm-eval too."""
     tasks = {name: {"template": name, **files} for name, files in SHOWN.items()}
     for name, file in JUDGED.items():
         tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
@@ -142,6 +168,21 @@ def write_tasks(data: Path, output: Path) -> None:
     for name, tree in tasks.items():
         placed = {key: str((data / tree[key]).resolve()) for key in ("data", "demonstrations") if key in tree}
         (output / f"{name}.yaml").write_text(yaml.safe_dump({**tree, **placed}), encoding="utf-8")
+    (output / LM_EVAL).mkdir(exist_ok=True)
+    for name, (file, words, prompt) in LM_EVAL_TASKS.items():
+        examples = read_examples([str(data / "classification" / file)], flag="--data")
+        order = torch.randperm(len(examples), generator=keyed_generator(0, "lm-eval", name)).tolist()
+        rows = [{"text": examples[index].text, "label": list(words).index(examples[index].label)} for index in order]
+        for part, of_part in (("train", rows[:200]), ("test", rows[200:])):
+            text = "".join(json.dumps(row) + "\n" for row in of_part)
+            (output / LM_EVAL / f"{name}-{part}.jsonl").write_text(text, encoding="utf-8")
+        tree = {
+            "task": name, "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
+            "dataset_kwargs": {"data_files": {part: f"{LM_EVAL}/{name}-{part}.jsonl" for part in ("train", "test")}},
+            "fewshot_split": "train", "doc_to_text": prompt, "doc_to_choice": list(words.values()),
+            "doc_to_target": "label", "metric_list": [{"metric": "acc"}],
+        }  # fmt: skip
+        (output / LM_EVAL / f"{name}.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
 
 
 def run(name: str, words: Sequence[str], output: Path) -> None:

