@@ -23,6 +23,18 @@ def test_every_head_stands_in_its_place(look_record):
             numpy.testing.assert_allclose(found[layer.visible], layer.weights[head][layer.visible])
 
 
+def test_layers_of_a_deep_model_stand_beside_each_other(look_record):
+    record = look_record(layers=7, heads=2)
+    axes = look_plots.every_head(record).axes[0]
+    sheet = numpy.ma.filled(axes.images[0].get_array(), numpy.nan)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("layer", "head")
+    assert sheet.shape == (2 * 10, 7 * 10)
+    for number, layer in enumerate(layers_of(record)):
+        for head in range(2):
+            found = sheet[10 * head : 10 * head + 7, 10 * number : 10 * number + 7]
+            numpy.testing.assert_allclose(found[layer.visible], layer.weights[head][layer.visible])
+
+
 def test_long_texts_show_the_strongest_weight_of_each_block_with_its_sign(look_record):
     record = look_record(layers=1, heads=2, words=["a"] * 130, causal=False)
     figure = look_plots.every_head(record)

@@ -70,7 +70,8 @@ def look(
             found = attention_maps(loaded.model, ids, read)
         order = list(SIDES)
         maps, masks, arrays = _stored(sorted(found, key=lambda one: order.index(one.part)))
-        arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
+        if getattr(config, "positions", None) == "sinusoidal":
+            arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
         record = Record(
             kind="look",
             values=finite({

@@ -21,39 +21,46 @@ from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, token
 THUMBNAIL = 64
 """Largest side of a map in the overview of heads; larger maps show the strongest weight of each block."""
 GAP = 3
+DEEP = 2
+"""With more layers than this times the heads, a row of the overview is a head."""
 ALIGNED = 3
 """Number of layers side by side in the figure of alignments."""
 
 
 @matplotlib.rc_context(STYLE)
 def every_head(record: Record) -> Figure | None:
-    """A small map per head: layers downwards, heads to the right, on one scale."""
+    """A small map per head on one scale: layers downwards and heads to the right; of deep models, the other way."""
     layers = layers_of(record)
     if not layers:
         return None
     small = [[_thumbnail(layer.weights[head]) for head in range(len(layer.weights))] for layer in layers]
     heads = max(map(len, small))
-    tall, wide = (max(picture.shape[side] for row in small for picture in row) for side in (0, 1))
-    sheet = numpy.full((len(small) * (tall + GAP), heads * (wide + GAP)), numpy.nan)
-    for line, row in enumerate(small):
-        hidden = ~_blocks(layers[line].visible.astype(float))[0].astype(bool)
-        for column, picture in enumerate(row):
-            top, left = line * (tall + GAP), column * (wide + GAP)
+    tall, wide = (max(picture.shape[side] for row in small for picture in row) + GAP for side in (0, 1))
+    is_pair = any(layer.queries != layer.keys for layer in layers)  # its layers have long names
+    is_deep = len(small) > DEEP * heads and not is_pair
+    rows, columns = (heads, len(small)) if is_deep else (len(small), heads)
+    sheet = numpy.full((rows * tall, columns * wide), numpy.nan)
+    for number, of_layer in enumerate(small):
+        hidden = ~_blocks(layers[number].visible.astype(float))[0].astype(bool)
+        for head, picture in enumerate(of_layer):
+            row, column = (head, number) if is_deep else (number, head)
+            top, left = row * tall, column * wide
             shown = numpy.where(hidden, numpy.nan, picture)
             sheet[top : top + picture.shape[0], left : left + picture.shape[1]] = shown
     norm, colours = _scale([picture for row in small for picture in row])
-    width = min(14.0, max(5.0, 1.1 + 0.95 * heads))
-    numbers = [layer.name for layer in layers]
-    beside = 0.08 * (max(map(len, numbers)) - 1)
+    width = min(14.0, max(5.0, 1.1 + 0.95 * columns))
+    names = {"layer": [layer.name for layer in layers], "head": [str(head) for head in range(heads)]}
+    down, across = ("head", "layer") if is_deep else ("layer", "head")
+    beside = 0.08 * (max(map(len, names[down])) - 1)
     height = 1.2 + (width - 1.1) * sheet.shape[0] / sheet.shape[1]
     figure = Figure(figsize=(width + beside, height), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("#e4e7eb")
     axes.imshow(sheet, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
-    axes.set_yticks(numpy.arange(len(numbers)) * (tall + GAP) + tall / 2, numbers)
-    axes.set_xticks(numpy.arange(heads) * (wide + GAP) + wide / 2, [str(head) for head in range(heads)])
+    axes.set_yticks(numpy.arange(rows) * tall + (tall - GAP) / 2, names[down])
+    axes.set_xticks(numpy.arange(columns) * wide + (wide - GAP) / 2, names[across])
     axes.tick_params(length=0)
-    axes.set(title="Every head on this text", xlabel="head", ylabel="layer")
+    axes.set(title="Every head on this text", xlabel=across, ylabel=down)
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)

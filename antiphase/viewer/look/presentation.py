@@ -60,8 +60,7 @@ PRESENTATION = Presentation(
         "look-positions": Drawing(
             draw=plots.positions,
             title="Sinusoidal positions",
-            caption="What the Transformer of 2017 added to its embeddings, for comparison: models with rotary or "
-            "learned positions do not use it.",
+            caption="What is added to the embeddings, as in the Transformer of 2017.",
             alternative="Heat map of 50 positions and 128 dimensions between -1 and 1.",
             is_raster=True,
         ),

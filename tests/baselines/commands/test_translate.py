@@ -90,6 +90,7 @@ def test_each_run_loads_and_writes_what_the_record_says(antiphase, tmp_path):
     assert code == 0, err
     looked = values(tmp_path / "looked")
     assert looked["maps"][0]["queries"] == "target"
+    assert Record.load(tmp_path / "looked").arrays["positions"].shape == (50, 128)  # sinusoidal ones
     assert looked["runs"] == [{"arm": "transformer", "seed": 0, "curve": one["curve"]}]
 
 
