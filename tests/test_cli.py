@@ -351,8 +351,8 @@ def test_a_model_is_converted_and_unsuitable_ones_are_refused(antiphase, refused
 
 
 @pytest.mark.slow
-def test_only_a_finished_softmax_run_is_upcycled(antiphase, refused, tiny):
-    refused("MODEL missing is not a finished run of antiphase", "upcycle missing --output new")
+def test_only_a_softmax_model_is_upcycled(antiphase, refused, tiny):
+    refused("MODEL missing: there is no such folder", "upcycle missing --output new")
     for kind in ("softmax", "differential"):
         words = f"train {tiny} --output {kind} --set training.steps=1 --set model.attention_type={kind}"
         assert antiphase(words)[0] == 0
