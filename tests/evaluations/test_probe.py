@@ -106,6 +106,18 @@ def test_long_sequences_share_columns(model, ids, monkeypatch):
     torch.testing.assert_close(torch.tensor(found.sink_rate), fine.view(3, 8, 5).mean(-1))
 
 
+def test_a_decoder_reads_the_text_alone(antiphase, tmp_path, tiny_model, text_tokenizer, book):
+    model = tiny_model("softmax", vocab_size=len(text_tokenizer))
+    save(model, text_tokenizer, tmp_path / "model")
+    settings = ProbeSettings(name="model", paths=[str(tmp_path / book)], length=32, samples=3)
+    loaded = load_model(str(tmp_path / "model"))
+    ids = module.prepare(loaded, settings, tmp_path / "o", print)
+    text = text_tokenizer((tmp_path / book).read_text())["input_ids"]
+    assert ids[0].tolist() == text[:32]
+    assert antiphase("probe model --data", book, "--length 32 --samples 3 --output o")[0] == 0
+    assert Probe.of(Record.load(tmp_path / "o")).length == 32
+
+
 def test_an_encoder_reads_its_text_between_its_own_tokens(antiphase, tmp_path):
     torch.manual_seed(0)
     words = {

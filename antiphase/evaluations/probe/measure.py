@@ -55,7 +55,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     )  # fmt: skip
     count = min(settings.samples, len(packed))
     blocks = torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
-    ends = torch.tensor(around).expand(count, -1)
+    ends = torch.tensor(around, dtype=torch.int64).expand(count, -1)
     return torch.cat([ends[:, :1], blocks, ends[:, 1:]], dim=1)
 
 
