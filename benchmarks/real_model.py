@@ -145,13 +145,14 @@ def main() -> None:
         chosen.data = own
     elif chosen.form == "long":
         write_tasks(chosen.data, chosen.output)
-    steps = (short if chosen.form == "short" else long)(str(chosen.data.resolve()))
+    # A path relative to the folder of the results, where the commands run: records then name no place of this machine
+    steps = (short if chosen.form == "short" else long)(os.path.relpath(chosen.data.resolve(), chosen.output.resolve()))
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
             run(name, words, chosen.output)
     results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
     shown = [str(folder.relative_to(chosen.output)) for folder in results]
-    antiphase("report", *shown, "--output", "report.html", folder=chosen.output)
+    antiphase("report", *shown, "--output", "report.html", "--figures", "figures", folder=chosen.output)
     CONSOLE.print(f"page: {chosen.output / 'report.html'}")
     if chosen.records:
         chosen.records.mkdir(parents=True, exist_ok=True)
@@ -166,7 +167,11 @@ def write_tasks(data: Path, output: Path) -> None:
         tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
     tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
     for name, tree in tasks.items():
-        placed = {key: str((data / tree[key]).resolve()) for key in ("data", "demonstrations") if key in tree}
+        placed = {
+            key: os.path.relpath((data / tree[key]).resolve(), output.resolve())
+            for key in ("data", "demonstrations")
+            if key in tree
+        }
         (output / f"{name}.yaml").write_text(yaml.safe_dump({**tree, **placed}), encoding="utf-8")
     (output / LM_EVAL).mkdir(exist_ok=True)
     for name, (file, words, prompt) in LM_EVAL_TASKS.items():
