@@ -27,15 +27,23 @@ import yaml
 from rich.console import Console
 
 from antiphase.baselines.data.labelled_texts import read_examples
+from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
+from antiphase.records import Record
+from antiphase.scoring.loading import load_model, origins
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from conversion import gguf_file
 
 CONSOLE = Console(highlight=False)
 TEXT = (
-    "Anna has the red key. Bert has the blue key. Clara has the green key. David opened the door with a key that he "
-    "had borrowed from Bert, so the key was"
+    "Anna has the red key, Bert has the blue key, and Clara has the green key. The red key opens the cellar. The blue "
+    "key opens the front door, which has been locked since the last guest left in October. The green key opens nothing "
+    "that anybody remembers; Clara found it in a drawer, under a pile of old letters, and kept it because she liked "
+    "its colour.\n\nOne evening David came home late. It was raining, all the windows were dark, and he had lost his "
+    "own keys on the way from the station. He knocked at the door of the house across the street, where a light was "
+    "still on, and asked the neighbour for help. The neighbour, who knew all of them well, lent him a key for the "
+    "front door. David thanked him, crossed the street again, and went in. The colour of the key was"
 )
 SHOWN = {
     "trec": {"data": "classification/trec/test.txt", "demonstrations": "classification/trec/train.txt"},
@@ -60,6 +68,8 @@ LM_EVAL_TASKS = {
 """Tasks of lm-eval in the long form: the labelled set, its labels in words, and the prompt."""
 LM_EVAL = "lm-eval-tasks"
 """Their folder."""
+OFTEN = 0.5
+"""A token is named as a sink of a layer if it is one in more than this share of the layer's maps."""
 PLAIN, V2 = "smollm2", "smollm2-v2"
 Steps = dict[str, Sequence[str]]
 
@@ -150,6 +160,7 @@ def main() -> None:
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
             run(name, words, chosen.output)
+    sinks_of_text(chosen.output)
     results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
     shown = [str(folder.relative_to(chosen.output)) for folder in results]
     antiphase("report", *shown, "--output", "report.html", "--figures", "figures", folder=chosen.output)
@@ -158,6 +169,7 @@ def main() -> None:
         chosen.records.mkdir(parents=True, exist_ok=True)
         for folder in results:
             shutil.copyfile(folder / "record.json", chosen.records / f"{folder.name}.json")
+        shutil.copyfile(chosen.output / "text-sinks.json", chosen.records / "text-sinks.json")
 
 
 def write_tasks(data: Path, output: Path) -> None:
@@ -188,6 +200,34 @@ def write_tasks(data: Path, output: Path) -> None:
             "doc_to_target": "label", "metric_list": [{"metric": "acc"}],
         }  # fmt: skip
         (output / LM_EVAL / f"{name}.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+
+
+def sinks_of_text(output: Path) -> None:
+    """Write ``text-sinks.json``: where attention goes on the text of ``look``, by layer, and which tokens are sinks."""
+    if (output / "text-sinks.json").is_file():
+        return
+    started = time.perf_counter()
+    loaded = load_model(str(output / PLAIN))
+    ids = loaded.tokenizer(TEXT, return_tensors="pt")["input_ids"]
+    found = attention_statistics(loaded.model, input_ids=ids)
+    rates = (found.sinks & found.enough_queries[:, :, None])[:, 0].double().mean(1)  # (layers, N), over maps
+    rows = [
+        {
+            "layer": layer,
+            "first_share": float(found.first_share[index].mean()),
+            "sink_share": float(found.sink_share[index].mean()),
+            "tokens": [
+                {"position": place, "token": loaded.tokenizer.decode([int(ids[0, place])]), "maps": float(rate)}
+                for place, rate in enumerate(rates[index])
+                if rate > OFTEN
+            ],
+        }
+        for index, layer in enumerate(found.layers)
+    ]
+    values = {"model": PLAIN, "text": TEXT, "length": ids.shape[1], "rows": rows}
+    Record(
+        kind="text-sinks", values=values, config=origins([loaded]), seconds=time.perf_counter() - started
+    ).save(output, "text-sinks")  # fmt: skip
 
 
 def run(name: str, words: Sequence[str], output: Path) -> None:
