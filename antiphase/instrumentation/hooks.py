@@ -4,13 +4,14 @@ There are two protocols. An *observer* gets each call and what the model compute
 *transform* gets each call and returns the heads' outputs. Both work with any layer that uses transformers' attention
 interface. Blocks nest: an inner transform gets the results of an outer one from ``call.own()``. If the inner one does
 not call it, an outer observer sees the inner one's outputs, and an outer transform that should change the layer raises
-an error.
+an error. Compiled models compute what a block inserts without compiling it.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -123,7 +125,8 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
     The kind of mask stays that of the original implementation.
 
     Raises:
-        ValueError: the model's attention function cannot be changed.
+        ValueError: the model's attention function cannot be changed, or it was changed within the block by something
+            that did not restore it.
     """
     original = model.config._attn_implementation
     if not model._can_set_attn_implementation():
@@ -140,8 +143,14 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
         if model.config._attn_implementation != name:
             raise ValueError(f"{type(model).__name__} did not accept another attention function")
         yield
+        if model.config._attn_implementation != name:
+            raise ValueError(
+                f"blocks around one {type(model).__name__} must end in the opposite order of their start; another one, "
+                "perhaps of another thread, was open when this one ended, or set_attn_implementation was called"
+            )
     finally:
-        model.set_attn_implementation(original)
+        if not original.startswith(REPLACEMENT_PREFIX) or original in AttentionInterface._global_mapping:
+            model.set_attn_implementation(original)
         del AttentionInterface._global_mapping[name]
         masks.pop(name, None)
 
@@ -188,6 +197,14 @@ def _installed(
             one.remove()
 
 
+class _Progress(threading.local):
+    """Where a thread's forward pass is: several threads may run one model at the same time."""
+
+    now: ForwardPass | None = None
+    calls = 0
+    """Number of attention calls so far."""
+
+
 class _Passes:
     """Tracks the forward passes of a model.
 
@@ -208,25 +225,26 @@ class _Passes:
         self.expected, self.check = frozenset(expected), check
         self.number = next(_NUMBERS)
         self.signatures = {module: inspect.signature(module.forward) for module in (model, model.base_model)}
-        self.now: ForwardPass | None = None
-        self.calls = 0
+        self.here = _Progress()
 
+    @torch.compiler.disable
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         bound = self.signatures[module].bind_partial(*args, **kwargs).arguments
         given = {} if self.anything else {**bound, **bound.get("kwargs", {})}
-        self.now = begin_pass(given, self.number, self.state)
-        self.check(self.now)
+        self.here.now = begin_pass(given, self.number, self.state)
+        self.check(self.here.now)
         cache = given.get("past_key_values")
         if isinstance(cache, Cache):
-            follow(cache, self.number, self.now.state)
+            follow(cache, self.number, self.here.now.state)
 
+    @torch.compiler.disable
     def after(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """Attach the state of the sequences to a cache that the forward pass created."""
-        if self.now is None:  # the base model has ended the pass
+        if self.here.now is None:  # the base model has ended the pass
             return
-        if not self.now.layers:
+        if not self.here.now.layers:
             raise ValueError(f"{self.name} never called the attention function of the interface")
-        silent = sorted(self.expected - set(self.now.layers))
+        silent = sorted(self.expected - set(self.here.now.layers))
         if silent:
             raise InputError(
                 f"layer {silent[0]} of {self.name} has no attention that could be changed; remove it from the plan "
@@ -235,8 +253,8 @@ class _Passes:
         parts = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in parts:
             if isinstance(cache, Cache) and not self.anything:
-                follow(cache, self.number, self.now.state)
-        self.now = None
+                follow(cache, self.number, self.here.now.state)
+        self.here.now = None
 
     def enter(self, module: nn.Module, query: Tensor) -> tuple[int, bool]:
         """Register a call; return the layer's number and whether this is the second call with the same queries.
@@ -244,21 +262,21 @@ class _Passes:
         Raises:
             ValueError: a layer is called again although it must be called only once.
         """
-        self.calls += 1
+        self.here.calls += 1
         number = getattr(module, "layer_idx", None)
         if number is not None and number < 0:  # Zamba2's layers share attention modules, which have no number
             number = None
-        if self.now is None:
+        if self.here.now is None:
             return int(number or 0), False
-        again, self.now.query = query is self.now.query, query
-        layer = self.now.layers[-1] if again else len(self.now.layers) if number is None else int(number)
+        again, self.here.now.query = query is self.here.now.query, query
+        layer = self.here.now.layers[-1] if again else len(self.here.now.layers) if number is None else int(number)
         if not again:
-            if self.once and layer in self.now.layers:
+            if self.once and layer in self.here.now.layers:
                 raise ValueError(
                     f"layer {layer} of {self.name} attends more than once in a forward pass, so that its calls cannot "
                     "be told apart"
                 )
-            self.now.layers.append(layer)
+            self.here.now.layers.append(layer)
         return layer, again
 
 
@@ -271,6 +289,7 @@ class _Reader:
         self.function, self.handle, self.passes, self.observer = function, handle, passes, observer
         self.kinds: dict[nn.Module, AttentionKind] = {}
 
+    @torch.compiler.disable
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
@@ -299,12 +318,12 @@ class _Reader:
         kind = self.kinds[module]
         own = partial(self._own(kind), module, query, key, value, attention_mask, **kwargs)
         call = AttentionCall(
-            module, layer, kind, query, key, value, attention_mask, kwargs, own, self.passes.now, again
+            module, layer, kind, query, key, value, attention_mask, kwargs, own, self.passes.here.now, again
         )
         outer = self.function if isinstance(self.function, _Reader) else None
-        before = outer.passes.calls if outer is not None else 0
+        before = outer.passes.here.calls if outer is not None else 0
         heads, weights = self.handle(call)
-        if outer is not None and outer.passes.calls == before:
+        if outer is not None and outer.passes.here.calls == before:
             outer.bypassed(call, heads)
         return call, heads, weights
 
@@ -316,7 +335,7 @@ class _Reader:
         """
         layer, again = self.passes.enter(inner.module, inner.query)
         if self.observer is not None:
-            self.observer(replace(inner, layer=layer, forward=self.passes.now, is_second_half=again), heads, None)
+            self.observer(replace(inner, layer=layer, forward=self.passes.here.now, is_second_half=again), heads, None)
         elif not self.passes.expected or layer in self.passes.expected:
             raise ValueError(
                 f"layer {layer} is changed by two blocks, and the inner one does not start from what the outer one "

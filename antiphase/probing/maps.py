@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
 from antiphase.instrumentation.hooks import observed
+from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.masks import combine_mask
 from antiphase.probing.rows import rows_of
 
@@ -61,8 +62,8 @@ def attention_maps(
             predicts token n of the target text.
 
     Raises:
-        ValueError: the model's attention does not use transformers' interface, has no eager function, or has a mask per
-            head.
+        ValueError: the model's attention does not use transformers' interface, has no eager function, has a mask per
+            head, or is observed or changed by a block around this call.
         NonFiniteError: weights or λ are not finite.
     """
     base = model.base_model
@@ -90,6 +91,8 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
     original = model.config._attn_implementation
     if not model._can_set_attn_implementation():
         raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
+    if original.startswith(REPLACEMENT_PREFIX):
+        raise ValueError("attention that a block observes or changes has no eager maps; read them outside the block")
     model.set_attn_implementation("eager")
     try:
         yield
