@@ -21,6 +21,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 import evidence_tables
 import operator_tables
+import real_model_tables
 from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.baselines.commands.classify.measure import summaries
@@ -42,7 +43,10 @@ from antiphase.studies.tune.presentation import end_of, threshold_of
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("performance", "calibration", "results", "reproduction", "line", "why")),
+    *(
+        f"docs/{name}.md"
+        for name in ("performance", "calibration", "results", "reproduction", "line", "why", "real-model")
+    ),
 )
 PROFILED = {
     "matrix products": ("aten::bmm", "aten::baddbmm_"),
@@ -430,6 +434,13 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     ],
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
+    "real-model-conversion": real_model_tables.conversion,
+    "real-model-sinks": real_model_tables.text_sinks,
+    "real-model-costs": real_model_tables.costs,
+    "real-model-upcycled": real_model_tables.upcycled,
+    "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
+    "real-model-needles": lambda: real_model_tables.measured("needles"),
+    "real-model-quantization": lambda: real_model_tables.measured("quantization"),
 }
 
 if __name__ == "__main__":

@@ -1,0 +1,77 @@
+"""Tables of docs/real-model.md, from the records in docs/records/real-model."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+from antiphase.records import Record
+from antiphase.report.summary import main_tables
+
+RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
+LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
+"""First and last layer of the rows of ``text_sinks``."""
+
+Rows = list[list[str]]
+
+
+def conversion() -> Rows:
+    """Time and memory of the steps of a conversion."""
+    values = Record.load(RECORDS, "conversion").values
+    rows = [[row["step"], f"{row['seconds']:.0f} s", f"{row['peak_gb']:.2f} GB"] for row in values["rows"]]
+    return [["Conversion", "Time", "Peak memory"], *rows]
+
+
+def text_sinks() -> Rows:
+    """Where attention goes on the text of the picture, by groups of layers."""
+    found = Record.load(RECORDS, "text-sinks").values["rows"]
+    table = [["Layers", "On the first token", "On other sinks", "Sinks of most heads in all of these layers"]]
+    for first, last in LAYERS:
+        rows = [row for row in found if first <= row["layer"] <= last]
+        named = [{(token["position"], token["token"]) for token in row["tokens"]} for row in rows]
+        common = sorted(set.intersection(*named))
+        table.append(
+            [
+                str(first) if first == last else f"{first} to {last}",
+                f"{100 * statistics.fmean(row['first_share'] for row in rows):.0f} %",
+                f"{100 * statistics.fmean(row['sink_share'] for row in rows):.0f} %",
+                ", ".join(f"“{word.strip() or word!r}” ({position})" for position, word in common) or "–",
+            ]
+        )
+    return table
+
+
+def costs() -> Rows:
+    """What a search, task scoring and a probe cost against plain forward passes."""
+    values = Record.load(RECORDS, "costs").values
+    low, high = values["scoring"]["quartiles"]
+    rows = [
+        ["memory of a probe of 2,048 tokens / of a forward pass", f"{values['memory_ratio']:.2f}"],
+        ["speed of task scoring / of a plain prefill", f"{values['scoring']['ratio']:.2f} [{low:.2f}–{high:.2f}]"],
+    ]
+    for row in values["search"]:
+        low, high = row["quartiles"]
+        rows.append(
+            [f"search in layer {row['layer']} / heads × a prefill", f"{row['ratio']:.2f} [{low:.2f}–{high:.2f}]"]
+        )
+    rows.append(["mean over these layers", f"{values['search_mean']:.2f}"])
+    return [["Ratio", ""], *rows]
+
+
+def upcycled() -> Rows:
+    """Continued training in three forms: speed, and held-out loss at the beginning and at the end."""
+    runs = Record.load(RECORDS, "upcycle").values["runs"]
+    rows = [
+        [
+            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}", f"{run['curve'][0]['loss']:.3f}",
+            f"{run['final']['loss']:.3f}",
+        ]
+        for run in runs
+    ]  # fmt: skip
+    return [["Form", "Tokens", "Tokens per second", "Held-out loss before", "after"], *rows]
+
+
+def measured(name: str, index: int = 0) -> Rows:
+    """A table of the page of one measurement."""
+    made = main_tables(Record.load(RECORDS, name))[index]
+    return [[column.name for column in made.columns], *made.text()]
