@@ -416,7 +416,7 @@ def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, fore
     code, _, _ = antiphase("report out --output again.html --figures figures")
     assert code == 0
     assert (tmp_path / "again.html").read_bytes() == page
-    assert len(list((tmp_path / "figures").glob("look-*.png"))) == 4
+    assert len(list((tmp_path / "figures").glob("look-*.png"))) == 3
 
 
 @pytest.mark.parametrize(("pattern", "arguments"), [

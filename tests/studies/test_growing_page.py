@@ -15,7 +15,7 @@ from antiphase.training.run_folder import CURVE
 @pytest.fixture
 def study(tmp_path, tiny_preset_text):
     (tmp_path / "tiny.yaml").write_text(tiny_preset_text, encoding="utf-8")
-    return Grid(load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]"]), tmp_path / "study")
+    return Grid(load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]", "compare.processes=1"]), tmp_path / "study")
 
 
 def write_curves(study, points):
@@ -62,4 +62,4 @@ def test_the_page_during_a_comparison_shows_the_beginning_of_its_record(study, m
     whole = {run["folder"]: run["curve"] for run in record.values["runs"]}
     for early in seen:
         assert all(run["curve"] == whole[run["folder"]][: len(run["curve"])] for run in early.values["runs"])
-    assert seen[0].values["unfinished"] < 1 or len(seen) == 1
+    assert seen[0].values["unfinished"] < 1  # the second run begins when the first has ended
