@@ -198,7 +198,9 @@ def _measured(
     """The rows of every model, trained and untrained."""
     arms = arm_names(settings.names)
     rows: dict[tuple[str, bool], list[Row]] = {}
-    total, done = len(experiment.cells) * len(arms), 0
+    total = len(arms) * sum(len(experiment.asked(trained=trained)) for trained in (True, False))
+    done = 0
+    report(done, total)
     for index, arm in enumerate(arms):
         say(f"measuring {measurement_with(settings).name} of {arm}")
         loaded = first if index == 0 else None
@@ -212,7 +214,7 @@ def _measured(
                     model = model or (loaded.model if trained else untrained(loaded.model, settings.seed))
                     journal.add(key, experiment.rows(replace(loaded, model=model), cell))
                 rows[arm, trained] += journal.known[key]
-                done += trained
+                done += 1
                 report(done, total)
     return rows
 

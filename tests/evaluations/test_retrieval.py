@@ -316,8 +316,10 @@ def test_an_interrupted_grid_goes_on_and_measures_no_cell_twice(tmp_path, measur
         ask = grid(measurement, [make("ours"), make("llama", "llama")], book)
     else:
         ask = asked(measurement, request.getfixturevalue("symbols"), depths=[0.5], samples=2)
-    whole = evaluate(ask, tmp_path / "whole")
+    told = []
+    whole = evaluate(ask, tmp_path / "whole", report=lambda *counts: told.append(counts))
     cells = list(counted.cells)
+    assert told == [(done, len(cells)) for done in range(len(cells) + 1)]  # untrained models' cells are counted too
     assert len(cells) == len(set(cells)) == (6 if (measurement, task) == ("needles", "text") else 8)
     done = []
     for stop in (0, 3, 2, None):  # before anything, in the first model, in the second, not at all
