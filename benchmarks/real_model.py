@@ -148,6 +148,7 @@ def main() -> None:
     chosen.output.mkdir(parents=True, exist_ok=True)
     source = chosen.output / "model.gguf"
     if not source.exists():
+        source.unlink(missing_ok=True)  # a link to an environment that is gone
         source.symlink_to(gguf_file())
     if chosen.data is None:
         own = chosen.output / "python.txt"
