@@ -82,6 +82,8 @@ def forward_call(limit: int, folder: str, kind: str) -> Callable[[], object]:
     """A forward pass without the head over a text, or the statistics of its attention."""
     model = load_model(folder).model.base_model
     ids = torch.randint(0, 1000, (1, min(limit, PROBED)), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(input_ids=ids[:, :8])  # weights are mapped from the file, and in memory after their first use
 
     @torch.no_grad()
     def run() -> object:
