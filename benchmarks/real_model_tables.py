@@ -17,14 +17,14 @@ Rows = list[list[str]]
 
 def conversion() -> Rows:
     """Time and memory of the steps of a conversion."""
-    values = Record.load(RECORDS, "conversion").values
+    values = Record.load(RECORDS / "conversion.json").values
     rows = [[row["step"], f"{row['seconds']:.0f} s", f"{row['peak_gb']:.2f} GB"] for row in values["rows"]]
     return [["Conversion", "Time", "Peak memory"], *rows]
 
 
 def text_sinks() -> Rows:
     """Where attention goes on the text of the picture, by groups of layers."""
-    found = Record.load(RECORDS, "text-sinks").values["rows"]
+    found = Record.load(RECORDS / "text-sinks.json").values["rows"]
     table = [["Layers", "On the first token", "On other sinks", "Sinks of most heads in all of these layers"]]
     for first, last in LAYERS:
         rows = [row for row in found if first <= row["layer"] <= last]
@@ -35,7 +35,7 @@ def text_sinks() -> Rows:
                 str(first) if first == last else f"{first} to {last}",
                 f"{100 * statistics.fmean(row['first_share'] for row in rows):.0f} %",
                 f"{100 * statistics.fmean(row['sink_share'] for row in rows):.0f} %",
-                ", ".join(f"“{word.strip() or word!r}” ({position})" for position, word in common) or "–",
+                ", ".join(f"“{word.strip() or repr(word)}” ({position})" for position, word in common) or "–",
             ]
         )
     return table
@@ -43,7 +43,7 @@ def text_sinks() -> Rows:
 
 def costs() -> Rows:
     """What a search, task scoring and a probe cost against plain forward passes."""
-    values = Record.load(RECORDS, "costs").values
+    values = Record.load(RECORDS / "costs.json").values
     low, high = values["scoring"]["quartiles"]
     rows = [
         ["memory of a probe of 2,048 tokens / of a forward pass", f"{values['memory_ratio']:.2f}"],
@@ -60,7 +60,7 @@ def costs() -> Rows:
 
 def upcycled() -> Rows:
     """Continued training in three forms: speed, and held-out loss at the beginning and at the end."""
-    runs = Record.load(RECORDS, "upcycle").values["runs"]
+    runs = Record.load(RECORDS / "upcycle.json").values["runs"]
     rows = [
         [
             run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}", f"{run['curve'][0]['loss']:.3f}",
@@ -73,5 +73,5 @@ def upcycled() -> Rows:
 
 def measured(name: str, index: int = 0) -> Rows:
     """A table of the page of one measurement."""
-    made = main_tables(Record.load(RECORDS, name))[index]
+    made = main_tables(Record.load(RECORDS / f"{name}.json"))[index]
     return [[column.name for column in made.columns], *made.text()]

@@ -15,7 +15,9 @@ from antiphase.training.run_folder import CURVE
 @pytest.fixture
 def study(tmp_path, tiny_preset_text):
     (tmp_path / "tiny.yaml").write_text(tiny_preset_text, encoding="utf-8")
-    return Grid(load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]", "compare.processes=1"]), tmp_path / "study")
+    return Grid(
+        load_preset(str(tmp_path / "tiny.yaml"), ["compare.seeds=[0]", "compare.processes=1"]), tmp_path / "study"
+    )
 
 
 def write_curves(study, points):
