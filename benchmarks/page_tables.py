@@ -432,6 +432,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
         *evidence_tables.simple_effects("outputs", "outputs"),
         *evidence_tables.simple_effects("outputs", "attention")[1:],
     ],
+    "survival": lambda: evidence_tables.survival("survival", "attention"),
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
     "real-model-conversion": real_model_tables.conversion,

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from antiphase.studies.ablations.rows import parameter_count
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -135,3 +137,18 @@ def test_log_rank_tells_arms_apart_and_finds_nothing_in_equal_ones():
     one, other = effects.survivals(runs, "arm", ["slow", "fast"])
     assert effects.log_rank(one, other) < 0.001
     assert effects.log_rank(one, one) == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_rivals_have_the_parameters_of_what_they_depart_from():
+    study = evidence.studies()["rivals"]
+    runs = {run.levels["arm"]: run.settings(["books"], ["held-out"]) for run in evidence.runs_of("rivals", study)}
+    of_mlp_channel = 3 * 128 * 4
+    departures = {
+        "gated softmax": "softmax", "sink logits": "softmax", "grouped": "V1", "V2 across groups": "V2",
+        "V2 without λ": "V2", "V2 without sigmoid": "V2", "V2": "softmax of V2's parameters",
+    }  # fmt: skip
+    assert set(departures) | set(departures.values()) | {"V1"} == set(runs)
+    for name, other in departures.items():
+        difference = parameter_count(runs[name]) - parameter_count(runs[other])
+        assert abs(difference) < of_mlp_channel * 1.5, name
