@@ -66,13 +66,16 @@ class Record:
             # safetensors writes the memory of a transposed or strided view unchanged, and so in the wrong order
             whole = {key: numpy.asarray(array, order="C") for key, array in self.arrays.items()}
             write_atomically(folder / f"{name}.safetensors", save(whole))
-        tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
-        text = json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
         path = folder / f"{name}.json"
-        write_atomically(path, (text + "\n").encode())
+        write_atomically(path, (self.text() + "\n").encode())
         if not self.arrays:  # arrays of an earlier record with this name do not belong to this one
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
+
+    def text(self) -> str:
+        """The record as JSON, without its arrays."""
+        tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
+        return json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
 
     @classmethod
     def load(cls, path: str | Path) -> Record:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from antiphase.cli.console import Estimate, job_progress, run_progress
+from antiphase.cli.progress import Estimate, Lines, job_progress, run_progress, share_progress
 from antiphase.studies.jobs import Job
 
 
@@ -55,3 +55,36 @@ def test_a_run_shows_its_validation_before_step_1():
     with run_progress(Console(file=written, force_terminal=True, width=120), 10) as report:
         report(0, {"measuring": "loss", "tokens": 12_288})
     assert "measuring on held-out data (loss): 12,288 tokens" in written.getvalue()
+
+
+def told_by_lines(steps):
+    """The lines of a log for (seconds, key, done, total)."""
+    said, now = [], [0.0]
+    lines = Lines(said.append, lambda: now[0])
+    for seconds, key, done, total in steps:
+        now[0] = seconds
+        lines.show(key, key, done, total, "")
+    return said
+
+
+def test_a_log_has_a_line_every_ten_seconds_and_one_for_the_end():
+    steps = [(second, "a", 10 * second, 250) for second in range(26)]
+    assert told_by_lines(steps) == [
+        "a: 0 of 250", "a: 100 of 250, about 15 seconds left", "a: 200 of 250, about 5 seconds left", "a: 250 of 250",
+    ]  # fmt: skip
+
+
+def test_in_a_log_pieces_side_by_side_have_lines_of_their_own_and_loading_does_not_count():
+    steps = [(0, "a", 0, 40), (60, "a", 1, 40), (62, "b", 3, 3), (80, "a", 11, 40)]
+    assert told_by_lines(steps) == ["a: 0 of 40", "a: 1 of 40", "b: 3 of 3", "a: 11 of 40, about 58 seconds left"]
+
+
+def test_output_that_is_no_terminal_gets_lines():
+    for progress, arguments, line in (
+        (share_progress, ("prompts",), "prompts: 3 of 20"),
+        (run_progress, (20,), "steps: 3 of 20, loss 1.500"),
+    ):
+        written = StringIO()
+        with progress(Console(file=written, width=20), *arguments) as report:
+            report(3, 20 if progress is share_progress else {"loss": 1.5})
+        assert written.getvalue() == f"{line}\n"

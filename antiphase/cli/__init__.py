@@ -35,10 +35,8 @@ app = typer.Typer(
     cls=late_group(dict(map(_maker, COMMANDS))),
     name="antiphase",
     help="Noise-cancelling attention for PyTorch and Hugging Face.",
-    no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 
 app.add_typer(folders.group("evaluate"), name="evaluate")
@@ -46,13 +44,36 @@ app.add_typer(folders.group("calibrate"), name="calibrate")
 app.add_typer(folders.group("study"), name="study")
 
 
+FIRST_STEPS = """\
+Noise-cancelling attention for PyTorch and Hugging Face.
+
+See every attention map of a model, a local folder or a Hub name, on a text of yours:
+  antiphase look MODEL --text "..." --output runs/look
+
+Train a softmax and a differential model side by side, in minutes and without data:
+  antiphase compare --preset demo --output runs/demo
+
+Measure how well a model finds facts in a long text:
+  antiphase evaluate needles MODEL --data FOLDER --output runs/needles
+
+All commands: antiphase --help. What a command does: antiphase COMMAND --help.
+"""
+"""What ``antiphase`` prints without a command."""
+
+
 @app.callback(invoke_without_command=True)
-def _global(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _global(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
     if version:
         from antiphase import __version__
 
         typer.echo(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_STEPS, nl=False)
+        raise typer.Exit(2)
 
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from antiphase.cli.options import (
+    JsonOption,
     NewOutputOption,
     OptionalOutputOption,
     OutputOption,
@@ -23,7 +24,7 @@ from antiphase.cli.options import (
 from antiphase.flags import Flag, Settings, flags_of
 
 Run = Callable[..., None]
-"""Called with the settings, and with ``output`` and ``resume``."""
+"""Called with the settings, and with ``output``, ``resume`` and ``as_json``."""
 OUTPUTS = {"resumable": OutputOption, "new": NewOutputOption, "optional": OptionalOutputOption}
 
 
@@ -35,10 +36,11 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         output, resume = given.pop("output"), given.pop("resume", False)
+        as_json = given["as_json"] if "as_json" in own else given.pop("as_json")
         replaced = kind.quick if given.pop("quick", False) else {}
         values = {name: options[name].read(value) for name, value in given.items()}
         kept = {name: value for name, value in values.items() if name not in kind.quick or given[name] is not None}
-        run(kind(**{**replaced, **kept}), output=output, resume=resume)
+        run(kind(**{**replaced, **kept}), output=output, resume=resume, as_json=as_json)
 
     parameters = {name: option.parameter() for name, option in options.items()}
     first = [name for name, option in options.items() if option.is_argument]
@@ -51,6 +53,7 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
         *(parameters[name] for name in middle),
         *([_parameter("quick", QuickOption, default=False)] if kind.quick else []),
         *(parameters[name] for name in last),
+        *([] if "as_json" in own else [_parameter("as_json", JsonOption, default=False)]),
         *([_parameter("resume", ResumeOption, default=False)] if kind.folder == "resumable" else []),
     ]
     command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # typer reads it

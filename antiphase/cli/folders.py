@@ -12,16 +12,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from antiphase.cli.commands import command_of
-from antiphase.cli.console import (
-    finish,
-    job_progress,
-    make_console,
-    page_writer,
-    run_progress,
-    sayer,
-    share_progress,
-)
+from antiphase.cli.console import finish, make_console, page_writer, print_json, sayer
 from antiphase.cli.groups import late_group
+from antiphase.cli.progress import job_progress, run_progress, share_progress
 from antiphase.registry import PACKAGES, Measurement, every
 
 if TYPE_CHECKING:
@@ -52,11 +45,11 @@ def _runner(measurement: Measurement) -> Callable[..., Any]:
     return evaluate
 
 
-def _trained(plan: Plan, output: Path, *, resume: bool) -> tuple[Console, Record]:
+def _trained(plan: Plan, output: Path, *, resume: bool, as_json: bool) -> tuple[Console, Record]:
     """The record of a training run or of a study of several; of processes that share a run, one speaks."""
     from antiphase.training.distributed import is_first_process
 
-    console = make_console(quiet=plan.steps is not None and not is_first_process())
+    console = make_console(quiet=plan.steps is not None and not is_first_process(), as_json=as_json)
     for words in plan.announced:
         console.print(words, highlight=False)
     watch = {"watch": page_writer(console, output)} if plan.is_watched else {}
@@ -65,9 +58,11 @@ def _trained(plan: Plan, output: Path, *, resume: bool) -> tuple[Console, Record
         return console, plan.run(output, resume=resume, say=sayer(console), report=report, **watch)
 
 
-def _measured(measurement: Measurement, settings: Any, output: Path | None, *, resume: bool) -> tuple[Console, Record]:
+def _measured(
+    measurement: Measurement, settings: Any, output: Path | None, *, resume: bool, as_json: bool
+) -> tuple[Console, Record]:
     """The record of any other work."""
-    console = make_console()
+    console = make_console(as_json=as_json)
     resumed = {"resume": resume} if settings.folder == "resumable" else {}
     is_short = settings.folder == "optional"
     progress = nullcontext(_silent) if is_short else share_progress(console, settings.counted)
@@ -78,22 +73,25 @@ def _measured(measurement: Measurement, settings: Any, output: Path | None, *, r
 def command(measurement: Measurement) -> Callable[..., None]:
     """The command of a folder."""
 
-    def run(settings: Any, *, output: Path | None, resume: bool) -> None:
+    def run(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
         from antiphase.report.terminal import print_summary
 
+        how = {"resume": resume, "as_json": as_json}
         if measurement.plan is not None and output is not None:
-            console, record = _trained(measurement.plan(settings, output), output, resume=resume)
+            console, record = _trained(measurement.plan(settings, output), output, **how)
         else:
-            console, record = _measured(measurement, settings, output, resume=resume)
+            console, record = _measured(measurement, settings, output, **how)
         presentation = measurement.presentation
-        if getattr(settings, "as_json", False):
+        if as_json and hasattr(settings, "as_json"):  # predict prints texts, not its record
             for row in record.values["rows"]:
                 typer.echo(json.dumps(row, ensure_ascii=False))
+        elif as_json and settings.folder == "optional":
+            print_json(record)
         elif settings.folder == "optional" or output is None:
             print_summary(record, console)
         elif not console.quiet:
             further = presentation.further(record, output)
-            finish(console, record, output, page=presentation.page, further=further)
+            finish(console, record, output, page=presentation.page, further=further, as_json=as_json)
             if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
 

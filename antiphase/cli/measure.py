@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from antiphase.cli.console import finish, make_console, sayer
-from antiphase.cli.options import DeviceOption, NewOutputOption, SeedOption
+from antiphase.cli.options import DeviceOption, JsonOption, NewOutputOption, SeedOption
 
 
 class Benchmark(StrEnum):
@@ -27,6 +27,7 @@ def benchmark(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds (two minutes).")] = False,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
+    as_json: JsonOption = False,
 ) -> None:
     """Time differential attention against softmax attention of the same size and other implementations, in paired runs.
 
@@ -46,7 +47,7 @@ def benchmark(
     from antiphase.training.device import choose_device
 
     check_empty(output)
-    console = make_console()
+    console = make_console(as_json=as_json)
     options: dict[str, Any] = {"quick": quick, "seed": seed, "say": sayer(console)}
     chosen = str(choose_device(device))
     if subject == Benchmark.calibration:
@@ -63,4 +64,4 @@ def benchmark(
         timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
         record = timed(**options, device=chosen)
     record.save(output)
-    finish(console, record, output)
+    finish(console, record, output, as_json=as_json)

@@ -19,6 +19,9 @@ OptionalOutputOption = Annotated[
     typer.Option("--output", help="Folder for a record of the result; must be new or empty.", show_default=False),
 ]
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes and seeds: a preview, not a result.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print the record as JSON; words and progress go to standard error.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Random seed.")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the work in --output.")]
 DeviceOption = Annotated[str, typer.Option("--device", help="Device: auto, cpu, cuda or cuda:0.")]

@@ -1,0 +1,152 @@
+"""Progress of long work: bars in a terminal or notebook, lines in a log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from antiphase.cli.console import sayer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from antiphase.studies.jobs import Job
+
+
+KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0
+"""Thresholds of an estimate: a part that took less was known before; time to measure; time left worth reporting."""
+LINE_SECONDS = 10.0
+"""Between two lines where the output is no terminal."""
+
+
+class Estimate:
+    """Reports once for each stage of the work how much time is left, extrapolated from a first measured part."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.begun: dict[tuple[str, float], tuple[float, float] | None] = {}
+        """By name and size of the stage: when its measured part began, and what was done then; None: told."""
+
+    def report(self, done: float, count: float, *, about: str = "") -> None:
+        """``done`` of ``count`` parts are finished of the stage that ``about`` names."""
+        now, stage = self.clock(), (about, count)
+        begun = self.begun.setdefault(stage, (now, done))  # what came before it was loading
+        if begun is None or done <= begun[1]:
+            return
+        took, parts = now - begun[0], done - begun[1]
+        if took < KNOWN_SECONDS:  # parts that were known already
+            self.begun[stage] = (now, done)
+        elif took >= MEASURED_SECONDS:
+            self.begun[stage] = None
+            left = took / parts * (count - done)
+            if left >= WORTH_SECONDS:
+                self.say(f"{f'{about}: ' if about else ''}about {duration(left)} left")
+
+
+def duration(seconds: float) -> str:
+    """An approximate time in words."""
+    for unit, size in (("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+Show = Callable[[Hashable, str, float, float, str], None]
+"""Shows a piece of work: its key, its name, how much is done, of how much, and more to say about it."""
+
+
+class Lines:
+    """Progress as lines, for output that is no terminal: one in ``LINE_SECONDS``, and one when a piece is finished."""
+
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.say, self.clock = say, clock
+        self.told = -math.inf
+        self.begun: dict[Hashable, tuple[float, float]] = {}
+        """When the first part of a piece was finished, and how much that was: what came before it was loading."""
+
+    def show(self, key: Hashable, name: str, done: float, total: float, text: str) -> None:
+        """A ``Show``."""
+        now, is_finished = self.clock(), done >= total
+        if done:
+            self.begun.setdefault(key, (now, done))
+        if now - self.told < LINE_SECONDS and not is_finished:
+            return
+        self.told = now
+        words = [f"{name}: {int(done)} of {total:g}", *([text] if text else [])]
+        since, before = self.begun.get(key, (now, done))
+        if done > before and not is_finished:
+            words.append(f"about {duration((now - since) / (done - before) * (total - done))} left")
+        self.say(", ".join(words))
+
+
+@contextmanager
+def _shown(console: Console) -> Iterator[Show]:
+    """Shows each piece of work as a bar in a terminal or notebook, and as lines elsewhere."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    if not (console.is_terminal or console.is_jupyter):
+        yield Lines(lambda line: console.print(line, highlight=False, soft_wrap=True)).show
+        return
+    names = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*names, TextColumn("{task.fields[text]}", markup=False), console=console) as progress:
+        bars: dict[Hashable, Any] = {}
+
+        def show(key: Hashable, name: str, done: float, total: float, text: str) -> None:
+            if key not in bars:
+                bars[key] = progress.add_task(name, total=total, text=text)
+            progress.update(bars[key], completed=done, total=total, text=text)
+
+        yield show
+
+
+@contextmanager
+def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
+    """Progress of each run of a study."""
+    estimate = Estimate(sayer(console))
+    with _shown(console) as show:
+
+        def report(job: Job, step: int, values: dict[str, Any]) -> None:
+            steps = job.settings.training.steps
+            loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
+            estimate.report(step, steps, about=job.name)
+            show(job, job.name, step, steps, loss or ("" if step else "validation before step 1"))
+
+        yield report
+
+
+@contextmanager
+def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
+    """Progress of one run, with the last loss and accuracy."""
+    estimate, known = Estimate(sayer(console)), dict[str, float]()
+    with _shown(console) as show:
+
+        def report(step: int, values: Mapping[str, Any]) -> None:
+            if values.get("loss") is not None:
+                known["loss"] = values["loss"]
+            found = values.get("evaluation", {})
+            known.update(
+                {f"held-out {name}": found[name] for name in ("loss", "accuracy") if found.get(name) is not None}
+            )
+            estimate.report(step, steps)
+            text = ", ".join(f"{name} {value:.3f}" for name, value in known.items())
+            if "measuring" in values:
+                text = f"measuring on held-out data ({values['measuring']}): {values['tokens']:,} tokens"
+            show(None, "steps", step, steps, text)
+
+        yield report
+
+
+@contextmanager
+def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
+    """Progress of items processed one after the other, each step by step; work that cannot begin shows none."""
+    estimate = Estimate(sayer(console))
+    with _shown(console) as show:
+
+        def report(done: float, count: int) -> None:
+            estimate.report(done, count)
+            show(None, words, done, count, "")
+
+        yield report
