@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations examples real-model full lint format types imports clean
+.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations examples real-model full site lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everyth
 
 full: $(DEV)  ## all tests, the GPU kernels, the examples and the mutations, with a record: forty minutes
 	$(BIN)/python benchmarks/full_run.py
+
+site: $(DEV)  ## the documentation as a site in build/site; a broken link is an error
+	$(BIN)/mkdocs build --quiet
 
 lint: $(DEV)  ## style: ruff's rules and format
 	$(BIN)/ruff check .

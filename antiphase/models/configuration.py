@@ -37,7 +37,10 @@ class AntiphaseConfig(PreTrainedConfig):
     Args:
         attention_type: "softmax", "differential" (Ye et al., 2410.05258) or "differential_v2" (Microsoft, 2026);
             "differential_v2_across" is an ablation whose pairs read different keys.
-        vocab_size, hidden_size, intermediate_size, num_hidden_layers: sizes; all others have defaults.
+        vocab_size: words of the vocabulary. This and the next three have no default.
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the MLP.
+        num_hidden_layers: number of layers.
         num_attention_heads: softmax maps per layer; must be even for a differential layer, which has half as many
             heads.
         num_key_value_heads: key maps per layer; None means ``num_attention_heads``. Must be even for a differential
@@ -71,8 +74,9 @@ class AntiphaseConfig(PreTrainedConfig):
             the identity.
         head_norm_init: initial weight of the norm of each head's output.
         dequantized_from: quantization that the weights went through, such as "Q4_1", of a model converted from GGUF.
-        max_position_embeddings, rope_parameters, rms_norm_eps, initializer_range, tie_word_embeddings, use_cache and
-            the special tokens: as in transformers.
+
+    ``max_position_embeddings``, ``rope_parameters``, ``rms_norm_eps``, ``initializer_range``, ``tie_word_embeddings``,
+    ``use_cache`` and the special tokens are as in transformers.
 
     Raises:
         InputError: a field is unknown (the message gives the nearest known one), or a value is invalid; the message

@@ -109,9 +109,10 @@ def differential_attention(
         is_causal: aligns the last query with the last key (unlike ``scaled_dot_product_attention``, which aligns the
             first) and combines with ``attn_mask``.
         sliding_window: w ≥ 1: query i sees key j if 0 <= i - j < w, with the last query aligned with the last key.
-        cu_seqlens_q, cu_seqlens_k: int32 (sequences + 1,), cumulative lengths starting at 0, for sequences packed along
-            N and M that do not see each other; requires B = 1. Give both or neither, and no ``attn_mask``. They are
-            read on the host, which synchronizes with a GPU and breaks a compiled graph.
+        cu_seqlens_q: int32 (sequences + 1,), cumulative lengths starting at 0, for sequences packed along N that do not
+            see each other; requires B = 1, ``cu_seqlens_k``, and no ``attn_mask``. Both are read on the host, which
+            synchronizes with a GPU and breaks a compiled graph.
+        cu_seqlens_k: the same for sequences packed along M.
         scale: factor of the scores; None means 1/√d.
         impl: "reference" (eager, the specification), "native" (compiled CPU kernels: fp32, bf16, fp64), "blockwise"
             (PyTorch's own products on any device; linear memory, hand-written backward), "triton" (fused kernels for
