@@ -24,6 +24,7 @@ import operator_tables
 import real_model_tables
 from operator_tables import RATIO_HEAD, SHORT
 
+from antiphase.baselines.commands.classify import ClassifierMean, Classify
 from antiphase.baselines.commands.classify.measure import summaries
 from antiphase.baselines.commands.translate import tables as translation
 from antiphase.baselines.studies.dependency import Dependency
@@ -214,21 +215,19 @@ def classifiers() -> list[list[str]]:
     """Test accuracy of every classifier on every data set."""
     names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
+    results = {name: Classify.of(found) for name, found in records.items()}
     rows = {
-        name: {
-            row["model"]: row
-            for row in summaries(found.values["runs"], one_test_part=found.values["data"]["split"] != "held-out tenth")
-        }
-        for name, found in records.items()
+        name: {row.model: row for row in summaries(found.runs, one_test_part=found.data.split != "held-out tenth")}
+        for name, found in results.items()
     }  # recomputed from the counts of runs, so that intervals of older records cover the test rows too
     found = [["test accuracy, %", *records]]
     found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
     for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
         chosen = [rows[name].get(model) for name in records]
         found.append([model, *("–" if row is None else share_and_interval(row) for row in chosen)])
-        unseen = ["–" if row is None else f"{100 * row['unseen_accuracy']:.1f}" for row in chosen]
+        unseen = ["–" if row is None else f"{100 * row.unseen_accuracy:.1f}" for row in chosen]
         found.append([f"{model}, unseen texts", *unseen])
-    found.append(["tested on", *(record.values["data"]["split"] for record in records.values())])
+    found.append(["tested on", *(found.data.split for found in results.values())])
     found.append(["seeds", *(", ".join(map(str, record.seeds)) for record in records.values())])
     return found
 
@@ -379,10 +378,10 @@ def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[st
     return [[column.name for column in made.columns], *made.text()]
 
 
-def share_and_interval(row: dict[str, Any]) -> str:
+def share_and_interval(row: ClassifierMean) -> str:
     """For example ``90.2 [89.0–91.4]``."""
-    low, high = (f"{100 * bound:.1f}" for bound in row["interval"])
-    return f"{100 * row['accuracy']:.1f} [{low}–{high}]"
+    low, high = (f"{100 * bound:.1f}" for bound in row.interval)
+    return f"{100 * row.accuracy:.1f} [{low}–{high}]"
 
 
 PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-1": "45.0, with phrase labels"}

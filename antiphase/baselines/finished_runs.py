@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -14,31 +14,35 @@ from antiphase.folders.contents import check_model, keep_model
 from antiphase.folders.ownership import written_beside
 from antiphase.records import Record
 
+Run = TypeVar("Run")
+
 
 def load_or_run_each(
-    runs: Mapping[str, Callable[[str, Callable[[int, int], None]], dict[str, Any]]],
+    runs: Mapping[str, Callable[[str, Callable[[int, int], None]], Run]],
     output: Path,
     *,
+    read: Callable[[Record], Run],
     say: Callable[[str], None],
-    sentence: Callable[[dict[str, Any]], str],
+    sentence: Callable[[Run], str],
     report: Callable[[float, int], None],
-) -> list[dict[str, Any]]:
-    """The values of each run; finished runs are read from their folders.
+) -> list[Run]:
+    """The result of each run; finished runs are read from their folders.
 
     Args:
         runs: by the name of its folder, what executes a run; called with that name and a function that reports its
             steps (finished, largest number).
+        read: finds the result of a run in the record of its folder.
 
     Raises:
         InputError: the model in a finished run's folder has changed.
         Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Run] = []
     try:
         for number, (folder, execute) in enumerate(runs.items()):
             if (output / folder / "record.json").is_file():
                 check_model(output / folder)
-                run = Record.load(output / folder).values["runs"][0]
+                run = read(Record.load(output / folder))
             else:
 
                 def steps(done: int, most: int, begun: int = number) -> None:

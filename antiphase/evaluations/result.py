@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from antiphase.errors import InputError
 from antiphase.flags import Settings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, every
 from antiphase.typed import build
+
+if TYPE_CHECKING:
+    import numpy
 
 Made = TypeVar("Made")
 
@@ -64,8 +67,17 @@ class Result:
         """A record with only the result, without settings."""
         return Record(kind=self.measurement().kind, values=finite(self))
 
-    def save(self, output: Path, settings: Settings, *, seconds: float, **config: Any) -> Record:
-        """Write ``record.json`` with the settings and further ``config``.
+    def save(
+        self,
+        output: Path,
+        settings: Settings,
+        arrays: Mapping[str, numpy.ndarray] | None = None,
+        /,
+        *,
+        seconds: float,
+        **config: Any,
+    ) -> Record:
+        """Write ``record.json`` with the settings and further ``config``, and the arrays beside it.
 
         Raises:
             InputError: the result could not be read back with its own type.
@@ -77,7 +89,7 @@ class Result:
         record = Record(
             kind=self.measurement().kind, values={**model, **found},
             config=finite({**config, **given}), seeds=seeds,
-            seconds=seconds,
+            seconds=seconds, arrays=dict(arrays or {}),
         )  # fmt: skip
         self.read(record)
         record.save(output)

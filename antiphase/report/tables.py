@@ -85,6 +85,12 @@ def present(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
+def mean_of_present(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are not null; None without any."""
+    known = present(values)
+    return sum(known) / len(known) if known else None
+
+
 def scalars(record: Record) -> Table | None:
     """The single numbers and words of any record, by dotted name."""
     rows = [[name, value] for name, value in flatten(record.values) if not isinstance(value, (list, dict))]

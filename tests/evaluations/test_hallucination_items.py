@@ -6,6 +6,7 @@ import random
 import pytest
 
 from antiphase.errors import InputError
+from antiphase.evaluations.hallucination import GOLD, MODEL, WRONG
 from antiphase.evaluations.hallucination.items import Item, draw, lead, load_items, measures, score, wrong_references
 
 TOWNS = ["Oban", "Tobermory", "Ullapool", "Stornoway", "Kirkwall", "Lerwick", "Mallaig", "Portree"]
@@ -49,7 +50,7 @@ def honest(items, outputs):
 
 
 def judged(items, outputs, judge=honest):
-    return score(items, outputs, judge(items, outputs))
+    return score(MODEL, items, outputs, judge(items, outputs))
 
 
 SYSTEMS = {
@@ -73,47 +74,55 @@ def guesses(items):
 def test_summaries_of_known_systems():
     items = documents()
     found = {name: judged(items, system(items)) for name, system in SYSTEMS.items()}
-    assert found["perfect"]["accuracy"] == 1
-    assert found["perfect"]["coverage"] == found["perfect"]["entity_coverage"] == 1
+    assert found["perfect"].accuracy == 1
+    assert found["perfect"].coverage == found["perfect"].entity_coverage == 1
     right = sum(items[0].references[0] in item.context for item in items)
-    assert found["constant"]["right"] == right < len(items)
-    assert found["empty"]["accuracy"] == found["empty"]["coverage"] == found["empty"]["copied"] == 0
-    assert (found["empty"]["empty"], found["empty"]["wrong"]) == (40, 40)
+    assert found["constant"].right == right < len(items)
+    assert found["empty"].accuracy == found["empty"].coverage == found["empty"].copied == 0
+    assert (found["empty"].empty, found["empty"].wrong) == (40, 40)
     # who copies says nothing wrong, and is seen in what it covers and copies
-    assert found["copying"]["accuracy"] == 1
-    assert found["copying"]["copied"] == 1
-    assert found["copying"]["coverage"] < 0.3
+    assert found["copying"].accuracy == 1
+    assert found["copying"].copied == 1
+    assert found["copying"].coverage < 0.3
     # who lists everything covers everything, and is seen in what it copies and how much it says
-    assert found["listing"]["accuracy"] == found["listing"]["copied"] == found["listing"]["coverage"] == 1
-    assert found["listing"]["words"] > 3 * found["perfect"]["words"]
+    assert found["listing"].accuracy == found["listing"].copied == found["listing"].coverage == 1
+    assert found["listing"].words > 3 * found["perfect"].words
 
 
 def test_a_guessing_summarizer_is_right_as_often_as_it_guesses():
     items = documents(8 * 4 * 100)
     found = judged(items, guesses(items))
-    assert found["accuracy"] == pytest.approx(1 / 32, abs=0.01)
-    assert found["interval"][0] < 1 / 32 < found["interval"][1]
+    assert found.accuracy == pytest.approx(1 / 32, abs=0.01)
+    assert found.interval[0] < 1 / 32 < found.interval[1]
 
 
 def test_replies_of_known_systems():
     items = replies(400)
     found = {name: judged(items, system(items)) for name, system in {**SYSTEMS, "guessing": guesses}.items()}
-    assert found["perfect"]["accuracy"] == found["perfect"]["f1"] == 1
-    assert found["constant"]["accuracy"] == sum(i.references == items[0].references for i in items) / 400
-    assert found["guessing"]["accuracy"] == pytest.approx(1 / 4, abs=0.06)
-    assert found["guessing"]["f1"] == found["guessing"]["accuracy"]
-    assert found["empty"]["accuracy"] == found["empty"]["f1"] == 0
-    assert found["copying"]["accuracy"] == found["listing"]["accuracy"] == 0
-    assert found["listing"]["coverage"] == 1  # and yet it is not right, nor near:
-    assert found["listing"]["f1"] == pytest.approx(2 / 5)
+    assert found["perfect"].accuracy == found["perfect"].f1 == 1
+    assert found["constant"].accuracy == sum(i.references == items[0].references for i in items) / 400
+    assert found["guessing"].accuracy == pytest.approx(1 / 4, abs=0.06)
+    assert found["guessing"].f1 == found["guessing"].accuracy
+    assert found["empty"].accuracy == found["empty"].f1 == 0
+    assert found["copying"].accuracy == found["listing"].accuracy == 0
+    assert found["listing"].coverage == 1  # and yet it is not right, nor near:
+    assert found["listing"].f1 == pytest.approx(2 / 5)
 
 
 def test_unjudged_outputs_are_never_right_and_an_empty_output_is_wrong_whatever_the_judge_says():
     items = documents(4)
-    found = score(items, ["a", "b", "", " "], [None, True, True, None])
-    assert (found["right"], found["wrong"], found["empty"], found["unjudged"]) == (1, 2, 2, 1)
-    assert found["accuracy"] == 1 / 4
-    assert found["accuracy_at_most"] == 2 / 4
+    found = score(MODEL, items, ["a", "b", "", " "], [None, True, True, None])
+    assert (found.right, found.wrong, found.empty, found.unjudged) == (1, 2, 2, 1)
+    assert found.accuracy == 1 / 4
+    assert found.accuracy_at_most == 2 / 4
+
+
+def test_the_judge_errs_where_the_truth_is_known():
+    """Of references it is wrong to say no, of references made wrong to say yes; no verdict and no text are no error."""
+    items = documents(6)
+    texts, said = ["a", "b", "c", "d", "e", ""], [True, True, True, False, None, None]
+    errors = {system: score(system, items, texts, said).judge_error for system in (MODEL, GOLD, WRONG)}
+    assert errors == {MODEL: None, GOLD: 1 / 4, WRONG: 3 / 4}
 
 
 def test_measures_take_the_reference_that_fits_best():

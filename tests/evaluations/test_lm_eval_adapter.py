@@ -92,10 +92,10 @@ def taught(model, tokenizer):
 @pytest.mark.slow
 def test_a_model_that_knows_every_answer_is_perfect_in_both_evaluations(build, scored, tokenizer):
     row, own = scored(taught(build("softmax"), tokenizer))
-    assert row["metrics"]["acc"]["value"] == 1.0
-    assert row["scores"] == own == [1.0] * len(ROWS)
-    assert row["metrics"]["acc"]["interval"][1] == 1.0
-    assert row["metrics"]["acc"]["interval"][0] == pytest.approx(0.867, abs=1e-3)  # Wilson, 25 of 25
+    assert row.metrics["acc"].value == 1.0
+    assert row.scores == own == [1.0] * len(ROWS)
+    assert row.metrics["acc"].interval[1] == 1.0
+    assert row.metrics["acc"].interval[0] == pytest.approx(0.867, abs=1e-3)  # Wilson, 25 of 25
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
@@ -105,9 +105,9 @@ def test_any_model_scores_as_in_our_own_evaluation_sample_by_sample(build, score
         for parameter in model.parameters():
             parameter += 0.15 * torch.randn_like(parameter)
     row, own = scored(model)
-    assert row["scores"] == own
+    assert row.scores == own
     assert 0 < sum(own) < len(own)  # else the comparison shows nothing
-    assert row["metrics"]["acc"]["value"] == pytest.approx(sum(own) / len(own))
+    assert row.metrics["acc"].value == pytest.approx(sum(own) / len(own))
 
 
 def test_a_model_that_finds_all_alike_names_the_first_choice(build, scored):
@@ -115,12 +115,12 @@ def test_a_model_that_finds_all_alike_names_the_first_choice(build, scored):
     with torch.no_grad():
         model.lm_head.weight.zero_()
     row, own = scored(model)
-    assert row["metrics"]["acc"]["value"] == pytest.approx(TRUE_SHARE[0])
-    assert row["scores"] == own
-    assert row["guess_rate"] == 0.25
-    assert row["constant_rate"] == pytest.approx(max(TRUE_SHARE))
-    assert (row["task"], row["version"], row["samples"], row["metric"]) == ("sums", 1.5, len(ROWS), "acc")
-    assert row["metrics"]["acc"]["stderr"] > 0
+    assert row.metrics["acc"].value == pytest.approx(TRUE_SHARE[0])
+    assert row.scores == own
+    assert row.guess_rate == 0.25
+    assert row.constant_rate == pytest.approx(max(TRUE_SHARE))
+    assert (row.task, row.version, row.samples, row.metric) == ("sums", "1.5", len(ROWS), "acc")
+    assert row.metrics["acc"].stderr > 0
 
 
 def test_examples_stand_before_the_prompt_and_what_does_not_fit_is_counted(build, tokenizer, folder, monkeypatch):
@@ -133,12 +133,12 @@ def test_examples_stand_before_the_prompt_and_what_does_not_fit_is_counted(build
     for shots in (0, 5):
         seen.clear()
         (row,) = measure(ProjectLM(build(), tokenizer), library.load("sums"), shots=shots, limit=3)
-        assert row["shots"] == shots
-        assert row["samples"] == 3
+        assert row.shots == shots
+        assert row.samples == 3
         assert {context.count("Answer:") for context in seen} == {shots + 1}
-        assert row["cut"] == 0
+        assert row.cut == 0
     (row,) = measure(ProjectLM(build(max_position_embeddings=32), tokenizer), library.load("sums"), shots=5, limit=3)
-    assert row["cut"] == 1
+    assert row.cut == 1
 
 
 def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp_path, scored, folder):
@@ -151,8 +151,8 @@ def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp
         task_manager=TaskLibrary(str(folder / "tasks"), defaults=False).manager, bootstrap_iters=10,
     )  # fmt: skip
     row, _ = scored(model)
-    assert found["results"]["sums"]["acc,none"] == row["metrics"]["acc"]["value"]
-    assert found["results"]["sums"]["acc_stderr,none"] == row["metrics"]["acc"]["stderr"]
+    assert found["results"]["sums"]["acc,none"] == row.metrics["acc"].value
+    assert found["results"]["sums"]["acc_stderr,none"] == row.metrics["acc"].stderr
 
 
 def test_logits_that_are_not_finite_give_no_score(build, scored):
@@ -203,7 +203,7 @@ def test_a_bug_in_the_model_is_not_the_tasks(build, tokenizer, written_answers, 
 def test_written_answers_that_cannot_be_used_cost_one_sentence(build, tokenizer, written_answers):
     lm = ProjectLM(build(), tokenizer)
     (row,) = measure(lm, written_answers().load("written"), shots=0, limit=3)
-    assert (row["metric"], row["samples"]) == ("exact_match", 3)
+    assert (row.metric, row.samples) == ("exact_match", 3)
     with pytest.raises(InputError, match=r"--tasks written, 0 examples: .*500.*maximum sequence length"):
         measure(lm, written_answers(most=500).load("written"), shots=0, limit=3)
 

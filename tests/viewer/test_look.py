@@ -16,6 +16,7 @@ from antiphase.probing.maps import attention_maps
 from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.loop import train
+from antiphase.viewer.look import Token
 from antiphase.viewer.look.measure import LookSettings, look, mask_kind, tokens_of
 from antiphase.viewer.look.tables import layers_of
 from support.map_codes import error_bound
@@ -113,8 +114,8 @@ def test_special_tokens_belong_to_no_word():
     tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, cls_token="[CLS]", unk_token="[UNK]")
     ids = torch.tensor(tokenizer("ab zz")["input_ids"])
     assert tokens_of(tokenizer, "ab zz", ids) == [
-        {"id": 0, "piece": "[CLS]", "text": "[CLS]", "word": None}, {"id": 1, "piece": "ab", "text": "ab", "word": 0},
-        {"id": 2, "piece": "[UNK]", "text": "[UNK]", "word": 1},
+        Token(id=0, piece="[CLS]", text="[CLS]", word=None), Token(id=1, piece="ab", text="ab", word=0),
+        Token(id=2, piece="[UNK]", text="[UNK]", word=1),
     ]  # fmt: skip
 
 
@@ -129,8 +130,7 @@ def test_masks_are_named(kind, expected):
         "local": distance.abs() <= 2, "other": distance % 2 == 0, "wide": torch.ones(4, 9, dtype=torch.bool),
         "shifted": (distance >= 0)[4:],
     }  # fmt: skip
-    found = mask_kind(masks[kind])
-    assert (found["kind"], found["window"]) == expected
+    assert mask_kind(masks[kind]) == expected
 
 
 @pytest.mark.slow

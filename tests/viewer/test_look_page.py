@@ -13,6 +13,7 @@ import pytest
 
 from antiphase.errors import InputError
 from antiphase.records import Record
+from antiphase.viewer.look import Look, StoredMask
 from antiphase.viewer.look.page import look_page, write_look
 from antiphase.viewer.look.tables import layer_table, layers_of, mask_words, piece_counts
 
@@ -133,12 +134,12 @@ def test_equal_records_give_equal_bytes(look_record, tmp_path):
 
 def test_pieces_and_words_stand_on_the_page(look_record):
     record = look_record()
-    assert piece_counts(record, "text") == (6, 4)
+    assert piece_counts(Look.of(record).sequences["text"].tokens) == (6, 4)
     text = " ".join(Page(look_page([record])).text.split())
     assert "4 words in 6 pieces, 1.50 a word" in text
     for token in record.values["sequences"]["text"]["tokens"]:
         token["word"] = None
-    assert piece_counts(record, "text") == (7, None)
+    assert piece_counts(Look.of(record).sequences["text"].tokens) == (7, None)
     assert "7 pieces; this tokenizer does not tell" in Page(look_page([record])).text
 
 
@@ -165,8 +166,8 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record):
 
 
 def test_masks_have_words():
-    assert mask_words({"kind": "causal", "window": 4}) == "causal, window 4"
-    assert mask_words({"kind": "other", "window": None}) == "of its own kind"
+    assert mask_words(StoredMask(array="masks.0", kind="causal", window=4)) == "causal, window 4"
+    assert mask_words(StoredMask(array="masks.0", kind="other", window=None)) == "of its own kind"
 
 
 def test_a_record_without_its_arrays_is_refused(look_record, tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from antiphase.baselines.results import Duplicates
 from antiphase.data.files import kind_of, sources
 from antiphase.data.labelled import Row, labelled_rows, text_lines
 from antiphase.errors import InputError, nearest
@@ -205,17 +206,15 @@ def normal_form(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def duplicates(examples: Sequence[Example]) -> dict[str, int]:
-    """Number of rows, of distinct texts, of rows that repeat an earlier text, and of texts with several labels."""
+def duplicates(examples: Sequence[Example]) -> Duplicates:
+    """Count the repeated texts."""
     texts = Counter(normal_form(example.text) for example in examples)
     pairs = {(normal_form(example.text), example.label) for example in examples}
     several = Counter(text for text, _ in pairs)
-    return {
-        "rows": len(examples),
-        "texts": len(texts),
-        "repeated_rows": len(examples) - len(texts),
-        "texts_with_several_labels": sum(count > 1 for count in several.values()),
-    }
+    return Duplicates(
+        rows=len(examples), texts=len(texts), repeated_rows=len(examples) - len(texts),
+        texts_with_several_labels=sum(count > 1 for count in several.values()),
+    )  # fmt: skip
 
 
 def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file") -> list[tuple[str, str]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import EncodedTexts, sorted_batches
+from antiphase.baselines.results import ClassificationScore
+from antiphase.report.tables import mean_of_present
 from antiphase.scoring.likelihood import check_logits
 
 TOKENS = 1 << 14
@@ -39,21 +39,26 @@ def confusion_matrix(predicted: Tensor, targets: Tensor, labels: int) -> Tensor:
     return torch.bincount(targets * labels + predicted, minlength=labels**2).view(labels, labels)
 
 
-def classification_scores(confusion: Tensor) -> dict[str, Any]:
-    """Scores of a confusion matrix: ``samples``, ``correct``, ``accuracy`` and ``macro_f1``, each label's ``f1``.
+def classification_scores(confusion: Tensor) -> ClassificationScore:
+    """Scores of a confusion matrix; macro-F1 leaves out labels that neither occur nor are predicted."""
+    samples, correct = int(confusion.sum()), int(confusion.diagonal().sum())
+    return ClassificationScore(
+        samples=samples,
+        correct=correct,
+        accuracy=correct / samples if samples else None,
+        macro_f1=mean_of_present(label_f1(confusion)),
+    )
 
-    F1 is 2·TP / (2·TP + FP + FN), None for a label that neither occurs nor is predicted; macro-F1 is the unweighted
-    mean over the others. Accuracy is None without samples.
-    """
-    right = confusion.diagonal()
+
+def label_f1(confusion: Tensor) -> list[float | None]:
+    """F1 of each label, 2·TP / (2·TP + FP + FN); None for a label that neither occurs nor is predicted."""
     both = confusion.sum(0) + confusion.sum(1)  # 2·TP + FP + FN
-    f1 = [2 * int(hit) / int(all_) if all_ else None for hit, all_ in zip(right, both, strict=True)]
-    known = [value for value in f1 if value is not None]
-    samples, correct = int(confusion.sum()), int(right.sum())
-    return {
-        "samples": samples,
-        "correct": correct,
-        "accuracy": correct / samples if samples else None,
-        "macro_f1": sum(known) / len(known) if known else None,
-        "f1": f1,
-    }
+    return [2 * int(hit) / int(all_) if all_ else None for hit, all_ in zip(confusion.diagonal(), both, strict=True)]
+
+
+def development_scores(model: PreTrainedModel, texts: EncodedTexts, targets: Tensor) -> dict[str, float]:
+    """``accuracy``, and ``loss`` in nats per text, for early stopping; ``targets`` (texts,) are label indices."""
+    found = class_probabilities(model, texts)
+    right = found[torch.arange(len(found)), targets]
+    accuracy = (found.argmax(1) == targets).float().mean()
+    return {"accuracy": float(accuracy), "loss": float(-right.clamp(min=1e-30).log().mean())}

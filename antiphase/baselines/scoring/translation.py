@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts, sorted_batches
+from antiphase.baselines.results import AlignmentAccuracy, SentenceScore
 from antiphase.scoring.likelihood import finite_losses
 
 TOKENS = 1 << 13
@@ -65,13 +65,10 @@ def greedy_outputs(model: PreTrainedModel, sources: EncodedTexts, longest: int) 
 
 def sentence_scores(
     outputs: Sequence[Sequence[int]], references: Sequence[Sequence[int]], *, end: int, unknown: int | None
-) -> dict[str, Any]:
+) -> SentenceScore:
     """Scores of outputs (token ids with the end token) against references.
 
-    Returns:
-        ``exact_match``: share of outputs equal to the reference, including the end; ``exact`` is their count. A
-        reference with an ``unknown`` token never matches, because that may mean another word. ``tokens_in_place``:
-        share of the references' tokens that the output has at the same position. ``ended``: share of outputs that end.
+    A reference with an ``unknown`` token never matches, because that may mean another word.
 
     Raises:
         ValueError: the numbers of outputs and references differ, or there are none.
@@ -81,13 +78,13 @@ def sentence_scores(
     both = list(zip(map(list, outputs), map(list, references), strict=True))
     exact = sum(output == reference and unknown not in reference for output, reference in both)
     hits = sum(a == b and b != unknown for output, reference in both for a, b in zip(output, reference, strict=False))
-    return {
-        "samples": len(both),
-        "exact": exact,
-        "exact_match": exact / len(both),
-        "tokens_in_place": hits / sum(map(len, references)),
-        "ended": sum(end in output for output in outputs) / len(both),
-    }
+    return SentenceScore(
+        samples=len(both),
+        exact=exact,
+        exact_match=exact / len(both),
+        tokens_in_place=hits / sum(map(len, references)),
+        ended=sum(end in output for output in outputs) / len(both),
+    )
 
 
 def most_common_token(references: Sequence[Sequence[int]]) -> int:
@@ -115,17 +112,13 @@ def alignment_hits(weights: Tensor, alignment: Sequence[int]) -> dict[str, Tenso
 @torch.no_grad()
 def alignment_accuracy(
     model: PreTrainedModel, sources: EncodedTexts, targets: EncodedTexts, alignments: Sequence[Sequence[int]]
-) -> dict[str, Any]:
+) -> AlignmentAccuracy:
     """Share of target words with the largest weight on the correct source word, given the correct previous words.
 
     Every word must be one token.
 
     Args:
         alignments: alignments of the first texts, which are the ones measured.
-
-    Returns:
-        ``words``; ``heads`` (layers × heads) and ``layers`` (the mean of a layer's heads); ``chance`` of a random
-        source word; ``same_place``, accuracy of the source word at the target word's position.
     """
     was_training = model.training
     model.eval()
@@ -139,9 +132,10 @@ def alignment_accuracy(
     words = sum(map(len, alignments))
     chance = sum(len(alignment) / len(ids) for alignment, ids in zip(alignments, sources.ids, strict=False))
     same = sum(place == n for alignment in alignments for n, place in enumerate(alignment))
-    return {
-        "words": words,
-        **{name: (hits / words).tolist() for name, hits in totals.items()},
-        "chance": chance / words,
-        "same_place": same / words,
-    }
+    return AlignmentAccuracy(
+        words=words,
+        heads=(totals["heads"] / words).tolist(),
+        layers=(totals["layers"] / words).tolist(),
+        chance=chance / words,
+        same_place=same / words,
+    )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import EncodedTexts
+from antiphase.baselines.results import Epoch
 from antiphase.baselines.training.epochs import EpochTraining, train_epochs
 
 
@@ -36,7 +36,7 @@ def train_classifier(
     seed: int,
     evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> list[dict[str, Any]]:
+) -> list[Epoch]:
     """Train in place; the model ends with the weights of its best epoch, in evaluation mode.
 
     An epoch is better if its ``accuracy`` on the development part is higher, or equal with a lower ``loss``. All random
@@ -48,10 +48,9 @@ def train_classifier(
         report: called after each step with the number of finished steps and the largest possible number.
 
     Returns:
-        For each epoch: ``epoch`` (from 1), ``step``, ``train_loss`` (mean over texts, in nats), ``accuracy``, ``loss``
-        and ``best``, which is true for the epoch whose weights are kept.
+        The curve, in which ``best`` is true for the epoch whose weights are kept.
     """
-    curve: list[dict[str, Any]] = []
+    curve: list[Epoch] = []
     best, kept, chosen, waited = (-1.0, 0.0), {}, 0, 0
 
     def loss_of(rows: list[int]) -> tuple[Tensor, int]:
@@ -61,7 +60,9 @@ def train_classifier(
     def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
         nonlocal best, kept, chosen, waited
         found = evaluate(model)
-        curve.append({"epoch": epoch, "step": step, "train_loss": train_loss, **found})
+        curve.append(
+            Epoch(epoch=epoch, step=step, train_loss=train_loss, accuracy=found["accuracy"], loss=found["loss"])
+        )
         score = (found["accuracy"], -found["loss"])
         waited = 0 if score > best else waited + 1
         if waited == 0:
@@ -72,4 +73,4 @@ def train_classifier(
     train_epochs(model, training, texts, loss_of, seed=seed, after_epoch=after_epoch, report=report)
     model.load_state_dict(kept)
     model.eval()
-    return [{**point, "best": point["epoch"] == chosen} for point in curve]
+    return [replace(point, best=point.epoch == chosen) for point in curve]

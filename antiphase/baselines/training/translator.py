@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts
+from antiphase.baselines.results import Epoch
 from antiphase.baselines.training.epochs import EpochTraining, train_epochs
 
 
@@ -37,16 +37,15 @@ def train_translator(
     seed: int,
     evaluate: Callable[[PreTrainedModel], Mapping[str, float]],
     report: Callable[[int, int], None] = lambda done, count: None,
-) -> list[dict[str, Any]]:
+) -> list[Epoch]:
     """Train in place; the model ends in evaluation mode.
 
     All random draws depend only on the seed, and the state of torch's generators is restored.
 
     Returns:
-        For each epoch: ``epoch`` (from 1), ``step``, ``train_loss`` (mean over target tokens, in nats) and the result
-        of ``evaluate``.
+        The curve, with the result of ``evaluate`` after each epoch.
     """
-    curve: list[dict[str, Any]] = []
+    curve: list[Epoch] = []
 
     def loss_of(rows: list[int]) -> tuple[Tensor, int]:
         ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
@@ -55,7 +54,10 @@ def train_translator(
         return loss, int((labels != IGNORED).sum())
 
     def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
-        curve.append({"epoch": epoch, "step": step, "train_loss": train_loss, **evaluate(model)})
+        found = evaluate(model)
+        curve.append(
+            Epoch(epoch=epoch, step=step, train_loss=train_loss, accuracy=found["accuracy"], loss=found["loss"])
+        )
         return True
 
     train_epochs(model, training, targets, loss_of, seed=seed, after_epoch=after_epoch, report=report)

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.data.labelled import Row, labelled_rows
 from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
+from antiphase.evaluations.hallucination import MODEL, WRONG, SystemScore
 from antiphase.evaluations.hallucination.grounding import (
     copied_share,
     coverage,
@@ -226,16 +227,11 @@ def measures(item: Item, output: str) -> dict[str, float | None]:
     return found
 
 
-def score(items: Sequence[Item], outputs: Sequence[str], verdicts: Sequence[bool | None]) -> dict[str, Any]:
-    """Counts and means for one system.
+def score(system: str, items: Sequence[Item], outputs: Sequence[str], verdicts: Sequence[bool | None]) -> SystemScore:
+    """Score of one system; the judge's error too, unless it is the model, whose truth is not known.
 
     Args:
         verdicts: verdicts of the judge; None if it gave none. An empty output is wrong in any case.
-
-    Returns:
-        Counts ``samples``, ``right``, ``wrong``, ``empty`` (included in wrong) and ``unjudged``; ``accuracy``, the
-        share of all samples that are right, with its Wilson interval; ``accuracy_at_most``, as if all unjudged outputs
-        were right; and means of ``measures``.
     """
     counts: Counter[str] = Counter()
     for output, found in zip(outputs, verdicts, strict=True):
@@ -243,12 +239,20 @@ def score(items: Sequence[Item], outputs: Sequence[str], verdicts: Sequence[bool
             counts.update(("wrong", "empty"))
         else:
             counts["unjudged" if found is None else "right" if found else "wrong"] += 1
-    samples = len(items)
-    return {
-        "samples": samples,
-        **{name: counts[name] for name in ("right", "wrong", "empty", "unjudged")},
-        "accuracy": counts["right"] / samples,
-        "interval": list(wilson_interval(counts["right"], samples)),
-        "accuracy_at_most": (counts["right"] + counts["unjudged"]) / samples,
+    samples, judged_wrong = len(items), counts["wrong"] - counts["empty"]
+    given = 0 if system == MODEL else counts["right"] + judged_wrong
+    errors = counts["right"] if system == WRONG else judged_wrong
+    return SystemScore(
+        system=system,
+        samples=samples,
+        right=counts["right"],
+        wrong=counts["wrong"],
+        empty=counts["empty"],
+        unjudged=counts["unjudged"],
+        accuracy=counts["right"] / samples,
+        interval=list(wilson_interval(counts["right"], samples)),
+        accuracy_at_most=(counts["right"] + counts["unjudged"]) / samples,
         **mean_measures([measures(item, output) for item, output in zip(items, outputs, strict=True)]),
-    }
+        judge_error=errors / given if given else None,
+        judge_interval=list(wilson_interval(errors, given)) if given else None,
+    )

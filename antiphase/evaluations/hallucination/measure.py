@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,7 +25,6 @@ from antiphase.evaluations.hallucination import (
     Hallucination,
     HallucinationSettings,
     JudgeName,
-    SystemScore,
 )
 from antiphase.evaluations.hallucination.items import (
     Item,
@@ -45,7 +43,6 @@ from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
 from antiphase.scoring.loading import LoadedModel, digest, load_model, origins, refused_by_model, wrap_model
 from antiphase.training.device import loading_options
-from antiphase.uncertainty.intervals import wilson_interval
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
 AT_ONCE = 16
@@ -103,7 +100,8 @@ def evaluate(
         systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
         with refused_by_model(settings.judge, flag="--judge"):
             judged = _judged(systems, answers, say, report)
-        write_atomically(output / VERDICTS, "".join(_json_line(line) for line in judged.lines).encode())
+        lines = [json.dumps(vars(line), ensure_ascii=False) + "\n" for line in judged.lines]
+        write_atomically(output / VERDICTS, "".join(lines).encode())
         if judged.reasons:
             listed = "; ".join(f"{count} × {reason}" for reason, count in judged.reasons.items())
             again = " (--resume asks again where there was no answer)" if set(judged.reasons) - {NONSENSE} else ""
@@ -329,12 +327,27 @@ def _questions(system: System) -> list[str | None]:
 
 
 @dataclass(frozen=True)
+class JudgedOutput:
+    """One line of ``verdicts.jsonl``."""
+
+    data: str
+    system: str
+    place: str
+    output: str
+    verdict: bool | None
+    answer: str | None
+    """Of the judge."""
+    reason: str
+    """Why there is no answer."""
+
+
+@dataclass(frozen=True)
 class _Judged:
     """Verdicts on all outputs of all systems by data set, reasons for missing ones, and the same as lines."""
 
     verdicts: dict[str, list[list[bool | None]]]
     reasons: dict[str, int]
-    lines: list[dict[str, Any]]
+    lines: list[JudgedOutput]
 
 
 def _judged(
@@ -362,16 +375,9 @@ def _judged(
                 if decided is None:
                     reasons[answer.reason or NONSENSE] += 1
                 found.append(decided)
-                lines.append(
-                    {"data": name, "system": system.role, "place": item.place, "output": text, "verdict": decided,
-                     "answer": answer.text, "reason": answer.reason}
-                )  # fmt: skip
+                lines.append(JudgedOutput(name, system.role, item.place, text, decided, answer.text, answer.reason))
             verdicts[name].append(found)
     return _Judged(verdicts, dict(reasons.most_common()), lines)
-
-
-def _json_line(values: dict[str, Any]) -> str:
-    return json.dumps(values, ensure_ascii=False) + "\n"
 
 
 def _result(
@@ -382,7 +388,7 @@ def _result(
             prompted.items[0].kind,
             prompted.left_out,
             [
-                _score(system, found)
+                score(system.role, system.items, system.outputs, found)
                 for system, found in zip(systems[data], judged.verdicts[data], strict=True)
                 if system.items
             ],
@@ -390,19 +396,3 @@ def _result(
         for data, prompted in drawn.items()
     }
     return Hallucination(name, judge, tasks, judged.reasons)
-
-
-def _score(system: System, verdicts: Sequence[bool | None]) -> SystemScore:
-    row = score(system.items, system.outputs, verdicts)
-    known = {} if system.role == MODEL else _judge_error(row, faithful=system.role != WRONG)
-    return SystemScore(system=system.role, **row, **known)
-
-
-def _judge_error(row: Mapping[str, Any], *, faithful: bool) -> dict[str, Any]:
-    """Share of wrong verdicts on texts whose truth is known."""
-    given = row["right"] + row["wrong"] - row["empty"]
-    errors = row["wrong"] - row["empty"] if faithful else row["right"]
-    return {
-        "judge_error": errors / given if given else None,
-        "judge_interval": list(wilson_interval(errors, given)) if given else None,
-    }

@@ -72,6 +72,24 @@ class Metric:
     """Wilson's 95 % interval, if all scores are 0 or 1."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTask:
+    """What one model reaches on one task with a given number of examples, with every sample, as it is kept."""
+
+    task: str
+    version: str | None
+    shots: int
+    samples: int
+    cut: float
+    metric: str | None
+    metrics: dict[str, Metric]
+    scores: list[float]
+    """The main metric of each sample."""
+    guess_rate: float | None
+    """None if there is nothing to choose from, as ``constant_rate``."""
+    constant_rate: float | None
+
+
 @dataclass(frozen=True)
 class Difference:
     """Difference from the first model on the same rows."""

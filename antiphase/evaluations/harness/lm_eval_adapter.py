@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.errors import InputError, NonFiniteError, nearest
+from antiphase.evaluations.harness import MeasuredTask, Metric
 from antiphase.evaluations.harness.task_code import identity, task_code
 from antiphase.scoring.likelihood import check_logits
 from antiphase.uncertainty.intervals import wilson_interval
@@ -38,6 +39,10 @@ OpenLLaMA-3B-v2 shows in comparison with that model's own card.
 
 PLACES = ("dataset_path", "dataset_name", "dataset_kwargs")
 """Settings for the location of a task's rows, which do not affect results; the rows themselves are compared."""
+
+
+PARTS = ("versions", "n-shot", "n-samples", "results", "samples")
+"""What lm-eval finds, each by the name of the task."""
 
 
 class TaskLibrary:
@@ -145,7 +150,7 @@ def measure(
     seed: int = 1234,
     trust_task_code: bool = False,
     chat: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[MeasuredTask]:
     """Scores on one task, or on each task of a group.
 
     Args:
@@ -157,8 +162,7 @@ def measure(
         chat: whether lm-eval asks through the model's chat template, examples and question in one message.
 
     Returns:
-        One row per task with the fields of ``TaskScore``, and ``scores``, the main metric of each sample.
-        ``guess_rate`` and ``constant_rate`` are None if there is nothing to choose from.
+        One row per task.
 
     Raises:
         InputError: there are too few rows for the examples, or rows do not fit the task's template.
@@ -184,15 +188,7 @@ def measure(
             raise InputError(f"--tasks {', '.join(tasks['tasks'])}, {shots} examples: {_line(error)}") from error
     cut = model.cut / model.requests if model.requests else 0.0
     return [
-        {
-            "task": name,
-            "version": found["versions"].get(name),
-            "shots": found["n-shot"][name],
-            "samples": found["n-samples"][name]["effective"],
-            "cut": cut,
-            **_scores(name, found["results"][name], found["samples"][name]),
-            **_guesses(task, found["samples"][name]),
-        }
+        _measured(task, name, {part: found[part].get(name) for part in PARTS}, cut)
         for name, task in tasks["tasks"].items()
     ]
 
@@ -210,9 +206,11 @@ def digest(tasks: Mapping[str, Any]) -> str:
     return hashed.hexdigest()
 
 
-def _scores(name: str, results: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    metrics: dict[str, dict[str, Any]] = {}
-    for key, value in results.items():
+def _measured(task: Any, name: str, found: Mapping[str, Any], cut: float) -> MeasuredTask:
+    samples, version = found["samples"], found["versions"]
+    metrics: dict[str, Metric] = {}
+    scores: dict[str | None, list[float]] = {}
+    for key, value in found["results"].items():
         metric, comma, kind = key.partition(",")
         if not comma or metric.endswith("_stderr") or isinstance(value, str):
             continue
@@ -220,35 +218,35 @@ def _scores(name: str, results: Mapping[str, Any], samples: Sequence[Mapping[str
         each = [
             float(sample[metric]) for sample in samples if sample.get("filter") == kind and _is_number(sample, metric)
         ]
-        stderr = results.get(f"{metric}_stderr,{kind}")
+        stderr = found["results"].get(f"{metric}_stderr,{kind}")
         counted = bool(each) and set(each) <= {0.0, 1.0}
-        metrics[label] = {
-            "value": value,
-            "stderr": None if isinstance(stderr, str) else stderr,
-            "interval": list(wilson_interval(round(sum(each)), len(each))) if counted else None,
-            "scores": each,
-        }
+        interval = list(wilson_interval(round(sum(each)), len(each))) if counted else None
+        metrics[label] = Metric(value, None if isinstance(stderr, str) else stderr, interval)
+        scores[label] = each
     wanted = (PUBLISHED_METRICS.get(name), *MAIN_METRICS)
     main = next((metric for metric in wanted if metric in metrics), next(iter(metrics), None))
-    scores = metrics[main]["scores"] if main else []
-    plain = {label: {key: value for key, value in found.items() if key != "scores"} for label, found in metrics.items()}
-    return {"metric": main, "metrics": plain, "scores": scores}
+    guess, constant = _guesses(task, samples)
+    return MeasuredTask(
+        task=name, version=None if version is None else str(version), shots=found["n-shot"],
+        samples=found["n-samples"]["effective"], cut=cut, metric=main, metrics=metrics, scores=scores.get(main, []),
+        guess_rate=guess, constant_rate=constant,
+    )  # fmt: skip
 
 
 def _is_number(sample: Mapping[str, Any], metric: str) -> bool:
     return isinstance(sample.get(metric), (int, float)) or hasattr(sample.get(metric), "item")
 
 
-def _guesses(task: Any, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Scores of systems that know the choices but not the question."""
+def _guesses(task: Any, samples: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Accuracy of choosing uniformly, and of the most common position: systems that do not know the question."""
     if task.OUTPUT_TYPE != "multiple_choice" or not samples:
-        return {"guess_rate": None, "constant_rate": None}
+        return None, None
     both = 2 if "acc_mutual_info" in samples[0]["metrics"] else 1  # each choice is also scored without the question
     guess = sum(both / len(sample["arguments"]) for sample in samples) / len(samples)
     targets = [sample["target"] for sample in samples]
     if not all(isinstance(target, int) for target in targets):
-        return {"guess_rate": guess, "constant_rate": None}
-    return {"guess_rate": guess, "constant_rate": Counter(targets).most_common(1)[0][1] / len(targets)}
+        return guess, None
+    return guess, Counter(targets).most_common(1)[0][1] / len(targets)
 
 
 def _checked(input_ids: Tensor, logits: Tensor) -> Tensor:

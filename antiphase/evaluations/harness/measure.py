@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, NonFiniteError
-from antiphase.evaluations.harness import PAPER_TASKS, Difference, Harness, HarnessSettings, Metric, TaskScore
+from antiphase.evaluations.harness import PAPER_TASKS, Difference, Harness, HarnessSettings, MeasuredTask, TaskScore
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import digest, load_model, origins, wrap_model
 from antiphase.training.device import loading_options
+from antiphase.typed import build
 from antiphase.uncertainty.intervals import mean_interval
 
 if TYPE_CHECKING:
@@ -92,10 +93,7 @@ def harness(
 
     library, own = _library(request), ProjectLM(model, tokenizer, batch_size=request.batch_size)
     rows = [
-        {"model": name, **row}
-        for task in tasks
-        for shots in num_fewshot
-        for row in _scored(request, own, library, task, shots)
+        (name, row) for task in tasks for shots in num_fewshot for row in _scored(request, own, library, task, shots)
     ]
     return Harness([name], VERSION, _compared(rows))
 
@@ -129,10 +127,14 @@ def _rows(
     path: Path,
     say: Callable[[str], None],
     report: Callable[[float, int], None],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[tuple[str, MeasuredTask]]:
+    """Every model's name with a row."""
     from antiphase.evaluations.harness.lm_eval_adapter import VERSION, ProjectLM
 
-    known = {line["key"]: line["rows"] for line in read_lines(path, "key", "rows")}
+    known = {
+        line["key"]: [build(MeasuredTask, row, f"{path}: rows", strict=False) for row in line["rows"]]
+        for line in read_lines(path, "key", "rows")
+    }
     settings = [request.limit, request.seed, VERSION, *(["chat template"] if request.chat_template else [])]
     done, count = 0, len(request.names) * len(request.tasks) * len(request.num_fewshot)
     for name in request.names:
@@ -154,12 +156,12 @@ def _rows(
                     append_line(path, finite({"key": key, "rows": known[key]}))
                 done += 1
                 report(done, count)
-                yield from ({"model": name, **row} for row in known[key])
+                yield from ((name, row) for row in known[key])
 
 
 def _scored(
     request: HarnessSettings, model: ProjectLM, library: TaskLibrary, task: str, shots: int
-) -> list[dict[str, Any]]:
+) -> list[MeasuredTask]:
     """Rows of ``lm_eval_adapter.measure``."""
     from antiphase.evaluations.harness.lm_eval_adapter import measure
 
@@ -174,20 +176,17 @@ def _later(report: Callable[[float, int], None], done: int, count: int) -> Calla
     return lambda share: report(done + share, count)
 
 
-def _compared(rows: Sequence[dict[str, Any]]) -> list[TaskScore]:
+def _compared(rows: Sequence[tuple[str, MeasuredTask]]) -> list[TaskScore]:
     """The rows without scores of single samples, with the mean difference from the first model on the same samples."""
     first: dict[tuple[str, int], list[float]] = {}
     found = []
-    for row in rows:
-        scores = row["scores"]
-        base = first.setdefault((row["task"], row["shots"]), scores)
-        paired = [own - other for own, other in zip(scores, base, strict=True)] if base is not scores else []
+    for model, row in rows:
+        base = first.setdefault((row.task, row.shots), row.scores)
+        paired = [own - other for own, other in zip(row.scores, base, strict=True)] if base is not row.scores else []
         difference = None
         if paired:
             interval = mean_interval(paired)
             difference = Difference(sum(paired) / len(paired), None if interval is None else list(interval))
-        plain = {name: value for name, value in row.items() if name not in ("scores", "metrics", "version")}
-        metrics = {name: Metric(**metric) for name, metric in row["metrics"].items()}
-        version = None if row["version"] is None else str(row["version"])
-        found.append(TaskScore(**plain, metrics=metrics, version=version, difference=difference))
+        plain = {name: value for name, value in vars(row).items() if name != "scores"}
+        found.append(TaskScore(model=model, **plain, difference=difference))
     return found

@@ -6,7 +6,7 @@ scale, so different models can be compared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.outliers import Outliers, OutlierSettings, Sizes
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
+from antiphase.report.tables import mean_of_present
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel
 
@@ -75,7 +76,7 @@ def outliers(
         tops = torch.cat([one.top for one in of_layers])
         counts = torch.stack([one.counts for one in of_layers]).sum(0)
         tails = [one.tails() for one in of_layers]
-        means = [_mean(of_kind) for of_kind in zip(*tails, strict=True)]
+        means = [mean_of_present(of_kind) for of_kind in zip(*tails, strict=True)]
         rows.append(Sizes(what, "all", *_largest(tops, counts), *means))
         for layer, sizes, own in zip(numbers, of_layers, tails, strict=True):
             rows.append(Sizes(what, str(layer), *_largest(sizes.top, sizes.counts), *own))
@@ -87,12 +88,6 @@ def _largest(top: Tensor, counts: Tensor) -> tuple[dict[str, float], float]:
     ordered = top.sort(descending=True).values
     places = {str(place): float(ordered[place - 1]) for place in PLACES if place <= len(ordered)}
     return places, histogram_median(counts)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    """Mean over layers."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def channel_kurtosis(squares: Tensor) -> float:

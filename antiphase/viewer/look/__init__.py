@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import LoadingSettings
 from antiphase.flags import argument, flag
 
@@ -42,3 +44,77 @@ class LookSettings(LoadingSettings):
 
 
 SETTINGS = LookSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token of a text."""
+
+    id: int
+    piece: str
+    """In the vocabulary."""
+    text: str
+    word: int | None
+    """Index of its word; None for special tokens, and if the tokenizer does not give words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSequence:
+    """A text and its tokens."""
+
+    text: str
+    tokens: list[Token]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMaps:
+    """The maps of one layer, which are in the record's arrays."""
+
+    layer: int
+    heads: int
+    maps_per_head: int
+    queries: str
+    """Name of the sequence of queries."""
+    keys: str
+    mask: int
+    """Index of its mask."""
+    arrays: str
+    """The beginning of the arrays' names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredMask:
+    """A mask, which is in the record's arrays."""
+
+    array: str
+    kind: str
+    """``global``, ``causal``, ``local`` or ``other``."""
+    window: int | None
+    """Largest number of keys that a query sees; None without a window."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningCurve:
+    """How the model was trained, if it was trained here."""
+
+    arm: str
+    seed: int | None
+    curve: list[dict[str, Any]]
+    """As in the record of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look(Result):
+    """Result of ``antiphase look``."""
+
+    model: str
+    model_type: str
+    attention_type: str | None
+    sequences: dict[str, TokenSequence]
+    """By name."""
+    maps: list[StoredMaps]
+    masks: list[StoredMask]
+    runs: list[LearningCurve]
+
+
+RESULT = Look

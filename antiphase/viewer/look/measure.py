@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -17,10 +17,19 @@ from antiphase.layers.positions import sinusoidal_positions
 from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model
 from antiphase.training.device import loading_options
-from antiphase.viewer.look import LONGEST, LookSettings
+from antiphase.viewer.look import (
+    LONGEST,
+    LearningCurve,
+    Look,
+    LookSettings,
+    StoredMaps,
+    StoredMask,
+    Token,
+    TokenSequence,
+)
 
 POSITIONS = (50, 128)
 """Positions and width of the matrix of sinusoidal positions."""
@@ -72,23 +81,11 @@ def look(
         maps, masks, arrays = _stored(sorted(found, key=lambda one: order.index(one.part)))
         if getattr(config, "positions", None) == "sinusoidal":
             arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
-        record = Record(
-            kind="look",
-            values=finite({
-                "model": request.name,
-                "model_type": config.model_type,
-                "attention_type": getattr(config, "attention_type", None),
-                "sequences": sequences,
-                "maps": maps,
-                "masks": masks,
-                "runs": _runs_of(Path(request.name)),
-            }),
-            config=finite({**vars(request), **origins([loaded])}),
-            seconds=time.perf_counter() - started,
-            arrays=arrays,
+        result = Look(
+            model=request.name, model_type=config.model_type, attention_type=getattr(config, "attention_type", None),
+            sequences=sequences, maps=maps, masks=masks, runs=_runs_of(Path(request.name)),
         )  # fmt: skip
-        record.save(output)
-    return record
+        return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
 
 
 def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int | None) -> Tensor:
@@ -112,13 +109,13 @@ def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int
     return ids
 
 
-def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> dict[str, Any]:
-    return {"text": text, "tokens": tokens_of(loaded.tokenizer, text, ids[0])}
+def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> TokenSequence:
+    return TokenSequence(text=text, tokens=tokens_of(loaded.tokenizer, text, ids[0]))
 
 
 def _pair(
     loaded: LoadedModel, request: LookSettings, source: Tensor, target: Tensor
-) -> tuple[Tensor, dict[str, dict[str, Any]]]:
+) -> tuple[Tensor, dict[str, TokenSequence]]:
     """The decoder's input (1, N), which is the start token and the target without its last token; and all sequences."""
     assert request.target is not None
     config = loaded.model.config
@@ -129,11 +126,11 @@ def _pair(
     read = torch.cat([torch.tensor([[start]]), target[:, :-1]], 1)
     written = _sequence(loaded, request.target, target)
     piece = loaded.tokenizer.convert_ids_to_tokens(start)
-    begin = {"id": start, "piece": piece, "text": piece, "word": None}
+    begin = Token(id=start, piece=piece, text=piece, word=None)
     return read, {
         SOURCE: _sequence(loaded, request.text, source),
         TARGET: written,
-        SO_FAR: {"text": request.target, "tokens": [begin, *written["tokens"][:-1]]},
+        SO_FAR: TokenSequence(text=request.target, tokens=[begin, *written.tokens[:-1]]),
     }
 
 
@@ -149,12 +146,11 @@ def _check_length(flag: str, count: int, request: LookSettings, positions: int |
         )
 
 
-def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> list[dict[str, Any]]:
-    """For each token: its id, its piece in the vocabulary, its text, and the index of its word.
+def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> list[Token]:
+    """The tokens with their texts and words.
 
     A token for only some bytes of a character is shown as ``日[1/3]``, the first of its three tokens, or as its piece
-    if the tokenizer does not give the character. Words are those of the tokenizer's pre-tokenization; null for special
-    tokens, and if the tokenizer does not give them.
+    if the tokenizer does not give the character. Words are those of the tokenizer's pre-tokenization.
     """
     listed = ids.tolist()
     texts = [tokenizer.decode([number]) for number in listed]
@@ -174,52 +170,54 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> lis
         else:
             labels.append(piece)
     return [
-        {"id": number, "piece": piece, "text": label, "word": word}
+        Token(id=number, piece=piece, text=label, word=word)
         for number, piece, label, word in zip(listed, pieces, labels, words, strict=True)
     ]
 
 
-def _stored(found: list[AttentionMaps]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
+def _stored(found: list[AttentionMaps]) -> tuple[list[StoredMaps], list[StoredMask], dict[str, numpy.ndarray]]:
     """The record's entries for each layer and each mask, and their arrays; equal masks are stored once."""
-    maps: list[dict[str, Any]] = []
-    masks: list[dict[str, Any]] = []
+    maps: list[StoredMaps] = []
+    masks: list[StoredMask] = []
     kept: list[Tensor] = []
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, numpy.ndarray] = {}
     for number, one in enumerate(found):
         mask = next((index for index, other in enumerate(kept) if one.visible.equal(other)), len(kept))
         if mask == len(kept):
             kept.append(one.visible)
             arrays[f"masks.{mask}"] = one.visible.numpy()
-            masks.append({"array": f"masks.{mask}", **mask_kind(one.visible)})
+            kind, window = mask_kind(one.visible)
+            masks.append(StoredMask(array=f"masks.{mask}", kind=kind, window=window))
         heads, each = one.maps.shape[:2]
         arrays[f"maps.{number}.codes"], arrays[f"maps.{number}.scales"] = encode(one.maps.numpy())
         if one.lam is not None:
             arrays[f"maps.{number}.lambda"] = one.lam.contiguous().numpy()
-        maps.append(
-            {"layer": one.layer, "heads": heads, "maps_per_head": each, "queries": SIDES[one.part][0],
-             "keys": SIDES[one.part][1], "mask": mask, "arrays": f"maps.{number}"}
-        )  # fmt: skip
+        queries, keys = SIDES[one.part]
+        maps.append(StoredMaps(
+            layer=one.layer, heads=heads, maps_per_head=each, queries=queries, keys=keys, mask=mask,
+            arrays=f"maps.{number}",
+        ))  # fmt: skip
     return maps, masks, arrays
 
 
-def mask_kind(visible: Tensor) -> dict[str, Any]:
-    """``kind`` of a mask (N, M): global, causal, local or other; ``window``: most keys that a query sees, or None."""
+def mask_kind(visible: Tensor) -> tuple[str, int | None]:
+    """Kind and window of a mask (N, M)."""
     if visible.all():
-        return {"kind": "global", "window": None}
+        return "global", None
     queries, keys = visible.shape
     widest = int(visible.sum(-1).max())
     for window in (None, widest):
         causal = positions_mask(queries, keys, is_causal=True, sliding_window=window, device=visible.device)
         if causal is not None and visible.equal(causal):
-            return {"kind": "causal", "window": window}
+            return "causal", window
     reach = int(visible[0].sum()) - 1
     places = torch.arange(max(queries, keys), device=visible.device)
     if queries == keys and visible.equal((places[:, None] - places).abs() <= reach):
-        return {"kind": "local", "window": 2 * reach + 1}
-    return {"kind": "other", "window": None}
+        return "local", 2 * reach + 1
+    return "other", None
 
 
-def _runs_of(folder: Path) -> list[dict[str, Any]]:
+def _runs_of(folder: Path) -> list[LearningCurve]:
     """The learning curve of a model that was trained here."""
     if not (folder / "record.json").is_file():
         return []
@@ -228,8 +226,11 @@ def _runs_of(folder: Path) -> list[dict[str, Any]]:
         runs = trained.values["runs"]
         best = trained.values.get("best", runs[0]["folder"])  # the best run's model, for the folder of a study
         return [
-            {"arm": run["model"], "seed": run["seed"], "curve": run["curve"]} for run in runs if run["folder"] == best
+            LearningCurve(arm=run["model"], seed=run["seed"], curve=run["curve"])
+            for run in runs
+            if run["folder"] == best
         ]
     name = trained.values.get("arm") or trained.config.get("model", {}).get("attention_type") or "model"
     seed = trained.seeds[0] if trained.seeds else None
-    return [{"arm": name, "seed": seed, "curve": trained.values.get("curve") or []}] if trained.kind == "train" else []
+    curve = LearningCurve(arm=name, seed=seed, curve=trained.values.get("curve") or [])
+    return [curve] if trained.kind == "train" else []

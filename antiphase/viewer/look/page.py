@@ -24,6 +24,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import tables
 from antiphase.report.html import check_page, template, write_page
+from antiphase.viewer.look import Look, Token
 from antiphase.viewer.look.tables import (
     LayerMaps,
     is_look,
@@ -31,7 +32,6 @@ from antiphase.viewer.look.tables import (
     layers_of,
     mask_words,
     piece_counts,
-    tokens_of,
     used_in,
 )
 
@@ -71,19 +71,18 @@ def look_page(records: Sequence[Record]) -> str:
 
 def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
     """Data of a record for the script; its arrays are added to ``blobs``."""
-    values = record.values
-    layers = layers_of(record)
-    for number, mask in enumerate(values["masks"]):
-        blobs[f"{name}-mask{number}"] = _packed(record.arrays[mask["array"]].astype(numpy.uint8).tobytes())
+    look, layers = Look.of(record), layers_of(record)
+    for number, mask in enumerate(look.masks):
+        blobs[f"{name}-mask{number}"] = _packed(record.arrays[mask.array].astype(numpy.uint8).tobytes())
     for number, layer in enumerate(layers):
         blobs[f"{name}-maps{number}"] = _packed(layer_bytes(layer))
     if "positions" in record.arrays:
         blobs[f"{name}-positions"] = _packed(numpy.asarray(record.arrays["positions"], dtype="<f4").tobytes())
     return {
-        "name": str(values.get("model")),
+        "name": look.model,
         "sequences": {
-            key: [{"text": token["text"], "piece": token["piece"]} for token in tokens_of(record, key)]
-            for key in values["sequences"]
+            key: [{"text": token.text, "piece": token.piece} for token in sequence.tokens]
+            for key, sequence in look.sequences.items()
         },
         "layers": [
             {
@@ -94,24 +93,24 @@ def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
         ],
         "masks": [
             {
-                "blob": f"{name}-mask{number}", "words": mask_words(mask), "kind": mask["kind"],
-                "plain": mask["window"] is None,
-                "shape": list(record.arrays[mask["array"]].shape),
+                "blob": f"{name}-mask{number}", "words": mask_words(mask), "kind": mask.kind,
+                "plain": mask.window is None,
+                "shape": list(record.arrays[mask.array].shape),
                 "used": used_in([layer for layer in layers if layer.mask == number]),
             }
-            for number, mask in enumerate(values["masks"])
+            for number, mask in enumerate(look.masks)
         ],
         "positions": {"blob": f"{name}-positions", "shape": list(record.arrays["positions"].shape)}
         if "positions" in record.arrays else None,
         "runs": [
             {
-                "name": f"{run['arm']}, seed {run['seed']}",
+                "name": f"{run.arm}, seed {run.seed}",
                 "curve": [
                     {key: point.get(key) for key in ("step", "loss", "accuracy", "train_loss")}
-                    for point in run["curve"]
+                    for point in run.curve
                 ],
             }
-            for run in values.get("runs") or []
+            for run in look.runs
         ],
     }  # fmt: skip
 
@@ -126,25 +125,25 @@ def layer_bytes(layer: LayerMaps) -> bytes:
 
 def _section(record: Record) -> dict[str, Any]:
     """The part of the page that needs no script: pieces of each sequence, the table of layers, and the source."""
-    sequences = []
-    for name in record.values["sequences"]:
-        pieces, words = piece_counts(record, name)
-        grouped = groupby(enumerate(tokens_of(record, name)), key=lambda pair: (pair[1]["word"], _separate_key(pair)))
+    look, sequences = Look.of(record), []
+    for name, sequence in look.sequences.items():
+        pieces, words = piece_counts(sequence.tokens)
+        grouped = groupby(enumerate(sequence.tokens), key=lambda pair: (pair[1].word, _separate_key(pair)))
         sequences.append({
             "name": name, "pieces": pieces, "words": words,
-            "groups": [[{**token, "number": number} for number, token in group] for _, group in grouped],
+            "groups": [[{**vars(token), "number": number} for number, token in group] for _, group in grouped],
         })  # fmt: skip
     return {
-        "model": str(record.values.get("model")),
+        "model": look.model,
         "sequences": sequences,
         "tables": [table for table in (layer_table(record), tables.provenance(record)) if table is not None],
     }
 
 
-def _separate_key(pair: tuple[int, dict[str, Any]]) -> int:
+def _separate_key(pair: tuple[int, Token]) -> int:
     """A grouping key that keeps tokens without a word separate."""
     number, token = pair
-    return number if token["word"] is None else -1
+    return number if token.word is None else -1
 
 
 def _packed(content: bytes) -> str:

@@ -16,7 +16,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.records import Record
 from antiphase.report.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_power, visible
-from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, tokens_of, used_in
+from antiphase.viewer.look import Look
+from antiphase.viewer.look.tables import LayerMaps, layers_of, mask_words, used_in
 
 THUMBNAIL = 64
 """Largest side of a map in the overview of heads; larger maps show the strongest weight of each block."""
@@ -80,7 +81,7 @@ def one_head(record: Record) -> Figure | None:
         panels = {
             "first map": layer.maps[head, 0], "second map": layer.maps[head, 1], "first − λ · second": panels["weights"]
         }  # fmt: skip
-    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(layer)}
+    names = _token_names(record)
     norm, colours = _scale(list(panels.values()))
     rows, columns = layer.visible.shape
     height = min(9.0, max(3.0, 5.2 * rows / columns))
@@ -109,7 +110,7 @@ def alignment(record: Record) -> Figure | None:
     if not layers:
         return None
     first = layers[0]
-    names = {side: [visible(token["text"], 14) for token in tokens_of(record, side)] for side in _sides(first)}
+    names = _token_names(record)
     panels = [
         (f"layer {layer.layer}", numpy.where(layer.visible, layer.weights.mean(0), numpy.nan)) for layer in layers
     ]
@@ -160,7 +161,7 @@ def masks(record: Record) -> Figure | None:
     layers = layers_of(record)
     if not layers:
         return None
-    found = [(mask_words(mask), record.arrays[mask["array"]].astype(bool)) for mask in record.values["masks"]]
+    found = [(mask_words(mask), record.arrays[mask.array].astype(bool)) for mask in Look.of(record).masks]
     used = [used_in([layer for layer in layers if layer.mask == index]) for index in range(len(found))]
     rows, columns = found[0][1].shape
     whole = numpy.ones((rows, columns), bool)
@@ -215,8 +216,10 @@ def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
     return None if best is None else best[1:]
 
 
-def _sides(layer: LayerMaps) -> set[str]:
-    return {layer.queries, layer.keys}
+def _token_names(record: Record) -> dict[str, list[str]]:
+    """The tokens of each sequence as the axes show them."""
+    sequences = Look.of(record).sequences
+    return {name: [visible(token.text, 14) for token in one.tokens] for name, one in sequences.items()}
 
 
 def _blocks(weights: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:

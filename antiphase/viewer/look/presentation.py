@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from antiphase.records import Record
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.viewer.look import plots
+from antiphase.viewer.look import Look, plots
 from antiphase.viewer.look.page import write_look
 from antiphase.viewer.look.tables import layer_table, mask_words
 
@@ -53,7 +53,7 @@ PRESENTATION = Presentation(
             title="Masks",
             caption="What a query may look at, in blue, and which layers have it.",
             alternative=lambda record: (
-                f"Pictures of masks. In this model: {'; '.join(mask_words(mask) for mask in record.values['masks'])}."
+                f"Pictures of masks. In this model: {'; '.join(mask_words(mask) for mask in Look.of(record).masks)}."
             ),
             is_raster=True,
         ),

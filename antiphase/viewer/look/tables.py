@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy
 
@@ -13,8 +12,7 @@ from antiphase.errors import InputError
 from antiphase.map_codes import decode
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table
-
-MASK_WORDS = {"global": "global", "causal": "causal", "local": "local", "other": "of its own kind"}
+from antiphase.viewer.look import Look, StoredMaps, StoredMask, Token
 
 
 @dataclass(frozen=True)
@@ -67,34 +65,30 @@ def is_look(record: Record) -> bool:
     return record.kind == "look" and bool(record.values.get("maps"))
 
 
-def tokens_of(record: Record, sequence: str) -> list[dict[str, Any]]:
-    """The tokens of a sequence: ``id``, ``piece``, ``text`` and ``word``."""
-    return list(record.values["sequences"][sequence]["tokens"])
-
-
 def layers_of(record: Record) -> list[LayerMaps]:
     """Every layer's maps, in order; empty for other records.
 
     Raises:
         InputError: arrays are missing or do not match the record.
     """
-    if not is_look(record):
+    look = Look.read(record)
+    if look is None:
         return []
     found = []
-    kinds = {(entry["queries"], entry["keys"]) for entry in record.values["maps"]}
-    for entry in record.values["maps"]:
-        name, mask = entry["arrays"], record.values["masks"][entry["mask"]]["array"]
-        needed = [f"{name}.codes", f"{name}.scales", mask] + [f"{name}.lambda"] * (entry["maps_per_head"] == 2)
+    kinds = {(entry.queries, entry.keys) for entry in look.maps}
+    for entry in look.maps:
+        name, mask = entry.arrays, look.masks[entry.mask].array
+        needed = [f"{name}.codes", f"{name}.scales", mask] + [f"{name}.lambda"] * (entry.maps_per_head == 2)
         missing = [key for key in needed if key not in record.arrays]
         if missing:
             raise InputError(f"the record lacks the array {missing[0]}: its .safetensors file must lie beside it")
         layer = LayerMaps(
-            entry["layer"], entry["queries"], entry["keys"], entry["mask"], record.arrays[mask].astype(bool),
+            entry.layer, entry.queries, entry.keys, entry.mask, record.arrays[mask].astype(bool),
             record.arrays[f"{name}.codes"], record.arrays[f"{name}.scales"], record.arrays.get(f"{name}.lambda"),
             _between(entry, several=len(kinds) > 1),
         )  # fmt: skip
-        heads, each = entry["heads"], entry["maps_per_head"]
-        queries, keys = len(tokens_of(record, layer.queries)), len(tokens_of(record, layer.keys))
+        heads, each = entry.heads, entry.maps_per_head
+        queries, keys = (len(look.sequences[side].tokens) for side in (layer.queries, layer.keys))
         shapes = {
             "codes": (layer.codes, (heads, each, queries, keys)),
             "scales": (layer.scales, (heads, each, queries)),
@@ -107,10 +101,10 @@ def layers_of(record: Record) -> list[LayerMaps]:
     return found
 
 
-def _between(entry: dict[str, Any], *, several: bool) -> str:
-    if entry["queries"] != entry["keys"]:
-        return f"{entry['queries']} → {entry['keys']}"
-    return str(entry["queries"]) if several else ""
+def _between(entry: StoredMaps, *, several: bool) -> str:
+    if entry.queries != entry.keys:
+        return f"{entry.queries} → {entry.keys}"
+    return entry.queries if several else ""
 
 
 def used_in(layers: Sequence[LayerMaps]) -> str:
@@ -123,16 +117,18 @@ def used_in(layers: Sequence[LayerMaps]) -> str:
     return f"layer{'s' if len(numbers) > 1 else ''} {listed}"
 
 
-def mask_words(mask: dict[str, Any]) -> str:
+def mask_words(mask: StoredMask) -> str:
     """For example ``causal, window 4``."""
-    words = MASK_WORDS.get(mask["kind"], str(mask["kind"]))
-    return words if mask["window"] is None else f"{words}, window {mask['window']}"
+    words = "of its own kind" if mask.kind == "other" else mask.kind
+    return words if mask.window is None else f"{words}, window {mask.window}"
 
 
 def layer_table(record: Record) -> Table | None:
     """Statistics of each layer on this text, means over heads and queries."""
     rows = []
-    for layer in layers_of(record):
+    layers = layers_of(record)
+    masks = Look.of(record).masks if layers else []
+    for layer in layers:
         share, weights = layer.shares, layer.weights
         row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
         distance = numpy.abs(row - numpy.arange(share.shape[2]))
@@ -141,7 +137,7 @@ def layer_table(record: Record) -> Table | None:
         rows.append(
             [
                 layer.name if layer.between else layer.layer, len(weights),
-                mask_words(record.values["masks"][layer.mask]),
+                mask_words(masks[layer.mask]),
                 float(share[..., 0].mean()), float(entropy.mean()),
                 float((share * distance).sum(-1).mean()) if layer.queries == layer.keys else None,
                 None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
@@ -163,10 +159,9 @@ def layer_table(record: Record) -> Table | None:
     )
 
 
-def piece_counts(record: Record, sequence: str) -> tuple[int, int | None]:
+def piece_counts(tokens: Sequence[Token]) -> tuple[int, int | None]:
     """Number of pieces, and of words if the tokenizer gave them; special tokens count as neither."""
-    tokens = tokens_of(record, sequence)
-    words = {token["word"] for token in tokens if token["word"] is not None}
+    words = {token.word for token in tokens if token.word is not None}
     if not words:
         return len(tokens), None
-    return sum(token["word"] is not None for token in tokens), len(words)
+    return sum(token.word is not None for token in tokens), len(words)

@@ -14,12 +14,14 @@ def run(model, seed, confusion):
     right = confusion[0][0] + confusion[1][1]
     return {
         "model": model, "seed": seed, "fold": None, "test_accuracy": right / 10, "correct": right, "samples": 10,
-        "macro_f1": 0.5, "confusion": confusion, "unseen": {"samples": 9 - seed, "accuracy": 0.25},
-        "development": {"accuracy": 0.75, "samples": 4}, "best_epoch": 1, "epochs": 2, "seconds": 3.0,
+        "macro_f1": 0.5, "confusion": confusion,
+        "unseen": {"samples": 9 - seed, "correct": 2, "accuracy": 0.25, "macro_f1": 0.5},
+        "development": {"accuracy": 0.75, "samples": 4, "loss": 1.0}, "best_epoch": 1, "epochs": 2, "seconds": 3.0,
         "curve": [
-            {"epoch": 1, "accuracy": 0.75, "loss": 1.0, "train_loss": 1.25, "best": True},
-            {"epoch": 2, "accuracy": 0.5, "loss": 1.5, "train_loss": 0.25, "best": False},
+            {"epoch": 1, "step": 3, "accuracy": 0.75, "loss": 1.0, "train_loss": 1.25, "best": True},
+            {"epoch": 2, "step": 6, "accuracy": 0.5, "loss": 1.5, "train_loss": 0.25, "best": False},
         ],
+        "training_samples": 16, "parameters": 1234, "vocabulary": 9, "words_with_vectors": None,
         "folder": f"{model}-seed{seed}",
     }  # fmt: skip
 
@@ -38,7 +40,7 @@ def record():
     runs = [run(model, seed, matrices[seed]) for seed in (0, 1) for model in ("cnn", "$lstm")]
     models = [summary("cnn"), summary("$lstm", difference=-0.125, difference_interval=[-0.5, 0.25])]
     counts = {"rows": 30, "texts": 28, "repeated_rows": 2, "texts_with_several_labels": 1}
-    data = {"split": "held-out tenth", "train": counts, "test": None, "test_rows_in_train": None}
+    data = {"split": "held-out tenth", "train": counts, "test": None, "test_rows_in_train": None, "rows_by_label": {}}
     return Record(kind="classify", values={"labels": ["a", "<b>"], "data": data, "models": models, "runs": runs})
 
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from antiphase.baselines.commands.translate import measure as study
 from antiphase.baselines.commands.translate.measure import TranslateSettings, reported_alignment
 from antiphase.baselines.data.generated_language import generated_pairs
+from antiphase.baselines.results import AlignmentAccuracy
 from antiphase.baselines.translators import TRANSLATORS
 from antiphase.data.tokenization import train_tokenizer as train_bpe
 from antiphase.errors import InputError
@@ -156,13 +157,17 @@ def test_a_tokenizer_that_names_its_end_unknown_knows_every_word(antiphase, tmp_
     assert study.with_end([4, 9], 9) == study.with_end([4], 9) == [4, 9]
 
 
+def accuracies(**fields):
+    return AlignmentAccuracy(words=9, chance=0.1, same_place=0.2, **fields)
+
+
 def test_layer_and_head_are_those_that_are_best_on_other_pairs():
     found = reported_alignment(
-        {"layers": [0.2, 0.4], "heads": [[0.1, 0.9], [0.3, 0.2]]},
-        {"layers": [0.8, 0.5], "heads": [[0.7, 0.6], [0.95, 0.2]], "chance": 0.1},
+        accuracies(layers=[0.2, 0.4], heads=[[0.1, 0.9], [0.3, 0.2]]),
+        accuracies(layers=[0.8, 0.5], heads=[[0.7, 0.6], [0.95, 0.2]]),
     )
-    assert (found["layer"], found["mean_of_heads"]) == (1, 0.5)
-    assert (found["head"], found["best_head"]) == ([0, 1], 0.6)
+    assert (found.layer, found.mean_of_heads) == (1, 0.5)
+    assert (found.head, found.best_head) == ([0, 1], 0.6)
 
 
 def test_the_models_differ_in_their_attention_alone():

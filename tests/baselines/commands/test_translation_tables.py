@@ -9,22 +9,26 @@ from antiphase.report.html import write_report
 
 
 def score(exact, *, aligned):
-    alignment = {"heads": [[0.25, 0.5]], "layers": [0.75], "mean_of_heads": 0.75, "best_head": 0.5, "chance": 0.1}
+    alignment = {
+        "words": 16, "heads": [[0.25, 0.5]], "layers": [0.75], "mean_of_heads": 0.75, "best_head": 0.5, "chance": 0.1,
+        "same_place": 0.2, "layer": 0, "head": [0, 1],
+    }  # fmt: skip
     return {
         "exact_match": exact / 8, "exact": exact, "samples": 8, "loss": 1.25, "token_accuracy": 0.5, "ended": 0.875,
-        "alignment": alignment if aligned else None,
+        "tokens_in_place": 0.25, "alignment": alignment if aligned else None,
     }  # fmt: skip
 
 
 def record_of(*, aligned=True):
     run = {
         "model": "<b>", "seed": 0, **score(4, aligned=aligned), "parameters": 99, "epochs": 2, "seconds": 3.0,
-        "folder": "<b>-seed0",
-        "curve": [{"epoch": n, "accuracy": n / 4, "loss": 3 - n, "train_loss": 2.5 - n} for n in (1, 2)],
+        "untrained": score(0, aligned=aligned), "training_samples": 9, "vocabulary": 12, "folder": "<b>-seed0",
+        "curve": [{"epoch": n, "step": n, "accuracy": n / 4, "loss": 3 - n, "train_loss": 2.5 - n} for n in (1, 2)],
     }  # fmt: skip
     parts = {"mean_of_heads": 0.75, "best_head": 0.5, "chance": 0.1, "same_place": 0.2}
     summary = {
         "model": "<b>", "loss": 1.25, "token_accuracy": 0.5, "interval_is": "Wilson over sentences",
+        "seeds": 1, "ended": 0.875, "parameters": 99, "seconds": 3.0,
         **(parts if aligned else dict.fromkeys(parts)),
     }  # fmt: skip
     rows = [
@@ -32,8 +36,13 @@ def record_of(*, aligned=True):
         {**summary, "trained": True, "exact_match": 0.5, "interval": [0.25, 0.75]},
     ]
     values = {
-        "runs": [run], "models": rows, "baselines": [{"system": "copy", "tokens_in_place": 0.125, "exact_match": 0.0}],
-        "data": {"split": "generated", "training_samples": 9, "test_samples": 8, "test_sources_in_train": 0},
+        "runs": [run], "models": rows, "baselines": [
+            {"system": "copy", "samples": 8, "exact": 0, "tokens_in_place": 0.125, "exact_match": 0.0, "ended": 1.0}
+        ],
+        "data": {
+            "generated": True, "split": "generated", "training_samples": 9, "test_samples": 8,
+            "test_sources_in_train": 0,
+        },
         "example": {
             "seed": 0, "source": ["a", "b"], "target": ["B", "A", "<|end|>"], "alignment": [1, 0] if aligned else None,
         },

@@ -15,6 +15,7 @@ from antiphase.baselines.data.labelled_texts import (
     read_texts,
     stratified_parts,
 )
+from antiphase.baselines.results import Duplicates
 from antiphase.errors import InputError
 
 
@@ -135,7 +136,7 @@ def test_a_tenth_is_held_out_and_leaves_every_label_to_training():
 def test_duplicates_are_counted_without_capitals_and_white_space():
     rows = [("A  straße", "x"), ("a STRASSE", "y"), ("a strasse ", "x"), ("c", "x")]
     found = duplicates([Example("", text, label) for text, label in rows])
-    assert found == {"rows": 4, "texts": 2, "repeated_rows": 2, "texts_with_several_labels": 1}
+    assert found == Duplicates(rows=4, texts=2, repeated_rows=2, texts_with_several_labels=1)
 
 
 def test_texts_to_classify(tmp_path):

@@ -1,10 +1,19 @@
 """Scores of classifiers whose answers are known."""
 
+import math
+
 import pytest
 import torch
 
 from antiphase.baselines.data.text_batches import EncodedTexts
-from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
+from antiphase.baselines.scoring import classification
+from antiphase.baselines.scoring.classification import (
+    class_probabilities,
+    classification_scores,
+    confusion_matrix,
+    development_scores,
+    label_f1,
+)
 
 
 def test_scores_by_hand():
@@ -12,20 +21,30 @@ def test_scores_by_hand():
     confusion = confusion_matrix(predicted, targets, 3)
     assert confusion.tolist() == [[1, 1, 0], [1, 2, 0], [0, 0, 0]]
     found = classification_scores(confusion)
-    assert (found["samples"], found["correct"], found["accuracy"]) == (5, 3, 0.6)
-    assert found["f1"] == [pytest.approx(1 / 2), pytest.approx(2 / 3), None]
-    assert found["macro_f1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
+    assert (found.samples, found.correct, found.accuracy) == (5, 3, 0.6)
+    assert label_f1(confusion) == [pytest.approx(1 / 2), pytest.approx(2 / 3), None]
+    assert found.macro_f1 == pytest.approx((1 / 2 + 2 / 3) / 2)
 
 
 def test_a_label_that_is_never_right_counts_as_zero():
-    found = classification_scores(confusion_matrix(torch.tensor([0, 2]), torch.tensor([0, 0]), 3))
-    assert found["f1"] == [pytest.approx(2 / 3), None, 0.0]
+    confusion = confusion_matrix(torch.tensor([0, 2]), torch.tensor([0, 0]), 3)
+    assert label_f1(confusion) == [pytest.approx(2 / 3), None, 0.0]
+    assert classification_scores(confusion).macro_f1 == pytest.approx(1 / 3)
 
 
 def test_nothing_to_score():
     found = classification_scores(torch.zeros(2, 2).long())
-    assert found["accuracy"] is None
-    assert found["macro_f1"] is None
+    assert found.accuracy is None
+    assert found.macro_f1 is None
+
+
+def test_the_development_loss_is_that_of_the_right_labels(monkeypatch):
+    """A label with probability 0 costs what the smallest probability costs, not infinity."""
+    shares = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0]])
+    monkeypatch.setattr(classification, "class_probabilities", lambda model, texts: shares)
+    found = development_scores(None, None, torch.tensor([0, 2, 1]))
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["loss"] == pytest.approx(-(math.log(0.5) + math.log(0.7) + math.log(1e-30)) / 3, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["convolution", "recurrent", "differential"])
@@ -35,7 +54,6 @@ def test_probabilities_do_not_depend_on_the_batch(kind, monkeypatch):
     from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification
     from antiphase.baselines.models.recurrent import RecurrentForSequenceClassification
     from antiphase.baselines.models.vanilla import VanillaForSequenceClassification
-    from antiphase.baselines.scoring import classification
 
     words = {"vocab_size": 17, "pad_token_id": 0, "num_labels": 3}
     model = {

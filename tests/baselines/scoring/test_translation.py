@@ -27,7 +27,7 @@ REFERENCES = [[7, 8, END], [9, END], [7, 7, 7, 6, END]]
 
 def scores(outputs, references=REFERENCES):
     found = sentence_scores(outputs, references, end=END, unknown=UNKNOWN)
-    return found["exact_match"], found["tokens_in_place"], found["ended"]
+    return found.exact_match, found.tokens_in_place, found.ended
 
 
 def test_systems_of_known_score():
@@ -138,12 +138,12 @@ def test_known_alignments_have_known_accuracies_and_controls():
 
     model.alignment = alignment
     found = alignment_accuracy(model, sources, targets, alignments)
-    assert found["words"] == 5
-    assert found["layers"] == [1, 0]
-    assert found["heads"][0][0] == 1
-    assert found["heads"][1] == [0, 0]
-    assert found["chance"] == pytest.approx((3 / 3 + 2 / 2) / 5)
-    assert found["same_place"] == pytest.approx(3 / 5)
+    assert found.words == 5
+    assert found.layers == [1, 0]
+    assert found.heads[0][0] == 1
+    assert found.heads[1] == [0, 0]
+    assert found.chance == pytest.approx((3 / 3 + 2 / 2) / 5)
+    assert found.same_place == pytest.approx(3 / 5)
 
 
 def test_a_pair_alone_and_in_the_model_give_the_same_rows():
@@ -154,4 +154,4 @@ def test_a_pair_alone_and_in_the_model_give_the_same_rows():
     found = alignment_accuracy(
         model, EncodedTexts(ids.tolist(), PAD), EncodedTexts(labels.tolist(), PAD), [tuple(chosen[:2])]
     )
-    assert found["heads"][0][0] == 1
+    assert found.heads[0][0] == 1

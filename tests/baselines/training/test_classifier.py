@@ -42,11 +42,11 @@ def same(first, second):
 def test_the_best_epoch_is_kept_and_waiting_ends_it():
     scores = [(0.5, 1.0), (0.7, 0.9), (0.7, 0.8), (0.7, 0.8), (0.6, 0.1), (0.9, 0.1)]
     found, curve, after = trained(scores, epochs=6, patience=2)
-    assert [point["best"] for point in curve] == [False, False, True, False, False]
+    assert [point.best for point in curve] == [False, False, True, False, False]
     assert same(found.state_dict(), after[2])
     assert not same(found.state_dict(), after[4])
     assert not found.training
-    assert [point["step"] for point in curve] == [5, 10, 15, 20, 25]
+    assert [point.step for point in curve] == [5, 10, 15, 20, 25]
 
 
 def test_equal_seeds_repeat_and_leave_the_random_state():
@@ -74,8 +74,8 @@ def test_it_learns():
         return {"accuracy": float((logits.argmax(1) == TARGETS).float().mean()), "loss": 0.0}
 
     curve = train_classifier(fresh, training, TEXTS, TARGETS, seed=0, evaluate=evaluate)
-    assert max(point["accuracy"] for point in curve) == 1.0
-    assert curve[-1]["train_loss"] < 0.5 * curve[0]["train_loss"]
+    assert max(point.accuracy for point in curve) == 1.0
+    assert curve[-1].train_loss < 0.5 * curve[0].train_loss
 
 
 @pytest.mark.parametrize("fields", [{"warmup_steps": 1000}, {"gradient_norm": 1e-14}])
@@ -98,7 +98,7 @@ def test_the_training_loss_is_the_mean_over_texts_of_which_the_last_batch_has_fe
     curve = train_classifier(
         quiet, training, TEXTS, TARGETS, seed=0, evaluate=lambda now: {"accuracy": 0.5, "loss": 1.0}
     )
-    assert curve[0]["train_loss"] == pytest.approx(expected, rel=1e-5)
+    assert curve[0].train_loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_batches_hold_every_text_once_and_little_padding():

@@ -36,15 +36,15 @@ def test_the_rate_rises_to_its_peak_and_falls_to_zero():
 def test_the_training_loss_is_the_mean_over_target_tokens_and_padding_has_no_part():
     """With steps too small to matter it is what the evaluation says of the same texts."""
     _, before, curve = trained(epochs=1, learning_rate=1e-12)
-    assert curve[0]["train_loss"] == pytest.approx(before["loss"], rel=1e-5)
-    assert curve[0]["loss"] == pytest.approx(before["loss"], rel=1e-5)
+    assert curve[0].train_loss == pytest.approx(before["loss"], rel=1e-5)
+    assert curve[0].loss == pytest.approx(before["loss"], rel=1e-5)
 
 
 def test_every_epoch_is_run_and_the_model_learns():
     model, before, curve = trained(epochs=12, learning_rate=1e-2, warmup_steps=5)
-    assert [point["epoch"] for point in curve] == list(range(1, 13))
-    assert curve[-1]["step"] == 12 * 5
-    assert curve[-1]["loss"] < before["loss"] / 2
+    assert [point.epoch for point in curve] == list(range(1, 13))
+    assert curve[-1].step == 12 * 5
+    assert curve[-1].loss < before["loss"] / 2
     assert not model.training
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphase.baselines.names import device_flag, seeds_flag, settings_flag
+from antiphase.baselines.results import ClassificationScore, Duplicates, Epoch
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
+from antiphase.outcomes import Basis
+from antiphase.typed import OPTIONAL
 
 KINDS_OF_LABELS = ("coarse", "fine")
 
@@ -55,3 +59,101 @@ class ClassifySettings(Settings):
 
 
 SETTINGS = ClassifySettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledData:
+    """The rows that were read."""
+
+    split: str
+    """Where the test parts come from."""
+    train: Duplicates
+    """Rows of ``--train``."""
+    test: Duplicates | None
+    """Rows of ``--test``."""
+    test_rows_in_train: int | None
+    """Number of rows of ``--test`` whose text is in ``--train``; None without ``--test``."""
+    rows_by_label: dict[str, int]
+    """Of ``--train``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestScore:
+    """Score on the test part of one run."""
+
+    test_accuracy: float
+    macro_f1: float | None
+    samples: int
+    correct: int
+    confusion: list[list[int]]
+    """Counts: rows are the true labels, columns the predicted ones."""
+    unseen: ClassificationScore
+    """On the texts that are neither in the training nor in the development part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevelopmentScore:
+    """Score of the kept weights on the development part."""
+
+    samples: int
+    accuracy: float
+    loss: float | None
+    """Nats per text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierRun(TestScore):
+    """One model, trained with one seed and fold."""
+
+    model: str
+    seed: int
+    fold: int | None
+    development: DevelopmentScore
+    training_samples: int
+    best_epoch: int
+    epochs: int
+    curve: list[Epoch]
+    parameters: int
+    vocabulary: int
+    words_with_vectors: int | None
+    """Number of words with vectors from ``--word-vectors``; None without it."""
+    seconds: float
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierMean:
+    """One model: means over its runs. The folds of a seed count as one test of all rows."""
+
+    model: str
+    seeds: int
+    folds: int
+    accuracy: float
+    interval: list[float]
+    """95 %: with several seeds, it covers seeds and test rows (``uncertainty/seeds.py``); with one, it is Wilson's."""
+    interval_is: str
+    interval_of: Basis | None = None
+    """Basis of an interval over seeds; None with one seed, and in older records."""
+    macro_f1: float | None
+    unseen_accuracy: float | None
+    development_accuracy: float
+    difference: float | None
+    """Difference from the first model, paired by seed; None for the first."""
+    difference_interval: list[float] | None
+    parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classify(Result):
+    """Result of ``antiphase classify``, and of one of its runs, which has neither ``data`` nor ``best``."""
+
+    labels: list[str]
+    data: LabelledData | None = field(default=None, metadata=OPTIONAL)
+    models: list[ClassifierMean]
+    runs: list[ClassifierRun]
+    best: str | None = field(default=None, metadata=OPTIONAL)
+    """Folder of the run with the best development score."""
+
+
+RESULT = Classify

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from antiphase.baselines.commands.classify import Classify
 from antiphase.baselines.commands.classify.tables import confusion_of
-from antiphase.records import Record
+from antiphase.baselines.results import Epoch
 from antiphase.report.plots import LINES, PERCENT, STYLE, arm_colour, visible
 
 NUMBERED = 12
@@ -22,41 +22,45 @@ ACROSS = 3
 """Number of matrices side by side."""
 
 
+@Classify.from_record
 @matplotlib.rc_context(STYLE)
-def epochs(record: Record) -> Figure | None:
+def epochs(found: Classify) -> Figure | None:
     """Accuracy and loss on the development part after each epoch, one line per run; a dot marks the best epoch.
 
     A fainter line shows the loss on the training part, mean over an epoch.
     """
-    models = [row["model"] for row in record.values["models"]]
+    models = [row.model for row in found.models]
     titles = ("Accuracy on the development part", "Loss: development, and training (fainter)")
-    return epoch_curves(record.values["runs"], models, titles=titles, unit="nats a text")
+    return epoch_curves([(run.model, run.curve) for run in found.runs], models, titles=titles, unit="nats a text")
 
 
 def epoch_curves(
-    runs: Sequence[dict[str, Any]], models: Sequence[str], *, titles: tuple[str, str], unit: str
+    curves: Sequence[tuple[str, Sequence[Epoch]]], models: Sequence[str], *, titles: tuple[str, str], unit: str
 ) -> Figure:
-    """``accuracy`` on the left, ``loss`` and fainter ``train_loss`` on the right, one line per run."""
+    """``accuracy`` on the left, ``loss`` and fainter ``train_loss`` on the right, one line per run.
+
+    Args:
+        curves: model and curve of each run.
+    """
     figure = Figure(figsize=(10.4, 4.1), layout="constrained")
     axes, losses = figure.subplots(1, 2)
     named = set()
-    for run in runs:
-        name, curve = run["model"], run["curve"]
+    for name, curve in curves:
         colour, line = arm_colour(models, name), LINES[models.index(name) % len(LINES)]
         label = f"_{name}" if name in named else visible(name)  # the underscore hides it from the legend
         named.add(name)
-        points = [(point["epoch"], point["accuracy"]) for point in curve]
+        points = [(point.epoch, point.accuracy) for point in curve]
         axes.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.2, label=label)
-        best = [point for point in curve if point.get("best")]
+        best = [point for point in curve if point.best]
         for point in best:
-            axes.plot(point["epoch"], point["accuracy"], "o", color=colour, markersize=5)
+            axes.plot(point.epoch, point.accuracy, "o", color=colour, markersize=5)
         for key, strength, width in (("train_loss", 0.4, 0.9), ("loss", 1.0, 1.2)):
-            found = [(point["epoch"], point[key]) for point in curve if point.get(key) is not None]
+            found = [(point.epoch, loss) for point in curve if (loss := getattr(point, key)) is not None]
             if found:
                 style = {"color": colour, "linestyle": line, "alpha": strength, "linewidth": width}
                 losses.plot(*zip(*found, strict=True), label=f"_{key}", **style)
         for point in best:
-            losses.plot(point["epoch"], point["loss"], "o", color=colour, markersize=5, label="_kept")
+            losses.plot(point.epoch, point.loss, "o", color=colour, markersize=5, label="_kept")
     axes.set(title=titles[0], xlabel="epoch", ylabel="accuracy")
     losses.set(title=titles[1], xlabel="epoch", ylabel=unit, ylim=(0, None))
     for panel in (axes, losses):
@@ -66,17 +70,18 @@ def epoch_curves(
     return figure
 
 
+@Classify.from_record
 @matplotlib.rc_context(STYLE)
-def confusions(record: Record) -> Figure | None:
+def confusions(found: Classify) -> Figure | None:
     """A heat map per model: shares of each true label, over all runs; numbers are counts."""
-    labels = [visible(label) for label in record.values["labels"]]
-    models = [row["model"] for row in record.values["models"]]
+    labels = [visible(label) for label in found.labels]
+    models = [row.model for row in found.models]
     across = min(ACROSS, len(models))
     down = -(-len(models) // across)
     figure = Figure(figsize=(1.2 + 3.3 * across, 0.7 + 3.1 * down), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False).flat
     for axes, name in zip(grid, models, strict=False):
-        counts = numpy.array(confusion_of(record, name))
+        counts = numpy.array(confusion_of(found.runs, name))
         shares = counts / numpy.maximum(counts.sum(1, keepdims=True), 1)
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
         axes.set(title=visible(name), xlabel="predicted", ylabel="right label")

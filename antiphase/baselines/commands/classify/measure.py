@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.baselines.classifiers import Classifier, chosen_classifiers
-from antiphase.baselines.commands.classify import ClassifySettings
+from antiphase.baselines.commands.classify import (
+    ClassifierMean,
+    ClassifierRun,
+    Classify,
+    ClassifySettings,
+    DevelopmentScore,
+    LabelledData,
+    TestScore,
+)
 from antiphase.baselines.data.labelled_texts import (
     Example,
     check_labels,
@@ -29,7 +37,13 @@ from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
 from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
 from antiphase.baselines.models.word_vectors import set_word_vectors
-from antiphase.baselines.scoring.classification import class_probabilities, classification_scores, confusion_matrix
+from antiphase.baselines.results import ClassificationScore
+from antiphase.baselines.scoring.classification import (
+    class_probabilities,
+    classification_scores,
+    confusion_matrix,
+    development_scores,
+)
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import hash_of
@@ -37,11 +51,10 @@ from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
+from antiphase.report.tables import mean_of_present
 from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 from antiphase.uncertainty.seeds import Sample, seeds_interval
-
-KIND = "classify"
 
 
 @dataclass(frozen=True)
@@ -84,14 +97,16 @@ def classify(
             study = Study(request, labels, device, output)
             study.check(classifiers, splits[0])
         runs = study.runs(classifiers, splits, say, report)
-        record = _record(request, classifiers, examples, test, labels, runs)
-        best = max(runs, key=lambda run: run["development"]["accuracy"])
-        for path in (output / best["folder"]).iterdir():
+        best = max(runs, key=lambda run: run.development.accuracy)
+        for path in (output / best.folder).iterdir():
             if path.name != "record.json":
                 shutil.copy2(path, output / path.name)
-        record.values["best"] = best["folder"]
-        record.save(output)
-    return record
+        found = Classify(
+            labels=labels, data=_data(request, examples, test, labels), runs=runs, best=best.folder,
+            models=summaries(runs, one_test_part=bool(test or request.folds)),
+        )  # fmt: skip
+        settings = {name: one.settings() for name, one in classifiers.items()}
+        return found.save(output, request, seconds=sum(run.seconds for run in runs), classifiers=settings)
 
 
 def _read(request: ClassifySettings, say: Callable[[str], None]) -> tuple[list[Example], list[Example], list[str]]:
@@ -163,8 +178,8 @@ class Study:
         splits: Sequence[Parts],
         say: Callable[[str], None],
         report: Callable[[float, int], None],
-    ) -> list[dict[str, Any]]:
-        """The values of each run; finished runs are read from their folders."""
+    ) -> list[ClassifierRun]:
+        """The result of each run; finished runs are read from their folders."""
         runs = {
             f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}"): partial(
                 self._run, name, classifier, parts
@@ -172,11 +187,14 @@ class Study:
             for parts in splits
             for name, classifier in classifiers.items()
         }
-        return load_or_run_each(runs, self.output, say=say, sentence=_sentence, report=report)
+        return load_or_run_each(
+            runs, self.output, read=lambda record: Classify.of(record).runs[0], say=say, sentence=_sentence,
+            report=report,
+        )  # fmt: skip
 
     def _run(
         self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> ClassifierRun:
         started = time.perf_counter()
         tokenizer = self._tokenizer(parts)
         model = self._model(classifier, tokenizer, seed=parts.seed)
@@ -189,52 +207,42 @@ class Study:
             part: torch.tensor([self.numbers[example.label] for example in getattr(parts, part)]) for part in texts
         }
 
-        def evaluate(trained: PreTrainedModel) -> dict[str, float]:
-            found = class_probabilities(trained, texts["development"])
-            right = found[torch.arange(len(found)), targets["development"]]
-            accuracy = (found.argmax(1) == targets["development"]).float().mean()
-            return {"accuracy": float(accuracy), "loss": float(-right.clamp(min=1e-30).log().mean())}
-
         curve = train_classifier(
-            model, classifier.training, texts["train"], targets["train"], seed=parts.seed, evaluate=evaluate,
-            report=report,
+            model, classifier.training, texts["train"], targets["train"], seed=parts.seed, report=report,
+            evaluate=partial(development_scores, texts=texts["development"], targets=targets["development"]),
         )  # fmt: skip
         predicted = class_probabilities(model, texts["test"]).argmax(1)
-        best = next(point for point in curve if point["best"])
-        run = {
-            "model": name,
-            "seed": parts.seed,
-            "fold": parts.fold,
-            **self.judged(predicted, targets["test"], parts),
-            "development": {"samples": len(parts.development), "accuracy": best["accuracy"], "loss": best["loss"]},
-            "training_samples": len(parts.train),
-            "best_epoch": best["epoch"],
-            "epochs": curve[-1]["epoch"],
-            "curve": curve,
-            "parameters": model.num_parameters(),
-            "vocabulary": len(tokenizer),
-            "words_with_vectors": known,
-            "seconds": time.perf_counter() - started,
-            "folder": folder,
-        }
+        best = next(point for point in curve if point.best)
+        run = ClassifierRun(
+            model=name,
+            seed=parts.seed,
+            fold=parts.fold,
+            **vars(self.judged(predicted, targets["test"], parts)),
+            development=DevelopmentScore(samples=len(parts.development), accuracy=best.accuracy, loss=best.loss),
+            training_samples=len(parts.train),
+            best_epoch=best.epoch,
+            epochs=curve[-1].epoch,
+            curve=curve,
+            parameters=model.num_parameters(),
+            vocabulary=len(tokenizer),
+            words_with_vectors=known,
+            seconds=time.perf_counter() - started,
+            folder=folder,
+        )
         self._keep(model, tokenizer, classifier, run)
         return run
 
-    def judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> dict[str, Any]:
+    def judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> TestScore:
         """Scores on the test part, and on those of its texts that are not in the training and development parts."""
         labels = len(self.labels)
         whole = classification_scores(confusion := confusion_matrix(predicted, targets, labels))
         seen = {normal_form(example.text) for example in (*parts.train, *parts.development)}
         fresh = torch.tensor([normal_form(example.text) not in seen for example in parts.test])
-        unseen = classification_scores(confusion_matrix(predicted[fresh], targets[fresh], labels))
-        return {
-            "test_accuracy": whole["accuracy"],
-            "macro_f1": whole["macro_f1"],
-            "samples": whole["samples"],
-            "correct": whole["correct"],
-            "confusion": confusion.tolist(),
-            "unseen": {name: unseen[name] for name in ("samples", "correct", "accuracy", "macro_f1")},
-        }
+        return TestScore(
+            test_accuracy=whole.correct / whole.samples, macro_f1=whole.macro_f1, samples=whole.samples,
+            correct=whole.correct, confusion=confusion.tolist(),
+            unseen=classification_scores(confusion_matrix(predicted[fresh], targets[fresh], labels)),
+        )  # fmt: skip
 
     def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
         key = (parts.seed, parts.fold)
@@ -273,113 +281,92 @@ class Study:
         return texts
 
     def _keep(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: dict[str, Any]
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: ClassifierRun
     ) -> None:
-        record = Record(
-            kind=KIND,
-            values=finite({"labels": self.labels, "runs": [run], "models": summaries([run], one_test_part=True)}),
-            config=finite({**asdict(self.request), "classifier": classifier.settings()}),
-            seeds=[run["seed"]],
-            seconds=run["seconds"],
-        )
-        save_run(model, tokenizer, record, self.output / run["folder"])
+        found = Classify(labels=self.labels, models=summaries([run], one_test_part=True), runs=[run])
+        config = finite({**vars(self.request), "classifier": classifier.settings()})
+        record = replace(found.record(), config=config, seeds=[run.seed], seconds=run.seconds)
+        save_run(model, tokenizer, record, self.output / run.folder)
 
 
-def _sentence(run: Mapping[str, Any]) -> str:
-    fold = "" if run["fold"] is None else f", fold {run['fold']}"
+def _sentence(run: ClassifierRun) -> str:
+    fold = "" if run.fold is None else f", fold {run.fold}"
     return (
-        f"{run['model']}, seed {run['seed']}{fold}: {100 * run['test_accuracy']:.1f} % of {run['samples']:,} "
-        f"(development {100 * run['development']['accuracy']:.1f} %, epoch {run['best_epoch']} of {run['epochs']}, "
-        f"{run['seconds']:.0f} s)"
+        f"{run.model}, seed {run.seed}{fold}: {100 * run.test_accuracy:.1f} % of {run.samples:,} "
+        f"(development {100 * run.development.accuracy:.1f} %, epoch {run.best_epoch} of {run.epochs}, "
+        f"{run.seconds:.0f} s)"
     )
 
 
-def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
-    """One row per model: means over its runs, with an interval.
+@dataclass(frozen=True)
+class _Pooled:
+    """Combined scores of one seed's folds."""
 
-    The folds of a seed count as one test of all rows. With several seeds the interval covers seeds and test rows
-    (``uncertainty/seeds.py``); with one, it is Wilson's over the rows. ``difference`` is the difference from the first
-    model, paired by seed.
+    whole: ClassificationScore
+    unseen_accuracy: float | None
+
+    @classmethod
+    def of(cls, folds: Sequence[ClassifierRun]) -> _Pooled:
+        confusion = sum((torch.tensor(run.confusion) for run in folds), torch.zeros(1).long())
+        unseen = sum(run.unseen.samples for run in folds)
+        right = sum(run.unseen.correct for run in folds)
+        return cls(classification_scores(confusion), right / unseen if unseen else None)
+
+
+def summaries(runs: Sequence[ClassifierRun], *, one_test_part: bool) -> list[ClassifierMean]:
+    """One row per model.
 
     Args:
         one_test_part: whether all seeds are tested on the same rows; otherwise each seed holds out other rows.
     """
-    found: list[dict[str, Any]] = []
+    found: list[ClassifierMean] = []
     first: tuple[dict[int, float], Sample] | None = None
-    for name in dict.fromkeys(run["model"] for run in runs):
-        own = [run for run in runs if run["model"] == name]
-        seeds = list(dict.fromkeys(run["seed"] for run in own))
-        by_seed = {seed: _pooled([run for run in own if run["seed"] == seed]) for seed in seeds}
-        accuracies = {seed: row["accuracy"] for seed, row in by_seed.items()}
-        only = by_seed[seeds[0]]
-        size = min(row["samples"] for row in by_seed.values())
+    for name in dict.fromkeys(run.model for run in runs):
+        own = [run for run in runs if run.model == name]
+        seeds = list(dict.fromkeys(run.seed for run in own))
+        by_seed = {seed: _Pooled.of([run for run in own if run.seed == seed]) for seed in seeds}
+        accuracies = {seed: row.whole.correct / row.whole.samples for seed, row in by_seed.items()}
+        size = min(row.whole.samples for row in by_seed.values())
         sample = Sample.of_counts(list(accuracies.values()), size, shared=one_test_part)
         several = seeds_interval(list(accuracies.values()), sample)
-        row: dict[str, Any] = {
-            "model": name,
-            "seeds": len(seeds),
-            "folds": len(own) // len(seeds),
-            "accuracy": _mean(accuracies.values()),
-            "interval": [max(0.0, several.low), min(1.0, several.high)] if several is not None else wilson_interval(
-                only["correct"], only["samples"]
-            ),
-            "interval_is": "Wilson over samples" if several is None else several.basis.words,
-            "interval_of": None if several is None else several.basis,
-            "macro_f1": _mean(row["macro_f1"] for row in by_seed.values()),
-            "unseen_accuracy": _mean(row["unseen"] for row in by_seed.values()),
-            "development_accuracy": _mean(run["development"]["accuracy"] for run in own),
-            "difference": None,
-            "difference_interval": None,
-            "parameters": round(_mean(run["parameters"] for run in own) or 0),
-            "seconds": _mean(run["seconds"] for run in own),
-        }  # fmt: skip
+        only = by_seed[seeds[0]].whole
+        interval = wilson_interval(only.correct, only.samples)
+        if several is not None:
+            interval = max(0.0, several.low), min(1.0, several.high)
+        difference, paired = None, None
         if first is None:
             first = accuracies, sample
         else:
             differences = [accuracies[seed] - first[0][seed] for seed in seeds]
+            difference = sum(differences) / len(seeds)
             paired = seeds_interval(differences, sample.minus(first[1]))
-            row["difference"] = _mean(differences)
-            row["difference_interval"] = None if paired is None else [paired.low, paired.high]
-        found.append(row)
+        found.append(ClassifierMean(
+            model=name,
+            seeds=len(seeds),
+            folds=len(own) // len(seeds),
+            accuracy=sum(accuracies.values()) / len(seeds),
+            interval=list(interval),
+            interval_is="Wilson over samples" if several is None else several.basis.words,
+            interval_of=None if several is None else several.basis,
+            macro_f1=mean_of_present(row.whole.macro_f1 for row in by_seed.values()),
+            unseen_accuracy=mean_of_present(row.unseen_accuracy for row in by_seed.values()),
+            development_accuracy=sum(run.development.accuracy for run in own) / len(own),
+            difference=difference,
+            difference_interval=None if paired is None else [paired.low, paired.high],
+            parameters=round(sum(run.parameters for run in own) / len(own)),
+            seconds=sum(run.seconds for run in own) / len(own),
+        ))  # fmt: skip
     return found
 
 
-def _pooled(folds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combined scores of one seed's folds."""
-    scores = classification_scores(sum((torch.tensor(run["confusion"]) for run in folds), torch.zeros(1).long()))
-    unseen = sum(run["unseen"]["samples"] for run in folds)
-    right = sum(run["unseen"]["correct"] for run in folds)
-    return {**scores, "unseen": right / unseen if unseen else None}
-
-
-def _mean(values: Any) -> float | None:
-    """The mean of the values that are not None."""
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
-
-
-def _record(
-    request: ClassifySettings,
-    classifiers: Mapping[str, Classifier],
-    examples: Sequence[Example],
-    test: Sequence[Example],
-    labels: Sequence[str],
-    runs: list[dict[str, Any]],
-) -> Record:
+def _data(
+    request: ClassifySettings, examples: Sequence[Example], test: Sequence[Example], labels: Sequence[str]
+) -> LabelledData:
     trained = {normal_form(example.text) for example in examples}
-    models = summaries(runs, one_test_part=bool(test or request.folds))
-    split = "official test part" if test else f"{request.folds} folds" if request.folds else "held-out tenth"
-    data = {
-        "split": split,
-        "train": duplicates(examples),
-        "test": duplicates(test) if test else None,
-        "test_rows_in_train": sum(normal_form(example.text) in trained for example in test) if test else None,
-        "rows_by_label": {label: sum(example.label == label for example in examples) for label in labels},
-    }
-    return Record(
-        kind=KIND,
-        values=finite({"labels": labels, "data": data, "models": models, "runs": runs}),
-        config=finite({**asdict(request), "classifiers": {name: c.settings() for name, c in classifiers.items()}}),
-        seeds=list(request.seeds),
-        seconds=sum(run["seconds"] for run in runs),
+    return LabelledData(
+        split="official test part" if test else f"{request.folds} folds" if request.folds else "held-out tenth",
+        train=duplicates(examples),
+        test=duplicates(test) if test else None,
+        test_rows_in_train=sum(normal_form(example.text) in trained for example in test) if test else None,
+        rows_by_label={label: sum(example.label == label for example in examples) for label in labels},
     )

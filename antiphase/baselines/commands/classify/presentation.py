@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from antiphase.baselines.commands.classify import figures, tables
+from antiphase.baselines.commands.classify import Classify, figures, tables
 from antiphase.records import Record
 from antiphase.report.presentation import Drawing, Presentation
 
 
 def _accuracies(record: Record) -> str:
-    return ", ".join(f"{row['model']} {100 * row['accuracy']:.1f} %" for row in record.values["models"])
+    return ", ".join(f"{row.model} {100 * row.accuracy:.1f} %" for row in Classify.of(record).models)
 
 
 PRESENTATION = Presentation(
     introduction="Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
     "intervals overlap, the order may be chance.",
-    tables=lambda record: [tables.data(record), tables.models(record), *tables.confusions(record)],
+    tables=lambda record: [tables.data(record), tables.models(record), *(tables.confusions(record) or [])],
     figures={
         "classifier-epochs": Drawing(
             draw=figures.epochs,
@@ -37,5 +37,5 @@ PRESENTATION = Presentation(
         ),
     },
     details=lambda record: [tables.model_details(record), tables.runs(record)],
-    closing=lambda record, output: f"model:  the best run, {record.values['best']}, is copied to --output",
+    closing=lambda record, output: f"model:  the best run, {Classify.of(record).best}, is copied to --output",
 )

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from antiphase.records import Record
+from antiphase.baselines.commands.classify import ClassifierMean, ClassifierRun, Classify
 from antiphase.report.tables import Column, Table
 
 LARGEST_CONFUSION = 12
 """Largest number of labels for which a confusion matrix is shown as a table."""
 
 
-def models(record: Record) -> Table | None:
+@Classify.from_record
+def models(found: Classify) -> Table | None:
     """Scores, one row per model."""
     rows = [
-        [row["model"], row["accuracy"], _interval(row["interval"]), row["macro_f1"], row["unseen_accuracy"],
-         row["seconds"]]
-        for row in record.values["models"]
-    ]  # fmt: skip
+        [row.model, row.accuracy, _interval(row.interval), row.macro_f1, row.unseen_accuracy, row.seconds]
+        for row in found.models
+    ]
     columns = [
         Column("Model"), Column("Accuracy", "percent"), Column("95 %", "number"), Column("Macro-F1", "percent"),
         Column("Unseen", "percent"), Column("Seconds", "integer"),
     ]  # fmt: skip
-    kind = next((row["interval_is"] for row in record.values["models"]), "")
+    kind = next((row.interval_is for row in found.models), "")
     note = (
         f"On the test part; interval: {kind}. Unseen: accuracy on the test rows whose text occurs neither in training "
         "nor in development. Seconds are of one run."
@@ -30,11 +31,12 @@ def models(record: Record) -> Table | None:
     return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
 
 
-def model_details(record: Record) -> Table | None:
+@Classify.from_record
+def model_details(found: Classify) -> Table | None:
     """Size and training of each model, and its difference from the first."""
     rows = [
-        [row["model"], row["parameters"], row["seeds"], row["folds"], row["development_accuracy"], _difference(row)]
-        for row in record.values["models"]
+        [row.model, row.parameters, row.seeds, row.folds, row.development_accuracy, _difference(row)]
+        for row in found.models
     ]
     columns = [
         Column("Model"), Column("Parameters", "integer"), Column("Seeds", "integer"), Column("Folds", "integer"),
@@ -44,30 +46,29 @@ def model_details(record: Record) -> Table | None:
     return Table(title="Models of classifiers", columns=columns, rows=rows, note=note)
 
 
-def _interval(bounds: Any) -> str | None:
-    if not bounds:
-        return None
+def _interval(bounds: Sequence[float]) -> str:
     low, high = (f"{100 * bound:.1f}" for bound in bounds)
     return f"{low}–{high}"
 
 
-def _difference(row: dict[str, Any]) -> str | None:
-    if row["difference"] is None:
+def _difference(row: ClassifierMean) -> str | None:
+    if row.difference is None:
         return None
-    bounds = row["difference_interval"]
+    bounds = row.difference_interval
     spread = f" [{100 * bounds[0]:+.1f} to {100 * bounds[1]:+.1f}]" if bounds else ""
-    return f"{100 * row['difference']:+.1f}{spread}"
+    return f"{100 * row.difference:+.1f}{spread}"
 
 
-def runs(record: Record) -> Table | None:
+@Classify.from_record
+def runs(found: Classify) -> Table | None:
     """One row per run."""
     rows = [
         [
-            run["model"], run["seed"], run["fold"], run["test_accuracy"], run["correct"], run["samples"],
-            run["macro_f1"], run["unseen"]["accuracy"], run["unseen"]["samples"], run["development"]["accuracy"],
-            run["best_epoch"], run["epochs"], run["seconds"], run["folder"],
+            run.model, run.seed, run.fold, run.test_accuracy, run.correct, run.samples, run.macro_f1,
+            run.unseen.accuracy, run.unseen.samples, run.development.accuracy, run.best_epoch, run.epochs, run.seconds,
+            run.folder,
         ]
-        for run in record.values["runs"]
+        for run in found.runs
     ]  # fmt: skip
     columns = [
         Column("Model"), Column("Seed", "integer"), Column("Fold", "integer"), Column("Test accuracy", "percent"),
@@ -79,26 +80,25 @@ def runs(record: Record) -> Table | None:
     return Table(title="Runs of classifiers", columns=columns, rows=rows)
 
 
-def data(record: Record) -> Table | None:
+@Classify.from_record
+def data(found: Classify) -> Table | None:
     """The data that was read, and its duplicates."""
-    found = record.values.get("data")
-    if not found:
+    if found.data is None:
         return None
-    rows: list[list[Any]] = [["Tested on", found["split"]]]
-    for part in ("train", "test"):
-        if found[part]:
-            counts = found[part]
+    rows: list[list[Any]] = [["Tested on", found.data.split]]
+    for part, counts in (("train", found.data.train), ("test", found.data.test)):
+        if counts is not None:
             rows += [
-                [f"Rows of --{part}", counts["rows"]],
-                [f"… that repeat an earlier text of --{part}", counts["repeated_rows"]],
-                ["… texts with several labels", counts["texts_with_several_labels"]],
+                [f"Rows of --{part}", counts.rows],
+                [f"… that repeat an earlier text of --{part}", counts.repeated_rows],
+                ["… texts with several labels", counts.texts_with_several_labels],
             ]
-    if found["test_rows_in_train"] is not None:
-        rows.append(["Test rows whose text occurs in --train", found["test_rows_in_train"]])
+    if found.data.test_rows_in_train is not None:
+        rows.append(["Test rows whose text occurs in --train", found.data.test_rows_in_train])
     else:
-        first = [run for run in record.values["runs"] if run["model"] == record.values["runs"][0]["model"]]
-        count = sum(run["samples"] for run in first)
-        seen = count - sum(run["unseen"]["samples"] for run in first)
+        first = [run for run in found.runs if run.model == found.runs[0].model]
+        count = sum(run.samples for run in first)
+        seen = count - sum(run.unseen.samples for run in first)
         rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}"])
     return Table(
         title="Texts", columns=[Column("What"), Column("Value", "integer")], rows=rows,
@@ -106,25 +106,27 @@ def data(record: Record) -> Table | None:
     )  # fmt: skip
 
 
-def confusion_of(record: Record, model: str) -> list[list[int]]:
+def confusion_of(runs: Sequence[ClassifierRun], model: str) -> list[list[int]]:
     """Counts over all runs of a model; rows are the true labels."""
-    found = [run["confusion"] for run in record.values["runs"] if run["model"] == model]
+    found = [run.confusion for run in runs if run.model == model]
     return [[sum(cells) for cells in zip(*rows, strict=True)] for rows in zip(*found, strict=True)]
 
 
-def confusions(record: Record) -> list[Table]:
+@Classify.from_record
+def confusions(found: Classify) -> list[Table]:
     """One matrix per model, unless there are too many labels."""
-    if len(record.values["labels"]) > LARGEST_CONFUSION:
+    if len(found.labels) > LARGEST_CONFUSION:
         return []
-    labels = record.values["labels"]
-    tables = []
-    for row in record.values["models"]:
-        counts = confusion_of(record, row["model"])
-        tables.append(Table(
-            title=f"Confusion of {row['model']}",
-            columns=[Column("Right label"), *(Column(f"→ {label}", "integer") for label in labels)],
-            rows=[[label, *line] for label, line in zip(labels, counts, strict=True)],
+    return [
+        Table(
+            title=f"Confusion of {row.model}",
+            columns=[Column("Right label"), *(Column(f"→ {label}", "integer") for label in found.labels)],
+            rows=[
+                [label, *counts]
+                for label, counts in zip(found.labels, confusion_of(found.runs, row.model), strict=True)
+            ],
             note="Columns are the predicted labels; counts over all runs.",
             is_matrix=True,
-        ))  # fmt: skip
-    return tables
+        )
+        for row in found.models
+    ]

@@ -101,7 +101,7 @@ def piece_rows(
             row = {"words": [], "pieces": []}
         fresh = words[1:] if row["pieces"] else words
         row["words"] += [visible(text[slice(*spans[word])]) for word in fresh]
-        row["pieces"].append({"id": token["id"], "piece": visible(token["piece"]), "text": visible(token["text"])})
+        row["pieces"].append({"id": token.id, "piece": visible(token.piece), "text": visible(token.text)})
         before = words[-1] if words else None
     if row["pieces"]:
         yield row

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphase.baselines.names import TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
+from antiphase.baselines.results import AlignmentAccuracy, Epoch, SentenceScore
 from antiphase.errors import InputError
+from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
+from antiphase.typed import OPTIONAL
 
 SAMPLES, TEST_SAMPLES, MOST_SAMPLES = 8000, 400, 1_000_000
 
@@ -58,3 +61,108 @@ class TranslateSettings(Settings):
 
 
 SETTINGS = TranslateSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alignment(AlignmentAccuracy):
+    """Alignment on the test pairs, of the layer and the head that are best on training pairs."""
+
+    layer: int
+    mean_of_heads: float
+    """Of the layer, by the mean of its heads."""
+    head: list[int]
+    """Layer and head."""
+    best_head: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorScore(SentenceScore):
+    """Score of a model on the test pairs; sentences are written greedily, tokens are predicted after the right ones."""
+
+    loss: float | None
+    """Nats per token."""
+    token_accuracy: float
+    alignment: Alignment | None
+    """None where the right alignment is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorRun(TranslatorScore):
+    """One model, trained with one seed."""
+
+    model: str
+    seed: int
+    untrained: TranslatorScore
+    training_samples: int
+    epochs: int
+    curve: list[Epoch]
+    parameters: int
+    vocabulary: int
+    seconds: float
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslatorMean:
+    """One model, before or after training: means over its seeds."""
+
+    model: str
+    trained: bool
+    seeds: int
+    loss: float | None
+    token_accuracy: float
+    exact_match: float
+    ended: float
+    interval: list[float]
+    """95 % interval of ``exact_match``: over seeds and sentences (``uncertainty/seeds.py``), Wilson's with one seed."""
+    interval_is: str
+    mean_of_heads: float | None
+    best_head: float | None
+    chance: float | None
+    same_place: float | None
+    parameters: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemScore(SentenceScore):
+    """Score of a system that needs no learning."""
+
+    system: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedData:
+    """The pairs of the first seed."""
+
+    generated: bool
+    split: str
+    """Where the test pairs come from."""
+    training_samples: int
+    test_samples: int
+    test_sources_in_train: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownPair:
+    """The test pair whose alignment is shown."""
+
+    seed: int
+    source: list[str]
+    target: list[str]
+    alignment: list[int] | None
+    """For each word of the target, the index of its source word; None where it is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translate(Result):
+    """Result of ``antiphase translate``, and of one of its runs, which has only ``models`` and ``runs``."""
+
+    data: PairedData | None = field(default=None, metadata=OPTIONAL)
+    models: list[TranslatorMean]
+    baselines: list[SystemScore] | None = field(default=None, metadata=OPTIONAL)
+    example: ShownPair | None = field(default=None, metadata=OPTIONAL)
+    runs: list[TranslatorRun]
+
+
+RESULT = Translate

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import numpy
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.baselines.commands.translate import SAMPLES, TEST_SAMPLES, TranslateSettings
+from antiphase.baselines.commands.translate import (
+    SAMPLES,
+    TEST_SAMPLES,
+    Alignment,
+    PairedData,
+    ShownPair,
+    SystemScore,
+    Translate,
+    TranslateSettings,
+    TranslatorMean,
+    TranslatorRun,
+    TranslatorScore,
+)
 from antiphase.baselines.data.generated_language import generated_pairs, lexicon
 from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
@@ -21,6 +33,7 @@ from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
 from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.baselines.named_models import chosen_models
+from antiphase.baselines.results import AlignmentAccuracy
 from antiphase.baselines.scoring.translation import (
     alignment_accuracy,
     greedy_outputs,
@@ -36,11 +49,11 @@ from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.models import load_tokenizer
 from antiphase.records import Record, finite
+from antiphase.report.tables import mean_of_present
 from antiphase.training.device import choose_device
 from antiphase.uncertainty.intervals import wilson_interval
 from antiphase.uncertainty.seeds import Sample, seeds_interval
 
-KIND = "translate"
 START, END = "<|start|>", "<|end|>"
 CHOOSING = 200
 """Number of training pairs on which the layer and head with the best alignment are selected."""
@@ -88,13 +101,16 @@ def translate(
             study = Study(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated parts do not differ in what is checked
                 study.check(translators, parts)
-        first = splits[0]
         kind = "pairs" if request.train else "generated pairs"
-        say(f"{len(first.train):,} {kind} to train, {len(first.test):,} held out")
+        say(f"{len(splits[0].train):,} {kind} to train, {len(splits[0].test):,} held out")
         runs = study.runs(translators, splits, say, report)
-        record = study.record(translators, splits, runs)
-        record.save(output)
-    return record
+        first = {run.model: run.folder for run in reversed(runs)}
+        arrays = {
+            f"alignment.{name}": Record.load(output / folder).arrays["alignment"] for name, folder in first.items()
+        }
+        settings = {name: one.settings() for name, one in translators.items()}
+        seconds = sum(run.seconds for run in runs)
+        return study.result(splits[0], runs).save(output, request, arrays, seconds=seconds, translators=settings)
 
 
 def _splits(request: TranslateSettings) -> list[Parts]:
@@ -142,18 +158,21 @@ class Study:
         splits: Sequence[Parts],
         say: Callable[[str], None],
         report: Callable[[float, int], None],
-    ) -> list[dict[str, Any]]:
-        """The values of each run; finished runs are read from their folders."""
+    ) -> list[TranslatorRun]:
+        """The result of each run; finished runs are read from their folders."""
         runs = {
             f"{name}-seed{parts.seed}": partial(self._run, name, translator, parts)
             for parts in splits
             for name, translator in translators.items()
         }
-        return load_or_run_each(runs, self.output, say=say, sentence=_sentence, report=report)
+        return load_or_run_each(
+            runs, self.output, read=lambda record: Translate.of(record).runs[0], say=say, sentence=_sentence,
+            report=report,
+        )  # fmt: skip
 
     def _run(
         self, name: str, translator: Translator, parts: Parts, folder: str, report: Callable[[int, int], None]
-    ) -> dict[str, Any]:
+    ) -> TranslatorRun:
         started = time.perf_counter()
         tokenizer = self._tokenizer(parts)
         model = translator.build(tokenizer, seed=parts.seed).to(self.device)
@@ -163,25 +182,24 @@ class Study:
             model, translator.training, *train, seed=parts.seed, report=report,
             evaluate=lambda now: teacher_forced(now, *test, unknown=unknown_id(tokenizer)),
         )  # fmt: skip
-        run = {
-            "model": name,
-            "seed": parts.seed,
-            **self._judged(model, tokenizer, parts, train, test),
-            "untrained": untrained,
-            "training_samples": len(parts.train),
-            "epochs": curve[-1]["epoch"],
-            "curve": curve,
-            "parameters": model.num_parameters(),
-            "vocabulary": len(tokenizer),
-            "seconds": time.perf_counter() - started,
-            "folder": folder,
-        }
-        record = Record(
-            kind=KIND,
-            values=finite({"runs": [run], "models": summaries([run], one_test_part=True)}),
-            config=finite({**asdict(self.request), "translator": translator.settings()}),
+        run = TranslatorRun(
+            model=name,
+            seed=parts.seed,
+            **vars(self._judged(model, tokenizer, parts, train, test)),
+            untrained=untrained,
+            training_samples=len(parts.train),
+            epochs=curve[-1].epoch,
+            curve=curve,
+            parameters=model.num_parameters(),
+            vocabulary=len(tokenizer),
+            seconds=time.perf_counter() - started,
+            folder=folder,
+        )
+        record = replace(
+            Translate(models=summaries([run], one_test_part=True), runs=[run]).record(),
+            config=finite({**vars(self.request), "translator": translator.settings()}),
             seeds=[parts.seed],
-            seconds=run["seconds"],
+            seconds=run.seconds,
             arrays={"alignment": self._example(model, test)},
         )
         save_run(model, tokenizer, record, self.output / folder)
@@ -194,7 +212,7 @@ class Study:
         parts: Parts,
         train: tuple[EncodedTexts, EncodedTexts],
         test: tuple[EncodedTexts, EncodedTexts],
-    ) -> dict[str, Any]:
+    ) -> TranslatorScore:
         """Scores on the held-out part. Layer and head of the alignment are selected on training pairs."""
         sources, targets = test
         longest = min(model.config.max_position_embeddings, 2 * max(map(len, targets.ids)))
@@ -205,14 +223,16 @@ class Study:
             unknown=unknown_id(tokenizer),
         )
         forced = teacher_forced(model, sources, targets, unknown=unknown_id(tokenizer))
-        found = {"loss": forced["loss"], "token_accuracy": forced["accuracy"], **scores, "alignment": None}
+        alignment = None
         known = [pair.alignment for pair in parts.test if pair.alignment is not None]
         if len(known) == len(parts.test):
             chosen = [pair.alignment for pair in parts.train[:CHOOSING] if pair.alignment is not None]
-            found["alignment"] = reported_alignment(
+            alignment = reported_alignment(
                 alignment_accuracy(model, *train, chosen), alignment_accuracy(model, *test, known)
             )
-        return found
+        return TranslatorScore(
+            loss=forced["loss"], token_accuracy=forced["accuracy"], **vars(scores), alignment=alignment
+        )
 
     def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
         if parts.seed not in self.tokenizers:
@@ -258,59 +278,43 @@ class Study:
 
     def _example(
         self, model: SequenceToSequenceForConditionalGeneration, test: tuple[EncodedTexts, EncodedTexts]
-    ) -> Any:
+    ) -> numpy.ndarray:
         """Alignment of the held-out pair that is shown, (layers, heads, target tokens, source tokens)."""
         row = shown_pair(test[0])
         ids, labels = (torch.tensor([texts.ids[row]], device=self.device) for texts in test)
-        return model.alignment(ids, labels)[:, 0].cpu().numpy()
+        found: numpy.ndarray = model.alignment(ids, labels)[:, 0].cpu().numpy()
+        return found
 
-    def record(
-        self, translators: Mapping[str, Translator], splits: Sequence[Parts], runs: list[dict[str, Any]]
-    ) -> Record:
-        """The record of all runs."""
-        parts = splits[0]
+    def result(self, parts: Parts, runs: list[TranslatorRun]) -> Translate:
+        """The result of all runs; ``parts`` are those of the first seed."""
         tokenizer = self._tokenizer(parts)
         sources, targets = encode_pairs(tokenizer, parts.test)
         row = shown_pair(sources)
-        pair = parts.test[row]
-        first = {run["model"]: run["folder"] for run in reversed(runs)}
-        example = {
-            "seed": parts.seed,
-            "source": [tokenizer.decode([number]) for number in sources.ids[row]],
-            "target": [tokenizer.decode([number]) for number in targets.ids[row]],
-            "alignment": None if pair.alignment is None else list(pair.alignment),
-        }
+        alignment = parts.test[row].alignment
         trained = {normal_form(pair.source) for pair in parts.train}
-        return Record(
-            kind=KIND,
-            values=finite({
-                "data": {
-                    "generated": not self.request.train,
-                    "split": "official test part" if self.request.test else "generated" if not self.request.train
-                    else "held-out tenth",
-                    "training_samples": len(parts.train),
-                    "test_samples": len(parts.test),
-                    "test_sources_in_train": sum(normal_form(pair.source) in trained for pair in parts.test),
-                },
-                "models": summaries(runs, one_test_part=bool(self.request.test or not self.request.train)),
-                "baselines": self._baselines(tokenizer, parts, sources, targets),
-                "example": example,
-                "runs": runs,
-            }),
-            config=finite({
-                **asdict(self.request), "translators": {name: one.settings() for name, one in translators.items()}
-            }),
-            seeds=list(self.request.seeds),
-            seconds=sum(run["seconds"] for run in runs),
-            arrays={
-                f"alignment.{name}": Record.load(self.output / folder).arrays["alignment"]
-                for name, folder in first.items()
-            },
-        )  # fmt: skip
+        generated = not self.request.train
+        return Translate(
+            data=PairedData(
+                generated=generated,
+                split="official test part" if self.request.test else "generated" if generated else "held-out tenth",
+                training_samples=len(parts.train),
+                test_samples=len(parts.test),
+                test_sources_in_train=sum(normal_form(pair.source) in trained for pair in parts.test),
+            ),
+            models=summaries(runs, one_test_part=bool(self.request.test) or generated),
+            baselines=self._baselines(tokenizer, parts, sources, targets),
+            example=ShownPair(
+                seed=parts.seed,
+                source=[tokenizer.decode([number]) for number in sources.ids[row]],
+                target=[tokenizer.decode([number]) for number in targets.ids[row]],
+                alignment=None if alignment is None else list(alignment),
+            ),
+            runs=runs,
+        )
 
     def _baselines(
         self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
-    ) -> list[dict[str, Any]]:
+    ) -> list[SystemScore]:
         """Scores without learning: the most common token at every position, and copying the source word for word."""
         end, unknown = tokenizer.eos_token_id, unknown_id(tokenizer)
         common = most_common_token(encode_pairs(tokenizer, parts.train)[1].ids)
@@ -322,7 +326,7 @@ class Study:
             told = [" ".join(lexicon()[word] for word in pair.source.split()) for pair in parts.test]
             systems["word for word"] = [with_end(ids, end) for ids in encode(tokenizer, told).ids]
         return [
-            {"system": name, **sentence_scores(outputs, targets.ids, end=end, unknown=unknown)}
+            SystemScore(system=name, **vars(sentence_scores(outputs, targets.ids, end=end, unknown=unknown)))
             for name, outputs in systems.items()
         ]
 
@@ -351,67 +355,63 @@ def shown_pair(sources: EncodedTexts) -> int:
     return next(row for row, ids in enumerate(sources.ids) if len(ids) == lengths[len(lengths) // 2])
 
 
-def reported_alignment(choosing: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """``found`` with the ``layer`` and ``head`` that are best on other pairs, and their accuracy here."""
-    layers, heads = choosing["layers"], choosing["heads"]
-    layer = max(range(len(layers)), key=layers.__getitem__)
-    places = [(row, column) for row, line in enumerate(heads) for column in range(len(line))]
-    row, column = max(places, key=lambda place: heads[place[0]][place[1]])
-    return {
-        **found,
-        "layer": layer,
-        "mean_of_heads": found["layers"][layer],
-        "head": [row, column],
-        "best_head": found["heads"][row][column],
-    }
+def reported_alignment(choosing: AlignmentAccuracy, found: AlignmentAccuracy) -> Alignment:
+    """``found`` with the layer and the head that are best on other pairs, and their accuracy here."""
+    layer = max(range(len(choosing.layers)), key=choosing.layers.__getitem__)
+    places = [(row, column) for row, line in enumerate(choosing.heads) for column in range(len(line))]
+    row, column = max(places, key=lambda place: choosing.heads[place[0]][place[1]])
+    return Alignment(
+        **vars(found), layer=layer, mean_of_heads=found.layers[layer], head=[row, column],
+        best_head=found.heads[row][column],
+    )  # fmt: skip
 
 
-def _sentence(run: Mapping[str, Any]) -> str:
-    alignment = run["alignment"]
-    aligned = "" if alignment is None else f", alignment {100 * alignment['mean_of_heads']:.1f} %"
+def _sentence(run: TranslatorRun) -> str:
+    aligned = "" if run.alignment is None else f", alignment {100 * run.alignment.mean_of_heads:.1f} %"
     return (
-        f"{run['model']}, seed {run['seed']}: {100 * run['exact_match']:.1f} % of {run['samples']:,} sentences right, "
-        f"{100 * run['token_accuracy']:.1f} % of tokens{aligned} ({run['seconds']:.0f} s)"
+        f"{run.model}, seed {run.seed}: {100 * run.exact_match:.1f} % of {run.samples:,} sentences right, "
+        f"{100 * run.token_accuracy:.1f} % of tokens{aligned} ({run.seconds:.0f} s)"
     )
 
 
-def summaries(runs: Sequence[Mapping[str, Any]], *, one_test_part: bool) -> list[dict[str, Any]]:
-    """One row per model, before and after training: means over its seeds.
-
-    The interval of ``exact_match`` covers seeds and sentences (``uncertainty/seeds.py``); with one seed, it is
-    Wilson's.
+def summaries(runs: Sequence[TranslatorRun], *, one_test_part: bool) -> list[TranslatorMean]:
+    """One row per model, before and after training.
 
     Args:
         one_test_part: whether all seeds are tested on the same pairs; otherwise each seed holds out other pairs.
     """
     found = []
-    for name in dict.fromkeys(run["model"] for run in runs):
-        own = [run for run in runs if run["model"] == name]
+    for name in dict.fromkeys(run.model for run in runs):
+        own = [run for run in runs if run.model == name]
         for trained in (False, True):
-            scores = [run if trained else run["untrained"] for run in own]
-            exact = [score["exact_match"] for score in scores]
-            sample = Sample.of_counts(exact, min(score["samples"] for score in scores), shared=one_test_part)
+            scores: list[TranslatorScore] = [run if trained else run.untrained for run in own]
+            exact = [score.exact_match for score in scores]
+            sample = Sample.of_counts(exact, min(score.samples for score in scores), shared=one_test_part)
             several = seeds_interval(exact, sample)
-            found.append({
-                "model": name,
-                "trained": trained,
-                "seeds": len(own),
-                **{key: _mean(score[key] for score in scores) for key in MEANS},
-                "interval": wilson_interval(scores[0]["exact"], scores[0]["samples"]) if several is None
-                else [max(0.0, several.low), min(1.0, several.high)],
-                "interval_is": "Wilson over sentences" if several is None else several.basis.words,
-                **{key: _mean((score["alignment"] or {}).get(key) for score in scores) for key in ALIGNMENT},
-                "parameters": own[0]["parameters"],
-                "seconds": _mean(run["seconds"] for run in own),
-            })  # fmt: skip
+            interval = wilson_interval(scores[0].exact, scores[0].samples)
+            if several is not None:
+                interval = max(0.0, several.low), min(1.0, several.high)
+            alignments = [score.alignment for score in scores if score.alignment is not None]
+            found.append(TranslatorMean(
+                model=name,
+                trained=trained,
+                seeds=len(own),
+                loss=mean_of_present(score.loss for score in scores),
+                token_accuracy=_mean(score.token_accuracy for score in scores),
+                exact_match=_mean(exact),
+                ended=_mean(score.ended for score in scores),
+                interval=list(interval),
+                interval_is="Wilson over sentences" if several is None else several.basis.words,
+                mean_of_heads=mean_of_present(one.mean_of_heads for one in alignments),
+                best_head=mean_of_present(one.best_head for one in alignments),
+                chance=mean_of_present(one.chance for one in alignments),
+                same_place=mean_of_present(one.same_place for one in alignments),
+                parameters=own[0].parameters,
+                seconds=_mean(run.seconds for run in own),
+            ))  # fmt: skip
     return found
 
 
-MEANS = ("loss", "token_accuracy", "exact_match", "ended")
-ALIGNMENT = ("mean_of_heads", "best_head", "chance", "same_place")
-
-
-def _mean(values: Any) -> float | None:
-    """The mean of the values that are not None."""
-    numbers = [value for value in values if value is not None]
-    return sum(numbers) / len(numbers) if numbers else None
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

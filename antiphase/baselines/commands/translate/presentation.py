@@ -6,7 +6,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.baselines.commands.classify.figures import epoch_curves
-from antiphase.baselines.commands.translate import tables
+from antiphase.baselines.commands.translate import ShownPair, Translate, tables
 from antiphase.records import Record
 from antiphase.report.plots import STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
@@ -14,50 +14,61 @@ from antiphase.report.tables import format_value
 from antiphase.viewer.look.plots import ALIGNED, aligned
 
 
-def _models(record: Record) -> list[str]:
-    return list(dict.fromkeys(run["model"] for run in record.values["runs"]))
+def _models(found: Translate) -> list[str]:
+    return list(dict.fromkeys(run.model for run in found.runs))
 
 
+@Translate.from_record
 @matplotlib.rc_context(STYLE)
-def epochs(record: Record) -> Figure | None:
+def epochs(found: Translate) -> Figure | None:
     """Held-out token accuracy and losses after each epoch, one line per run."""
     titles = ("Held-out tokens that are right", "Loss: held-out, and training (fainter)")
-    return epoch_curves(record.values["runs"], _models(record), titles=titles, unit="nats per token")
+    curves = [(run.model, run.curve) for run in found.runs]
+    return epoch_curves(curves, _models(found), titles=titles, unit="nats per token")
 
 
 @matplotlib.rc_context(STYLE)
 def alignment(record: Record) -> Figure | None:
     """A row of panels per model, with one panel per layer: the mean over its heads on one held-out pair."""
-    example, names = record.values.get("example"), {name: f"alignment.{name}" for name in _models(record)}
-    if not example or not set(names.values()) <= record.arrays.keys():  # the record's arrays are missing
+    found = Translate.read(record)
+    if found is None or found.example is None:
+        return None
+    example, names = found.example, {name: f"alignment.{name}" for name in _models(found)}
+    if not set(names.values()) <= record.arrays.keys():  # the record's arrays are missing
         return None
     maps = {name: record.arrays[array].mean(1) for name, array in names.items()}
     layers = max(map(len, maps.values()))
-    if any(len(found) != layers for found in maps.values()):  # possible with `--set MODEL.num_hidden_layers`
+    if any(len(weights) != layers for weights in maps.values()):  # possible with `--set MODEL.num_hidden_layers`
         layers = 1
     panels = [
         (f"{visible(name)}, layer {layer}", weights)
-        for name, found in maps.items()
-        for layer, weights in enumerate(found)
+        for name, of_layers in maps.items()
+        for layer, weights in enumerate(of_layers)
     ]
-    texts = {side: [visible(text, 14) for text in example[side]] for side in ("target", "source")}
+    target, source = ([visible(text, 14) for text in texts] for texts in (example.target, example.source))
     return aligned(
-        panels, ("target", texts["target"]), ("source", texts["source"]), across=min(max(layers, 2), ALIGNED),
-        right=example["alignment"] or (),
+        panels, ("target", target), ("source", source), across=min(max(layers, 2), ALIGNED),
+        right=example.alignment or (),
     )  # fmt: skip
 
 
 def _ends(record: Record) -> str:
-    rows = [row for row in record.values["models"] if row["trained"]]
-    return ", ".join(f"{row['model']} {format_value(row['exact_match'], 'percent')}" for row in rows)
+    rows = [row for row in Translate.of(record).models if row.trained]
+    return ", ".join(f"{row.model} {format_value(row.exact_match, 'percent')}" for row in rows)
+
+
+def _example(record: Record) -> ShownPair:
+    found = Translate.of(record).example
+    assert found is not None, "a figure shows it"
+    return found
 
 
 def _alignment_caption(record: Record) -> str:
-    example = record.values["example"]
-    rings = " Rings are the right words." if example["alignment"] else ""
+    example = _example(record)
+    rings = " Rings are the right words." if example.alignment else ""
     return (
         f"Which tokens of the source (columns) each token of the target (rows) looks at as it is written, on one "
-        f"held-out pair, seed {example['seed']}: means over the heads of a layer.{rings} In differential models red "
+        f"held-out pair, seed {example.seed}: means over the heads of a layer.{rings} In differential models red "
         "adds and blue subtracts."
     )
 
@@ -79,7 +90,7 @@ PRESENTATION = Presentation(
             draw=alignment,
             title="Alignment",
             caption=_alignment_caption,
-            alternative=lambda record: f"Heat maps of cross-attention: {' '.join(record.values['example']['source'])}.",
+            alternative=lambda record: f"Heat maps of cross-attention: {' '.join(_example(record).source)}.",
             is_raster=True,
         ),
     },

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from antiphase.records import Record
+from antiphase.baselines.commands.translate import Translate
 from antiphase.report.tables import Column, Table, format_value
 
 
-def models(record: Record) -> Table | None:
+@Translate.from_record
+def models(read: Translate) -> Table | None:
     """One row per model, trained and untrained, and per system without learning."""
-    found = record.values["models"]
+    found = read.models
     rows: list[list[Any]] = [
         [
-            row["model"] if row["trained"] else f"{row['model']}, untrained", row["loss"], row["token_accuracy"],
-            _share(row["exact_match"], row["interval"]), row["mean_of_heads"], row["best_head"],
+            row.model if row.trained else f"{row.model}, untrained", row.loss, row.token_accuracy,
+            _share(row.exact_match, row.interval), row.mean_of_heads, row.best_head,
         ]
-        for row in sorted(found, key=lambda row: not row["trained"])
+        for row in sorted(found, key=lambda row: not row.trained)
     ]  # fmt: skip
     rows += [
-        [row["system"], None, row["tokens_in_place"], _share(row["exact_match"], None), None, None]
-        for row in record.values.get("baselines", [])
+        [row.system, None, row.tokens_in_place, format_value(row.exact_match, "percent"), None, None]
+        for row in read.baselines or []
     ]
-    if found[0]["chance"] is not None:
+    if found[0].chance is not None:
         rows += [
-            ["any source word", None, None, None, found[0]["chance"], found[0]["chance"]],
-            ["source word at the same place", None, None, None, found[0]["same_place"], found[0]["same_place"]],
+            ["any source word", None, None, None, found[0].chance, found[0].chance],
+            ["source word at the same place", None, None, None, found[0].same_place, found[0].same_place],
         ]
     columns = [
         Column("Model"), Column("Loss", "loss"), Column("Tokens", "percent"), Column("Exact match", "number"),
@@ -35,7 +37,7 @@ def models(record: Record) -> Table | None:
     note = (
         "On held-out pairs. Loss in nats per token and share of tokens right, after right ones; of systems that need "
         "no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
-        f"({found[0]['interval_is']})."
+        f"({found[0].interval_is})."
     )
     if 4 in shown:
         note += (
@@ -50,35 +52,34 @@ def models(record: Record) -> Table | None:
     )
 
 
-def _share(share: float, interval: Any) -> str:
-    if not interval:
-        return format_value(share, "percent")
+def _share(share: float, interval: Sequence[float]) -> str:
     low, high = (f"{100 * bound:.1f}" for bound in interval)
     return f"{format_value(share, 'percent')} [{low}–{high}]"
 
 
-def data(record: Record) -> Table | None:
+@Translate.from_record
+def data(found: Translate) -> Table | None:
     """Number of pairs, and how the test pairs were held out."""
-    found = record.values.get("data")
-    if not found:
+    if found.data is None:
         return None
-    rows = [
-        ["Tested on", found["split"]],
-        ["Training pairs of the first seed", found["training_samples"]],
-        ["Held-out pairs of the first seed", found["test_samples"]],
-        ["… whose source text occurs in training", found["test_sources_in_train"]],
+    rows: list[list[Any]] = [
+        ["Tested on", found.data.split],
+        ["Training pairs of the first seed", found.data.training_samples],
+        ["Held-out pairs of the first seed", found.data.test_samples],
+        ["… whose source text occurs in training", found.data.test_sources_in_train],
     ]
     return Table(title="Pairs", columns=[Column("What"), Column("Value", "integer")], rows=rows)
 
 
-def runs(record: Record) -> Table | None:
+@Translate.from_record
+def runs(found: Translate) -> Table | None:
     """One row per run."""
     rows = [
         [
-            run["model"], run["seed"], run["exact"], run["samples"], run["token_accuracy"], run["loss"], run["ended"],
-            run["parameters"], run["epochs"], run["seconds"], run["folder"],
+            run.model, run.seed, run.exact, run.samples, run.token_accuracy, run.loss, run.ended, run.parameters,
+            run.epochs, run.seconds, run.folder,
         ]
-        for run in record.values["runs"]
+        for run in found.runs
     ]  # fmt: skip
     columns = [
         Column("Model"), Column("Seed", "integer"), Column("Exact", "integer"), Column("of", "integer"),
@@ -88,16 +89,17 @@ def runs(record: Record) -> Table | None:
     return Table(title="Runs of translators", columns=columns, rows=rows)
 
 
-def heads(record: Record) -> Table | None:
+@Translate.from_record
+def heads(found: Translate) -> Table | None:
     """Alignment accuracy of every head; one row per layer of each run."""
-    if not record.values["runs"][0]["alignment"]:
+    aligned = [(run, run.alignment) for run in found.runs if run.alignment is not None]
+    if not aligned:
         return None
-    aligned = [(run, run["alignment"]) for run in record.values["runs"]]
-    most = max(len(line) for _, found in aligned for line in found["heads"])
+    most = max(len(line) for _, alignment in aligned for line in alignment.heads)
     rows = [
-        [run["model"], run["seed"], layer, found["layers"][layer], *line, *[None] * (most - len(line))]
-        for run, found in aligned
-        for layer, line in enumerate(found["heads"])
+        [run.model, run.seed, layer, alignment.layers[layer], *line, *[None] * (most - len(line))]
+        for run, alignment in aligned
+        for layer, line in enumerate(alignment.heads)
     ]
     columns = [
         Column("Model"), Column("Seed", "integer"), Column("Layer", "integer"), Column("Mean of heads", "percent"),

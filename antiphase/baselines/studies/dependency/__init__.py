@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from antiphase.baselines.names import PHRASE, check_seeds, device_flag, models_flag, seeds_flag, settings_flag
+from antiphase.baselines.results import Epoch
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.flags import Settings, flag
@@ -135,18 +136,6 @@ class DistanceMean(Mean):
     def parts(self) -> tuple[Mean, Mean]:
         """All sentences, and those whose nearest noun has the other number."""
         return self, self.misled
-
-
-@dataclass(frozen=True, kw_only=True)
-class Epoch:
-    """Scores on the development part after an epoch."""
-
-    epoch: int
-    step: int
-    train_loss: float | None
-    accuracy: float
-    loss: float | None
-    best: bool
 
 
 @dataclass(frozen=True, kw_only=True)

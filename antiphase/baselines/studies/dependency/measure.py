@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
-from antiphase.baselines.scoring.classification import class_probabilities
+from antiphase.baselines.scoring.classification import class_probabilities, development_scores
 from antiphase.baselines.studies.dependency import (
     DEVELOPMENT,
     Dependency,
@@ -33,7 +34,6 @@ from antiphase.baselines.studies.dependency import (
     DependencySettings,
     DistanceMean,
     DistanceScore,
-    Epoch,
     Mean,
     Score,
 )
@@ -148,19 +148,14 @@ def _run(
 ) -> DependencyRun:
     started = time.perf_counter()
 
-    def evaluate(trained: PreTrainedModel) -> dict[str, float]:
-        found = class_probabilities(trained, development.texts)
-        right = found[torch.arange(len(found)), development.targets]
-        accuracy = (found.argmax(1) == development.targets).float().mean()
-        return {"accuracy": float(accuracy), "loss": float(-right.clamp(min=1e-30).log().mean())}
-
     curve = train_classifier(
-        model, classifier.training, train.texts, train.targets, seed=seed, evaluate=evaluate, report=report
-    )
-    best = next(point for point in curve if point["best"])
+        model, classifier.training, train.texts, train.targets, seed=seed, report=report,
+        evaluate=partial(development_scores, texts=development.texts, targets=development.targets),
+    )  # fmt: skip
+    best = next(point for point in curve if point.best)
     return DependencyRun(
-        model=name, seed=seed, parameters=model.num_parameters(), development_accuracy=best["accuracy"],
-        best_epoch=best["epoch"], curve=[Epoch(**point) for point in curve], seconds=time.perf_counter() - started,
+        model=name, seed=seed, parameters=model.num_parameters(), development_accuracy=best.accuracy,
+        best_epoch=best.epoch, curve=curve, seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 
