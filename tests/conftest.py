@@ -82,6 +82,7 @@ def _command_line(monkeypatch, capsys, tmp_path):
             words += part.split() if isinstance(part, str) else part if isinstance(part, list) else [str(part)]
         monkeypatch.setattr("sys.argv", ["antiphase", *words])
         monkeypatch.chdir(tmp_path)
+        capsys.readouterr()  # drop what the test printed before, such as transformers' progress bars
         with pytest.raises(SystemExit) as caught:
             main()
         out, err = capsys.readouterr()

@@ -22,6 +22,7 @@ from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.instrumentation.hooks import wrapped_attention
+from antiphase.probing.last_tokens import LastTokens
 from antiphase.probing.maps import attention_maps
 from antiphase.probing.rows import attention_rows
 from antiphase.probing.statistics import attention_statistics
@@ -317,3 +318,37 @@ def test_layers_with_and_without_a_window_may_share_one_mask(first):
         torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, plain, rtol=1e-5, atol=1e-5)
     with quantized_logits(model, 40):
         torch.testing.assert_close(model(input_ids=ids, attention_mask=mask).logits, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_an_encoder_alone_is_measured_though_its_configuration_is_a_pairs():
+    encoder = sharp(REFUSED["bart"]()).get_encoder()
+    assert encoder.config.is_encoder_decoder
+    ids = batch().input_ids
+    encoder.set_attn_implementation("eager")
+    weights = encoder(ids, output_attentions=True).attentions
+    entropy = torch.stack([torch.special.entr(one).sum(-1).mean(-1) for one in weights])
+    found = attention_statistics(encoder, input_ids=ids)
+    torch.testing.assert_close(found.entropy.double(), entropy, rtol=1e-5, atol=1e-6)
+
+
+COMPRESSED = hf.DeepseekV4Config(
+    vocab_size=61, hidden_size=48, moe_intermediate_size=16, num_hidden_layers=1, num_attention_heads=8,
+    layer_types=["compressed_sparse_attention"],
+    head_dim=8, q_lora_rank=24, num_experts_per_tok=2, n_routed_experts=4, n_shared_experts=1, sliding_window=5,
+    max_position_embeddings=96, o_groups=2, o_lora_rank=16, index_n_heads=2, index_head_dim=8, index_topk=64,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+"""Layers that attend to compressed keys besides the tokens' own."""
+
+
+@pytest.mark.parametrize("reader", [
+    lambda model, ids: attention_rows(model, ids, torch.tensor([[3, 11]])),
+    lambda model, ids: attention_maps(model, ids),
+    lambda model, ids: LastTokens(model, ids, torch.tensor([[N - 3, N - 2]])),
+])  # fmt: skip
+def test_keys_that_are_no_tokens_are_refused(reader):
+    model = hf.DeepseekV4ForCausalLM(COMPRESSED).eval()
+    with pytest.raises(
+        ValueError, match=r"^DeepseekV4Attention attends to \d+ keys with 37 queries; keys that are not"
+    ):
+        reader(model, batch(1).input_ids)

@@ -145,6 +145,19 @@ class AttentionCall:
         read = ("lam", "scaling", "sliding_window", *also_read)
         refuse_unknown({name: given for name, given in self.arguments.items() if name not in read})
 
+    def refuse_other_keys(self) -> None:
+        """Refuse keys other than the queries' own tokens: another sequence's, or the compressed ones of DeepSeek V4.
+
+        Raises:
+            ValueError: there are more or fewer keys than queries.
+        """
+        keys, queries = self.key.shape[2], self.query.shape[2]
+        if keys != queries:
+            raise ValueError(
+                f"{type(self.module).__name__} attends to {keys} keys with {queries} queries; keys that are not the "
+                "text's own tokens are not measured"
+            )
+
     # ------------------------------------------------------------------------------------------ visibility
 
     @cached_property

@@ -106,12 +106,17 @@ def transformed(
         yield
 
 
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether a model runs an encoder and a decoder; its encoder alone does not, whatever the configuration says."""
+    return "decoder_input_ids" in inspect.signature(model.base_model.forward).parameters
+
+
 def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     """
     Raises:
         InputError: the model is an encoder–decoder, whose two parts use the same layer numbers.
     """
-    if model.config.is_encoder_decoder:
+    if is_encoder_decoder(model):
         raise InputError(
             f"attention of a {model.config.model_type} model cannot be measured or changed, because encoder and "
             "decoder use the same layer numbers; use attention_maps (antiphase look)"

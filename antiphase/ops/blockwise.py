@@ -84,73 +84,12 @@ def attend_backward(
     scores. dK and dV are accumulated transposed, (d, M), because that product is faster.
     """
     layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
-    lambdas = _Lambdas(layout, lam)
-    grad_query, grad_key, grad_value = (
-        torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
-    )
-    grad_lam = lam.new_zeros(layout.batch, layout.all_groups, layout.repeats, lam.shape[2])
+    gradients = _Gradients(layout, query, key, value, lam, scale)
     grouped_grad = layout.group(grad)  # (B, G, R, N, dv)
-    grouped_queries = grad_query.unflatten(1, (layout.all_groups, layout.repeats, 2))  # (B, G, R, 2, N, d)
-    grouped_keys = grad_key.unflatten(1, (layout.all_groups, layout.key_maps))  # (B, G, 2|1, M, d)
-    width, value_width = query.shape[-1], value.shape[-1]
-    third_buffer = layout.row_buffer("third", layout.widest)
-    step_buffer = layout.key_buffer("step", max(width, value_width), layout.products)
-    is_rounded = layout.products != layout.dtype
-
-    def add_product(total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
-        """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
-        shape = len(rows), rows.shape[-1], scores.shape[-1]
-        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=view_as(step_buffer, *shape))
-        if is_rounded:
-            buffer = layout.key_buffer("step in full", max(width, value_width), layout.dtype)
-            product = view_as(buffer, *shape).copy_(product)
-        total[:, :, keys].add_(product)
-
     for item in layout.work_items():
-        count = item.count
-        here = item.batches, item.groups
-        item_grad = grouped_grad[here].to(layout.products)
-        key_sums = [
-            view_as(
-                layout.key_buffer(f"key sum {index}", width, layout.dtype), count, width, layout.keys_length
-            ).zero_()
-            for index in range(layout.key_maps)
-        ]
-        buffer = layout.key_buffer("value sum", value_width, layout.dtype)
-        value_sum = view_as(buffer, count, value_width, layout.keys_length).zero_()
-        for block in layout.blocks:
-            if block.sees_no_key:
-                grouped_queries[here][..., block.queries, :] = 0
-                continue
-            maps, unrounded = _maps_and_unrounded(layout, item, block) if is_rounded else (item.maps(block), None)
-            third = view_as(third_buffer, *maps[0].shape)  # first P1 - λP2, then dP
-            lam_column = lambdas.column(item, block)
-            cotangent = item_grad[:, :, :, block.queries].reshape(count, -1, value_width)  # (U, R n, dv)
-            _subtract(maps[0], maps[1], lam_column, out=third)
-            add_product(value_sum, cotangent, third, block.keys)
-            torch.bmm(cotangent, item.values[:, block.keys].transpose(1, 2), out=third)
-            for index, scores in enumerate(maps):
-                if index == 1:
-                    if unrounded is not None:
-                        buffer = layout.row_buffer("third in full", layout.widest, layout.dtype)
-                        dots = view_as(buffer, *third.shape).copy_(third).mul_(unrounded)
-                    else:  # the first map is no longer needed: its buffer holds P2∘dP
-                        dots = torch.mul(scores, third, out=maps[0])
-                    second_mean = dots.sum(-1)  # (U, R n)
-                    lambdas.subtract(grad_lam, item, block, second_mean)
-                torch.ops.aten._softmax_backward_data.out(third, scores, -1, layout.products, grad_input=scores)
-                factor = 1.0 if index == 0 else -lam_column
-                key_sum, keys = key_sums[index % layout.key_maps], item.keys[index % layout.key_maps]
-                add_product(key_sum, item.rows(index, block) * (scale * factor), scores, block.keys)
-                grad_rows = torch.bmm(scores, keys[:, block.keys]) * (scale * factor)  # (U, R n, d)
-                target = grouped_queries[here][:, :, :, index, block.queries]
-                target.copy_(grad_rows.view(target.shape))
-        for index, key_sum in enumerate(key_sums):
-            target = grouped_keys[here][:, :, index]
-            target.copy_(key_sum.transpose(1, 2).view(target.shape))
-        target = grad_value[here]
-        target.copy_(value_sum.transpose(1, 2).view(target.shape))
-    return grad_query, grad_key, grad_value, grad_lam.flatten(1, 2).sum_to_size(lam.shape).clone()
+        gradients.add(item, grouped_grad[item.batches, item.groups].to(layout.products))
+    grad_lam = gradients.lam.flatten(1, 2).sum_to_size(lam.shape).clone()
+    return gradients.query, gradients.key, gradients.value, grad_lam
 
 
 blockwise_attention_backward = torch.library.custom_op(
@@ -223,6 +162,84 @@ def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: Block) -> tu
     buffer = layout.row_buffer("unrounded", layout.widest, layout.dtype)
     unrounded = item.softmax(view_as(buffer, *scores.shape).copy_(scores))
     return [first, scores.copy_(unrounded)], unrounded
+
+
+class _Gradients:
+    """Gradients in the making, and the buffers that blocks share."""
+
+    def __init__(
+        self, layout: BlockLayout, query: Tensor, key: Tensor, value: Tensor, lam: Tensor, scale: float
+    ) -> None:
+        self.layout, self.scale, self.lambdas = layout, scale, _Lambdas(layout, lam)
+        self.query, self.key, self.value = (
+            torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value)
+        )
+        self.lam = lam.new_zeros(layout.batch, layout.all_groups, layout.repeats, lam.shape[2])
+        self.queries = self.query.unflatten(1, (layout.all_groups, layout.repeats, 2))  # (B, G, R, 2, N, d)
+        self.keys = self.key.unflatten(1, (layout.all_groups, layout.key_maps))  # (B, G, 2|1, M, d)
+        self.width, self.value_width = query.shape[-1], value.shape[-1]
+        self.third = layout.row_buffer("third", layout.widest)
+        self.step = layout.key_buffer("step", max(self.width, self.value_width), layout.products)
+        self.is_rounded = layout.products != layout.dtype
+
+    def add(self, item: WorkItem, grad: Tensor) -> None:
+        """Write the gradients of a work item, for the cotangent (b, g, R, N, dv) in the dtype of products."""
+        layout = self.layout
+        key_sums = [self._zeros(item, f"key sum {index}", self.width) for index in range(layout.key_maps)]
+        value_sum = self._zeros(item, "value sum", self.value_width)
+        here = item.batches, item.groups
+        for block in layout.blocks:
+            if block.sees_no_key:
+                self.queries[here][..., block.queries, :] = 0
+                continue
+            cotangent = grad[:, :, :, block.queries].reshape(item.count, -1, self.value_width)  # (U, R n, dv)
+            self._add_block(item, block, cotangent, key_sums, value_sum)
+        for index, key_sum in enumerate(key_sums):
+            target = self.keys[here][:, :, index]
+            target.copy_(key_sum.transpose(1, 2).view(target.shape))
+        target = self.value[here]
+        target.copy_(value_sum.transpose(1, 2).view(target.shape))
+
+    def _zeros(self, item: WorkItem, name: str, width: int) -> Tensor:
+        """A sum over blocks, transposed: (U, width, M)."""
+        buffer = self.layout.key_buffer(name, width, self.layout.dtype)
+        return view_as(buffer, item.count, width, self.layout.keys_length).zero_()
+
+    def _add_block(
+        self, item: WorkItem, block: Block, cotangent: Tensor, key_sums: list[Tensor], value_sum: Tensor
+    ) -> None:
+        layout = self.layout
+        maps, unrounded = _maps_and_unrounded(layout, item, block) if self.is_rounded else (item.maps(block), None)
+        third = view_as(self.third, *maps[0].shape)  # first P1 - λP2, then dP
+        lam_column = self.lambdas.column(item, block)
+        _subtract(maps[0], maps[1], lam_column, out=third)
+        self._add_product(value_sum, cotangent, third, block.keys)
+        torch.bmm(cotangent, item.values[:, block.keys].transpose(1, 2), out=third)
+        for index, scores in enumerate(maps):
+            if index == 1:
+                if unrounded is not None:
+                    buffer = layout.row_buffer("third in full", layout.widest, layout.dtype)
+                    dots = view_as(buffer, *third.shape).copy_(third).mul_(unrounded)
+                else:  # the first map is no longer needed: its buffer holds P2∘dP
+                    dots = torch.mul(scores, third, out=maps[0])
+                self.lambdas.subtract(self.lam, item, block, dots.sum(-1))
+            torch.ops.aten._softmax_backward_data.out(third, scores, -1, layout.products, grad_input=scores)
+            factor = self.scale * (1.0 if index == 0 else -lam_column)
+            key_sum, keys = key_sums[index % layout.key_maps], item.keys[index % layout.key_maps]
+            self._add_product(key_sum, item.rows(index, block) * factor, scores, block.keys)
+            grad_rows = torch.bmm(scores, keys[:, block.keys]) * factor  # (U, R n, d)
+            target = self.queries[item.batches, item.groups][:, :, :, index, block.queries]
+            target.copy_(grad_rows.view(target.shape))
+
+    def _add_product(self, total: Tensor, rows: Tensor, scores: Tensor, keys: slice) -> None:
+        """Total (U, w, M) += rowsᵀ scores, for rows (U, R n, w) and scores (U, R n, m)."""
+        layout = self.layout
+        shape = len(rows), rows.shape[-1], scores.shape[-1]
+        product = torch.bmm(rows.to(layout.products).transpose(1, 2), scores, out=view_as(self.step, *shape))
+        if self.is_rounded:
+            buffer = layout.key_buffer("step in full", max(self.width, self.value_width), layout.dtype)
+            product = view_as(buffer, *shape).copy_(product)
+        total[:, :, keys].add_(product)
 
 
 class _Lambdas:

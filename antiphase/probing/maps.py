@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
-from antiphase.instrumentation.hooks import observed
+from antiphase.instrumentation.hooks import is_encoder_decoder, observed
 from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.masks import combine_mask
 from antiphase.probing.rows import rows_of
@@ -63,10 +63,17 @@ def attention_maps(
 
     Raises:
         ValueError: the model's attention does not use transformers' interface, has no eager function, has a mask per
-            head, or is observed or changed by a block around this call.
+            head or keys that are not tokens, or is observed or changed by a block around this call; or
+            ``decoder_input_ids`` are missing or not needed.
         NonFiniteError: weights or λ are not finite.
     """
     base = model.base_model
+    is_pair = is_encoder_decoder(model)
+    if is_pair != (decoder_input_ids is not None):
+        raise ValueError(
+            f"{type(model).__name__} is {'an' if is_pair else 'no'} encoder–decoder, so decoder_input_ids must "
+            f"{'be given: the target text, beginning with the start token' if is_pair else 'be left out'}"
+        )
     arguments: dict[str, Any] = {}
     for name, ids in (("input_ids", input_ids), ("decoder_input_ids", decoder_input_ids)):
         if ids is None:
@@ -76,9 +83,11 @@ def attention_maps(
         arguments[name] = ids.to(model.device)
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         arguments["use_cache"] = False
-    watch = _Watch(None if decoder_input_ids is None else base.get_encoder())
+    watch = _Watch(base.get_encoder() if is_pair else None)
     with _eager(model), observed(model, watch, encoder_decoder=True):
         base(**arguments)
+    if is_pair and not any(one.part == "encoder" for one in watch.found):
+        raise ValueError(f"the encoder of {type(model).__name__} does not use transformers' attention interface")
     return watch.found
 
 
@@ -110,6 +119,8 @@ class _Watch:
     def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         if call.is_second_half:
             return
+        if self.encoder is None:
+            call.refuse_other_keys()
         name, lam = type(call.module).__name__, call.lam
         visible = visible_pairs(call)
         if call.kind.subtracts:

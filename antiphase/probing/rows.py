@@ -44,7 +44,8 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
     Raises:
         InputError: the model is an encoder–decoder.
-        ValueError: attention does not use transformers' interface, or has unsupported arguments (such as ``softcap``).
+        ValueError: attention does not use transformers' interface, has unsupported arguments (such as ``softcap``), or
+            keys that are not the text's tokens.
         NonFiniteError: weights or λ are not finite.
     """
     found: list[LayerRows] = []
@@ -70,9 +71,10 @@ def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, 
     A head has two maps here if the attention function subtracts them.
 
     Raises:
-        ValueError: an argument would change the rows.
+        ValueError: an argument would change the rows, or keys are not the text's tokens.
         NonFiniteError: weights or λ are not finite.
     """
+    call.refuse_other_keys()
     call.refuse_unread("dropout", *(() if call.kind.subtracts else ("s_aux",)))
     query, lam = call.query, call.lam if call.kind.subtracts else None
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[-1]))

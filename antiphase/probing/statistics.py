@@ -143,13 +143,11 @@ class _Probe:
             return
         call.refuse_unread("dropout")
         batch, _, length, _ = call.query.shape
-        keys, name = call.key.shape[2], type(call.module).__name__
-        if keys != length:
-            raise ValueError(
-                f"{name} attends to {keys} keys with {length} queries; attention to another sequence is not measured"
-            )
+        call.refuse_other_keys()
         if call.mask is not None and call.mask.shape[1] > 1:
-            raise ValueError(f"{name} has a separate attention mask per head, which is not supported")
+            raise ValueError(
+                f"{type(call.module).__name__} has a separate attention mask per head, which is not supported"
+            )
         visible = Visibility(call.mask, call.is_causal, call.sliding_window)
         real = self.real
         if real is None:
@@ -164,7 +162,7 @@ class _Probe:
         lambdas = () if lam is None else (lam,)
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
-        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, keys, visible), real, call.kind.pairing))
+        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, length, visible), real, call.kind.pairing))
 
 
 @dataclass(frozen=True)

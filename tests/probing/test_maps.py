@@ -10,6 +10,10 @@ from antiphase.probing.maps import attention_maps, visible_pairs
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+BART = {
+    "vocab_size": 61, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 24, "decoder_attention_heads": 4, "decoder_ffn_dim": 24, "max_position_embeddings": 64,
+}  # fmt: skip
 N = 13
 
 FOREIGN = {
@@ -105,16 +109,30 @@ def test_weights_without_the_sink_that_they_were_multiplied_with_are_refused(ids
 
 @pytest.mark.parametrize("says_so", [True, False])
 def test_parts_of_an_encoder_and_decoder_are_distinguished(ids, says_so):
-    config = hf.BartConfig(
-        vocab_size=61, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=24,
-        decoder_attention_heads=4, decoder_ffn_dim=24, max_position_embeddings=64,
-    )  # fmt: skip
-    model = hf.BartModel(config).eval()
+    model = hf.BartModel(hf.BartConfig(**BART)).eval()
     for layer in model.decoder.layers:
         layer.self_attn.is_causal = says_so  # NLLB's are not, and are given a mask that hides what comes after
     found = attention_maps(model, ids, ids[:, :7])
     assert [one.part for one in found] == ["encoder"] * 2 + ["decoder", "cross"] * 2
     assert [tuple(one.visible.shape) for one in found] == [(N, N)] * 2 + [(7, 7), (7, N)] * 2
+
+
+def test_the_decoders_text_is_needed_by_pairs_alone(ids):
+    pair = hf.BartModel(hf.BartConfig(**BART))  # makes up a decoder's input if none is given
+    with pytest.raises(ValueError, match="BartModel is an encoder–decoder, so decoder_input_ids must be given"):
+        attention_maps(pair, ids)
+    with pytest.raises(
+        ValueError, match="LlamaForCausalLM is no encoder–decoder, so decoder_input_ids must be left out"
+    ):
+        attention_maps(FOREIGN["llama"](), ids, ids)
+    assert [one.part for one in attention_maps(pair.encoder, ids)] == [None] * 2
+
+
+def test_an_encoder_without_the_interface_is_not_left_out(ids):
+    """The decoder of LongT5 uses the interface, its encoder of local attention does not."""
+    small = hf.LongT5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=24, num_layers=2, num_heads=4, local_radius=3)
+    with pytest.raises(ValueError, match="the encoder of LongT5Model does not use transformers' attention interface"):
+        attention_maps(hf.LongT5Model(small), ids, ids)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])

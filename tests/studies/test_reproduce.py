@@ -43,6 +43,29 @@ def text(tmp_path):
     return str(path)
 
 
+def assert_registered(registration, record):
+    """The record names the file of its claims, which holds all of them."""
+    found = json.loads(registration)
+    assert record.config["registered"] == {
+        "file": CLAIMS_FILE, "sha256": hashlib.sha256(registration).hexdigest(), "written": found["written"],
+        "primary": PRIMARY,
+    }  # fmt: skip
+    assert found["seeds"] == [0]
+    assert [claim["name"] for claim in found["claims"]] == [claim.name for claim in CLAIMS]
+
+
+def assert_judged(rows):
+    """One seed is no verdict, and differences are those of the two models."""
+    assert len(rows) == len(CLAIMS)
+    words = {row["claim"].partition(":")[0]: row["verdict"] for row in rows}
+    assert words["Contextual hallucination"] == "not testable"
+    assert set(words.values()) == {"inconclusive", "not testable"}
+    for row in rows:
+        if row["verdict"] == "inconclusive":
+            assert row["seeds"] == 1
+            assert row["difference"] == pytest.approx(row["differential"] - row["softmax"])
+
+
 @pytest.mark.slow
 def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", SMALLEST)
@@ -70,14 +93,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     request = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS)
     record = reproduce(request, tmp_path / "all")
     assert set(record.values["parts"]) == set(PARTS) - {"harness", "hallucination"}
-    assert len(record.values["claims"]) == len(CLAIMS)
-    words = {row["claim"].partition(":")[0]: row["verdict"] for row in record.values["claims"]}
-    assert words["Contextual hallucination"] == "not testable"
-    assert set(words.values()) == {"inconclusive", "not testable"}  # one seed is no verdict
-    for row in record.values["claims"]:
-        if row["verdict"] == "inconclusive":
-            assert row["seeds"] == 1
-            assert row["difference"] == pytest.approx(row["differential"] - row["softmax"])
+    assert_judged(record.values["claims"])
     assert record.values["equal_loss"] == [{"axis": "tokens", **needed}]
     short, asked = called["scaling"]
     assert (short.run.training.steps, short.compare.seeds) == (8, [0])
@@ -91,12 +107,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     assert len({frozenset(lines) for lines in asked}) == len(many)  # every pairing another
     assert {len({line.split()[1] for line in lines}) for lines in asked} == {SMALLEST.words}
     registration = (tmp_path / "all" / CLAIMS_FILE).read_bytes()
-    assert record.config["registered"] == {
-        "file": CLAIMS_FILE, "sha256": hashlib.sha256(registration).hexdigest(),
-        "written": json.loads(registration)["written"], "primary": PRIMARY,
-    }  # fmt: skip
-    assert json.loads(registration)["seeds"] == [0]
-    assert [claim["name"] for claim in json.loads(registration)["claims"]] == [claim.name for claim in CLAIMS]
+    assert_registered(registration, record)
     assert (tmp_path / "all" / "compare" / CLAIMS_FILE).is_file()
     folders = [tmp_path / "all" / name for listed in record.values["parts"].values() for name in listed]
     written = {folder: (folder / "record.json").read_bytes() for folder in folders}

@@ -132,42 +132,18 @@ def run(
     found = library()
     if isinstance(found, str):
         raise RuntimeError(found)
-    parallel, thread = threads_of_torch()
     if groups < 1 or sliding_window < 0:
         raise ValueError(f"groups must be at least 1, sliding_window at least 0, got {groups} and {sliding_window}")
-    batch, maps_of_all, queries, width = query.shape
-    key_batch, key_heads, keys, key_width = key.shape
-    value_batch, value_heads, values, part_width = value.shape
     maps = 1 if lam is None and vectors is None else 2
-    key_maps, parts = key_heads // groups, value_heads // groups
-    heads, value_width, dtype = maps_of_all // maps, value_heads // groups * part_width, query.dtype
-    if key.dtype != dtype or value.dtype != dtype or (grad is not None and grad.dtype != dtype):
-        raise ValueError(
-            f"query, key, value and their gradient must share a dtype: {dtype}, {key.dtype}, {value.dtype}"
-        )
-    exact = torch.float64 if dtype == torch.float64 else torch.float32
-    if (lam is not None and lam.dtype != exact) or (mask is not None and mask.dtype != torch.bool):
-        raise ValueError(f"lam must be {exact} for a query of {dtype}, and mask boolean")
+    _check_dtypes(query, key, value, lam, mask, grad)
+    _check_shapes(query, key, value, lam, mask, groups, maps, grad, statistics, None if norm is None else norm[0])
     if vectors is not None:
-        check_vectors(vectors, width)
+        check_vectors(vectors, query.shape[3])
     if edges is not None:
-        _check_edges(edges, batch, queries, keys)
-    if (
-        not 1 <= key_maps <= maps
-        or parts not in (1, 2)
-        or maps_of_all != heads // groups * groups * maps
-        or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
-        or (value_batch, value_heads, values) != (batch, groups * parts, keys)
-        or (norm is not None and (norm[0].shape != (value_width,) or norm[0].dtype != dtype))
-        or (lam is not None and lam.numel() != 1 and not _fits(lam, (batch, heads, queries)))
-        or (mask is not None and not (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
-        or (grad is not None and grad.shape != (batch, heads, queries, value_width))
-        or (statistics is not None and not _holds(statistics, (batch, maps_of_all, queries, 2), exact))
-    ):
-        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm and norm[0],
-                 "grad": grad, "statistics": statistics}  # fmt: skip
-        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
-        raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
+        _check_edges(edges, len(query), query.shape[2], key.shape[2])
+    parallel, thread = threads_of_torch()
+    batch, maps_of_all, queries, width = query.shape
+    key_maps, parts = key.shape[1] // groups, value.shape[1] // groups
     status = found.antiphase_run(
         PROBLEM.pack(
             query.data_ptr(), key.data_ptr(), value.data_ptr(), address(lam), address(mask),
@@ -178,9 +154,9 @@ def run(
             0 if norm is None else norm[0].data_ptr(),
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
             *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
-            batch, groups, heads // groups, maps, key_maps, queries, keys, width, value_width, parts,
-            0 if edges is None else len(edges[0]) - 1, sliding_window, scale, initial,
-            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[dtype], task,
+            batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, key.shape[2], width,
+            parts * value.shape[3], parts, 0 if edges is None else len(edges[0]) - 1, sliding_window, scale, initial,
+            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
             torch.get_num_threads() if parallel else 1, parallel, thread,
         )
     )  # fmt: skip
@@ -188,6 +164,55 @@ def run(
         raise MemoryError("the native attention kernels could not allocate their scratch space")
     if status:
         raise RuntimeError(f"{LIBRARY} refused the problem (status {status})")
+
+
+def _check_dtypes(
+    query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, mask: Tensor | None, grad: Tensor | None
+) -> None:
+    dtype = query.dtype
+    if key.dtype != dtype or value.dtype != dtype or (grad is not None and grad.dtype != dtype):
+        raise ValueError(
+            f"query, key, value and their gradient must share a dtype: {dtype}, {key.dtype}, {value.dtype}"
+        )
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    if (lam is not None and lam.dtype != exact) or (mask is not None and mask.dtype != torch.bool):
+        raise ValueError(f"lam must be {exact} for a query of {dtype}, and mask boolean")
+
+
+def _check_shapes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor | None,
+    mask: Tensor | None,
+    groups: int,
+    maps: int,
+    grad: Tensor | None,
+    statistics: Tensor | None,
+    norm: Tensor | None,
+) -> None:
+    batch, maps_of_all, queries, width = query.shape
+    key_batch, key_heads, keys, key_width = key.shape
+    value_batch, value_heads, values, part_width = value.shape
+    key_maps, parts = key_heads // groups, value_heads // groups
+    heads, value_width = maps_of_all // maps, parts * part_width
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    if (
+        not 1 <= key_maps <= maps
+        or parts not in (1, 2)
+        or maps_of_all != heads // groups * groups * maps
+        or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
+        or (value_batch, value_heads, values) != (batch, groups * parts, keys)
+        or (norm is not None and (norm.shape != (value_width,) or norm.dtype != query.dtype))
+        or (lam is not None and lam.numel() != 1 and not _fits(lam, (batch, heads, queries)))
+        or (mask is not None and not (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
+        or (grad is not None and grad.shape != (batch, heads, queries, value_width))
+        or (statistics is not None and not _holds(statistics, (batch, maps_of_all, queries, 2), exact))
+    ):
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm,
+                 "grad": grad, "statistics": statistics}  # fmt: skip
+        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
+        raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
 
 
 def run_norm(

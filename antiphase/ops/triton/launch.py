@@ -278,7 +278,7 @@ def triton_attention_backward(
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    deltas = torch.empty_like(logsumexp)
+    deltas = _deltas(call, grad, out, second, logsumexp)
     is_exact = torch.are_deterministic_algorithms_enabled()
     summed = query.dtype if is_exact else torch.float32
     written = torch.empty if out.numel() and shape.keys else torch.zeros
@@ -289,13 +289,6 @@ def triton_attention_backward(
             (written, value, value.dtype),
         )
     )  # fmt: skip
-    if out.numel():
-        with torch.cuda.device_of(query):
-            deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
-                grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
-                call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
-                BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,
-            )  # fmt: skip
     blocks = call.blocks("keys")
     tensors = (
         call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges, grad_query,
@@ -320,6 +313,19 @@ def triton_attention_backward(
         grad_value,
         (-deltas[:, :, 1]).sum_to_size(lam.shape).to(lam.dtype).contiguous(),
     )
+
+
+def _deltas(call: _Call, grad: Tensor, out: Tensor, second: Tensor, logsumexp: Tensor) -> Tensor:
+    """δ1 and δ2 of ``deltas_kernel``, (B, H, 2, N) in fp32."""
+    shape, deltas = call.shape, torch.empty_like(logsumexp)
+    if out.numel():
+        with torch.cuda.device_of(call.query):
+            deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
+                grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
+                call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
+                BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,
+            )  # fmt: skip
+    return deltas
 
 
 @triton_attention_backward.register_fake

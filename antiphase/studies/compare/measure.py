@@ -158,21 +158,25 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
                     allocated = with_effects(allocation(model, asked), model, batches_of(asked))
                     rows += [{**tags, **row} for row in allocated]
                 losses.append({**tags, **perplexity(model, held_out)})
-        if trained is not None and job.seed == settings.seeds[0] and _has_attention(job.settings):
-            maps = attention_map(trained, ids, queries=slice(-MAP_QUERIES, None))
-            arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
         by_sequence: list[float | None] | None = None
         if trained is not None:
             by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
+            if job.seed == settings.seeds[0] and _has_attention(job.settings):
+                maps = attention_map(trained, ids, queries=slice(-MAP_QUERIES, None))
+                arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
         passes = found.first_passing(settings.threshold)
         runs.append(ComparedRun(arm=job.arm, passes=passes, by_sequence=by_sequence, **vars(found)))
     arms = list(settings.arms)
+    guess_rate = data.task().guess_rate
+    common = compared(
+        settings, runs, guess_rate=guess_rate, curve_samples=evaluation.curve_samples, registered=registration
+    )
     values = {
         "source": run.data.source,
         "arms": arms,
         "baseline": arms[0],
         "threshold": settings.threshold,
-        "guess_rate": data.task().guess_rate,
+        "guess_rate": guess_rate,
         "parameters": {run.arm: Parameters(total=run.parameters, attention_only=run.attention_only) for run in runs},
         "runs": runs,
         "needles": {"cells": cells, "summary": _summaries(arms, cells)},
@@ -181,15 +185,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         "attention_map": replace(
             pictured, layers=run.model.num_hidden_layers, arrays={name.partition(".")[2]: name for name in arrays}
         ),
-        **vars(
-            compared(
-                settings,
-                runs,
-                guess_rate=data.task().guess_rate,
-                curve_samples=evaluation.curve_samples,
-                registered=registration,
-            )
-        ),
+        **vars(common),
     }
     return finite(values), arrays
 
