@@ -1,25 +1,32 @@
 """Run everything that can be checked on one machine, and write a record: ``make full``.
 
+    python benchmarks/full_run.py                       # every step
+    python benchmarks/full_run.py --only mutations      # these steps again; the record keeps the others
+
 ``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
-examples. A failing step does not stop the others; it is recorded, and the exit code is 1.
+examples. A failing step does not stop the others; it is recorded, and the exit code is 1. Each step of the record names
+the revision that it ran on.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from antiphase.ops.native import build
-from antiphase.records import Record
+from antiphase.records import Record, environment
 
 ROOT = Path(__file__).parent.parent
+RECORDS = "docs/records"
 PYTEST = [sys.executable, "-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
 TESTS = {
     "tests": (["tests", "--ignore", "tests/ops/triton"], {}),
@@ -29,24 +36,41 @@ OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
-    """Run every step, print its result, write docs/records/full-run.json."""
-    started = time.perf_counter()
-    steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
-    steps += [attempted(name, step) for name, step in SANITIZERS.items()]
-    steps.append(run("mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {}))
-    for example in sorted((ROOT / "examples").glob("*.py")):
-        steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
-    record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
-    print(record.save(ROOT / "docs/records", "full-run"))  # noqa: T201  # a script prints the path of its result
+    """Run the steps, print their results, write docs/records/full-run.json."""
+    every = all_steps()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(every), metavar="STEP", help=f"among {', '.join(every)}")
+    chosen = parser.parse_args().only or list(every)
+    kept = {}
+    if len(chosen) < len(every) and (ROOT / RECORDS / "full-run.json").is_file():
+        kept = {step["step"]: step for step in Record.load(ROOT / RECORDS / "full-run.json").values["steps"]}
+    fresh = {name: every[name]() | {"revision": environment()["revision"]} for name in chosen}
+    steps = [(kept | fresh)[name] for name in every if name in kept | fresh]
+    seconds = sum(step["seconds"] for step in steps)
+    record = Record(kind="full-run", values={"steps": steps}, seconds=seconds)
+    print(record.save(ROOT / RECORDS, "full-run"))  # noqa: T201  # a script prints the path of its result
     return int(any(step["status"] for step in steps))
+
+
+def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
+    """What runs each step, by name."""
+    steps: dict[str, Callable[[], dict[str, Any]]] = {}
+    for name, (words, extra) in TESTS.items():
+        steps[name] = partial(counted, name, words, extra)
+    for name, step in SANITIZERS.items():
+        steps[name] = partial(attempted, name, step)
+    steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
+    for example in sorted((ROOT / "examples").glob("*.py")):
+        steps[f"examples/{example.name}"] = partial(run, f"examples/{example.name}", [sys.executable, str(example)], {})
+    return steps
 
 
 def run(name: str, command: list[str], extra: dict[str, str]) -> dict[str, Any]:
     """Run one step; its name, exit status and seconds. Its output goes to the terminal."""
     print(f"\n== {name}", flush=True)  # noqa: T201  # progress
     started = time.perf_counter()
-    environment = os.environ | OFFLINE | extra  # noqa: TID251  # a child's environment
-    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    variables = os.environ | OFFLINE | extra  # noqa: TID251  # a child's environment
+    status = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
     return {"step": name, "status": status, "seconds": time.perf_counter() - started}
 
 
@@ -72,7 +96,7 @@ def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any
         return step(name)
     except (build.BuildError, subprocess.CalledProcessError, OSError) as error:
         print(f"\n== {name}: {error}", flush=True)  # noqa: T201  # progress
-        return {"step": name, "status": 1, "why": str(error)}
+        return {"step": name, "status": 1, "seconds": 0.0, "why": str(error)}
 
 
 def sanitized(name: str) -> dict[str, Any]:
