@@ -1,7 +1,8 @@
 """Run everything that can be checked on one machine, and write a record: ``make full``.
 
-``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
-examples. A failing step does not stop the others; it is recorded, and the exit code is 1.
+``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations``,
+transformers' own test classes over the models and the examples. A failing step does not stop the others; it is
+recorded, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -31,9 +32,12 @@ OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 def main() -> int:
     """Run every step, print its result, write docs/records/full-run.json."""
     started = time.perf_counter()
-    steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
+    steps = [run("transformers' test classes, fetched", [sys.executable, str(ROOT / "tests/suites/source.py")], {})]
+    steps += [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
     steps += [attempted(name, step) for name, step in SANITIZERS.items()]
     steps.append(run("mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {}))
+    suites = [sys.executable, str(ROOT / "tests/suites/run.py"), "--output", str(ROOT / "docs/records")]
+    steps.append(run("transformers' test classes", suites, {}))
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
