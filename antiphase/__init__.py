@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from antiphase.models.differential_configs import differential_config as differential_config
     from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
     from antiphase.models.transformer import AntiphaseForSequenceClassification as AntiphaseForSequenceClassification
+    from antiphase.models.transformer import AntiphaseForTokenClassification as AntiphaseForTokenClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
     from antiphase.ops.api import differential_attention as differential_attention
     from antiphase.probing.statistics import AttentionStatistics as AttentionStatistics
@@ -38,6 +39,7 @@ _HOME = {
     "AntiphaseModel": "antiphase.models.transformer",
     "AntiphaseForCausalLM": "antiphase.models.transformer",
     "AntiphaseForSequenceClassification": "antiphase.models.transformer",
+    "AntiphaseForTokenClassification": "antiphase.models.transformer",
     "RecurrentConfig": "antiphase.baselines.models.configs",
     "ConvolutionConfig": "antiphase.baselines.models.configs",
     "VanillaConfig": "antiphase.baselines.models.configs",
@@ -93,6 +95,10 @@ def _register_attention() -> None:
     importlib.import_module("antiphase.interface")
 
 
+def _register_adapters() -> None:
+    importlib.import_module("antiphase.models.adapters").register()
+
+
 # The models are registered when the first AntiphaseConfig is created. Earlier, transformers may be half imported, and
 # `from transformers import LlamaForCausalLM` would import our models in the middle of its own modules. For the same
 # reason, the configurations of other architectures wait for the Auto classes of models.
@@ -100,3 +106,4 @@ before_first_use(_register_models)
 after_import("transformers.models.auto.configuration_auto", _register_configuration)
 after_import("transformers.models.auto.modeling_auto", _register_differential_configurations)
 after_import("transformers.modeling_utils", _register_attention)
+after_import("peft.utils.constants", _register_adapters)

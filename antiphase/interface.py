@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -27,10 +28,15 @@ TRITON = f"{NAME}_triton"
 """Like ``NAME``, with fused kernels for CUDA devices in differential layers."""
 INSIDE = f"{NAME}_inside"
 """The attention function of models of ``differential_config``; no other function knows their λ."""
+INSIDE_EAGER = f"{INSIDE}_eager"
+"""The same with the reference, which returns the weights."""
 REPLACEMENT_PREFIX = f"{NAME}_replacement_"
 """Prefix of the names under which temporary replacements are registered."""
 BUILT_IN = frozenset({"eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3", "flash_attention_4"})
 """Names of transformers' own implementations, which do not support a second map."""
+CONTINUOUS = (
+    "continuous batching (generate_batch) serves softmax and differential_v2 models; use generate for differential ones"
+)
 
 
 def differential_function(implementation: str) -> AttentionFunction:
@@ -42,13 +48,44 @@ def differential_function(implementation: str) -> AttentionFunction:
         ValueError: the implementation is for continuous batching, which silently ignores λ.
     """
     if implementation.startswith("paged|"):
-        raise ValueError(
-            "continuous batching (generate_batch) serves softmax and differential_v2 models; use generate for "
-            "differential ones"
-        )
+        raise ValueError(CONTINUOUS)
     if implementation == "eager":
         return eager_attention
-    return antiphase_attention if implementation in BUILT_IN else ALL_ATTENTION_FUNCTIONS[implementation]
+    if implementation in BUILT_IN:
+        return antiphase_attention
+    if not torch.compiler.is_compiling():
+        require_lambda(implementation)
+    return ALL_ATTENTION_FUNCTIONS[implementation]
+
+
+def require_lambda(implementation: str) -> None:
+    """Refuse a function of others for V1 layers, unless it has a parameter ``lam`` or was swapped in by this project.
+
+    Raises:
+        ValueError: the function does not know λ, so it would treat every map as a separate head.
+    """
+    if implementation in (NAME, TRITON) or implementation.startswith(REPLACEMENT_PREFIX):
+        return
+    function = ALL_ATTENTION_FUNCTIONS.get(implementation)
+    if function is not None and "lam" not in inspect.signature(function).parameters:
+        raise ValueError(
+            f"differential attention (V1) cannot run with attn_implementation={implementation!r}, which has no "
+            "parameter lam for λ; choose antiphase or eager, or attention_type differential_v2"
+        )
+
+
+def refuse_continuous_batching(implementation: str, *, is_v1: bool) -> None:
+    """
+    Raises:
+        ValueError: ``generate_batch`` could not serve the model, and would return nothing without a reason.
+    """
+    if is_v1:
+        raise ValueError(CONTINUOUS)
+    if implementation not in BUILT_IN:
+        raise ValueError(
+            f"continuous batching (generate_batch) cannot run with attn_implementation={implementation!r}; call "
+            'set_attn_implementation("sdpa") first'
+        )
 
 
 def subtracting_function(implementation: str) -> AttentionFunction:
@@ -81,7 +118,7 @@ def heads_inside(
     refuse_unknown(kwargs)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
     return differential_output(
-        query, key, value, differential_part(module).lam(), mask, halves=2, is_causal=is_causal, scaling=scaling,
+        query, key, value, differential_part(module)(), mask, halves=2, is_causal=is_causal, scaling=scaling,
         sliding_window=window,
     ), None  # fmt: skip
 

@@ -113,7 +113,7 @@ class AttentionCall:
         module = self.module
         lam: Tensor
         if self.kind is INSIDE:
-            lam = differential_part(module).lam()
+            lam = differential_part(module)()
         elif self.kind is DIFFLLAMA:
             lam = _diffllama_lambda(module)
         elif self.kind.subtracts:

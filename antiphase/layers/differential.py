@@ -63,10 +63,12 @@ class _LambdaAndNorm(nn.Module):
         """The normalized head outputs (B, N, H, 2d) of a decoding step in one call; None if this path does not apply.
 
         Arguments as in ``v1_step``. A norm with hooks, or one that was replaced by another module, is called as usual
-        instead.
+        instead; so is a module whose ``forward`` loads its parameters first, as in accelerate's offload.
         """
         norm = self.head_norm
         if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
+            return None
+        if "forward" in vars(norm) or norm.weight.is_meta or self.lambda_q1.is_meta:
             return None
         out = v1_step(
             query, key, value, self._vectors(), norm.weight, mask, is_causal=is_causal, sliding_window=sliding_window,
@@ -93,6 +95,10 @@ class DifferentialHeads(_LambdaAndNorm):
         self._add_lambda(width)
         self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init)
         self.reset_lambda()
+
+    def forward(self) -> Tensor:
+        """λ, as ``lam`` gives it; called as a module, so that hooks that load parameters run."""
+        return self.lam()
 
     def finish(self, out: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm over the 2d channels of each head, (B, N, H, 2d) (equation 3)."""

@@ -24,11 +24,14 @@ DIFFERENTIAL = frozenset({"differential", "differential_v2"})
 """Forms whose attention functions subtract two maps."""
 IGNORED = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
-     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict", "deterministic"}
+     "output_router_logits", "cache_position", "num_items_in_batch", "return_dict", "deterministic",
+     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels", "token_type_ids"}
 )  # fmt: skip
 """Keyword arguments that models pass to every attention function and that have no effect here.
 
-``deterministic`` chooses how flash attention sums gradients.
+``deterministic`` chooses how flash attention sums gradients. ``cu_seq_lens_q`` to ``seq_idx`` say for flash attention
+and state-space layers what the mask of a packed batch says here; ``shift_labels`` is for the loss; ``token_type_ids``
+come from tokenizers of models with segments.
 """
 
 

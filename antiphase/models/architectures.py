@@ -23,15 +23,25 @@ from transformers import (
     PreTrainedModel,
 )
 
-from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, antiphase_mask, heads_inside
+from antiphase.interface import (
+    INSIDE,
+    INSIDE_EAGER,
+    REPLACEMENT_PREFIX,
+    antiphase_mask,
+    heads_inside,
+    refuse_continuous_batching,
+)
 from antiphase.layers.differential import DifferentialHeads
-from antiphase.layers.functions import refuse_unknown, split_halves
+from antiphase.layers.functions import join_halves, refuse_unknown, split_halves
 from antiphase.layers.masks import visible_keys
+from antiphase.ops.api import differential_attention
 
 ATTENTION_CLASSES = frozenset(
     {"LlamaAttention", "MistralAttention", "Qwen2Attention", "Qwen3Attention", "GPT2Attention", "BertSelfAttention",
      "BertCrossAttention"}
 )  # fmt: skip
+IMPLEMENTATIONS = {"eager": INSIDE_EAGER, "sdpa": INSIDE}
+"""What layers of these models call for transformers' own names."""
 AUTO_CLASSES = (
     AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -48,7 +58,7 @@ def attention_inside(
     scaling: float | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """The attention function of these models: (B, N, maps, d), with head i's output in maps 2i and 2i+1.
 
     Raises:
@@ -70,6 +80,54 @@ def attention_inside(
     return split_halves(out.to(query.dtype)), None
 
 
+def eager_inside(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The same by the reference, and the signed weights (B, heads, N, M).
+
+    Raises:
+        ValueError: an argument would change the result but is not supported.
+    """
+    refuse_unknown(kwargs)
+    heads = module.differential
+    assert isinstance(heads, DifferentialHeads)
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    out, weights = differential_attention(
+        query, key, join_halves(value), heads(), attn_mask=mask, is_causal=is_causal, sliding_window=window,
+        scale=scaling, impl="reference", return_weights=True,
+    )  # fmt: skip
+    return split_halves(heads.finish(out.transpose(1, 2)).to(query.dtype)), weights
+
+
+class LayerConfig:
+    """The model's configuration as its attention layers see it: with the function that subtracts, whatever the name.
+
+    The layers would otherwise call the function of their own module for "eager", and PyTorch's for "sdpa".
+    """
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        self.whole = config
+
+    @property
+    def _attn_implementation(self) -> str:
+        name = self.whole._attn_implementation
+        _refuse_other_functions(name)
+        return IMPLEMENTATIONS.get(name, name)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "whole":  # not there yet while a copy is made
+            raise AttributeError(name)
+        return getattr(self.whole, name)
+
+
 class WithDifferentialHeads(PreTrainedModel):
     """Mixin that adds differential heads to a model class of transformers."""
 
@@ -81,7 +139,7 @@ class WithDifferentialHeads(PreTrainedModel):
             if type(module).__name__ in ATTENTION_CLASSES:
                 width = int(getattr(module, "head_dim", None) or module.attention_head_size)
                 module.differential = DifferentialHeads(width, module.layer_idx, config.head_norm_eps)
-                module.register_forward_pre_hook(_require_own_function)
+                module.config = LayerConfig(config)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -93,25 +151,26 @@ class WithDifferentialHeads(PreTrainedModel):
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
         Raises:
-            ValueError: the implementation is one of transformers', which would treat every map as a separate head.
+            ValueError: the implementation is flash or flex attention or another's, which would treat every map as a
+                separate head.
         """
         requested = INSIDE if requested_attention is None else requested_attention
         _refuse_other_functions(requested)
         return super().get_correct_attn_implementation(requested, is_init_check)
 
-
-def _require_own_function(module: nn.Module, args: Any) -> None:
-    """Check before every call of a layer, because parts of a model can get another function too."""
-    config = module.config
-    assert isinstance(config, PreTrainedConfig)
-    _refuse_other_functions(config._attn_implementation)
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """
+        Raises:
+            ValueError: always, because continuous batching would ignore λ.
+        """
+        refuse_continuous_batching(self.config._attn_implementation, is_v1=True)
 
 
 def _refuse_other_functions(name: str) -> None:
-    if name != INSIDE and not name.startswith(REPLACEMENT_PREFIX):
+    if name not in (INSIDE, INSIDE_EAGER, *IMPLEMENTATIONS) and not name.startswith(REPLACEMENT_PREFIX):
         raise ValueError(
-            f"differential attention in other architectures has only one implementation, {INSIDE}; remove "
-            f"attn_implementation={name!r}"
+            f"differential attention in other architectures cannot run with attn_implementation={name!r}; choose "
+            f"{INSIDE} or eager"
         )
 
 
@@ -127,4 +186,6 @@ def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) 
 
 
 AttentionInterface.register(INSIDE, attention_inside)
+AttentionInterface.register(INSIDE_EAGER, eager_inside)
 AttentionMaskInterface.register(INSIDE, antiphase_mask)
+AttentionMaskInterface.register(INSIDE_EAGER, antiphase_mask)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
@@ -17,9 +20,34 @@ from antiphase.models.variants import check_layers, option
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
 """The published kinds of attention."""
 LAYER_TYPES = ("full_attention", "sliding_attention")
+KNOWN_ELSEWHERE = frozenset(
+    {"attn_implementation", "auto_map", "model_type", "name_or_path", "num_labels", "quantization_config", "rope_theta",
+     "torch_dtype"}
+)  # fmt: skip
+"""Fields that transformers reads outside its configuration classes."""
+NO_CODE: Mapping[str, str] = MappingProxyType({})
+"""``auto_map`` of a configuration without code files, for which TRL asks every model outside transformers."""
 
 
-class AntiphaseConfig(PreTrainedConfig):
+class NamedFields(PreTrainedConfig):
+    """A configuration that refuses unknown fields when it is made, and warns of them when it is loaded."""
+
+    auto_map: ClassVar[Mapping[str, str]] = NO_CODE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; unknown fields of a file, which other tools may have written, are kept with a warning."""
+        foreign = {name: config_dict[name] for name in unknown_fields(cls, config_dict)}
+        found = super().from_dict({k: v for k, v in config_dict.items() if k not in foreign}, **kwargs)
+        config = found[0] if isinstance(found, tuple) else found
+        for name, value in foreign.items():
+            hint = nearest(name, _own_fields(cls))
+            warnings.warn(f"configuration field '{name}' is unknown and has no effect{hint}", stacklevel=2)
+            setattr(config, name, value)
+        return found
+
+
+class AntiphaseConfig(NamedFields):
     """Configuration of a decoder with pre-RMSNorm, SwiGLU, RoPE and grouped-query attention, softmax or differential.
 
     Two configurations that differ only in ``attention_type``, "softmax" or "differential", give a fair comparison:
@@ -208,11 +236,17 @@ def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None
         InputError: neither the configuration ``kind`` nor transformers has such a key; the message gives the nearest
             one.
     """
-    own = set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
-    general = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
-    general |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
-    general |= set(PreTrainedConfig().to_dict())
-    general |= {"attn_implementation", "model_type", "name_or_path", "num_labels", "rope_theta", "torch_dtype"}
-    for name in kwargs:
-        if name not in general and not name.startswith("_"):
-            raise InputError(f"unknown configuration field '{name}'{nearest(name, own)}")
+    for name in unknown_fields(kind, kwargs):
+        raise InputError(f"unknown configuration field '{name}'{nearest(name, _own_fields(kind))}")
+
+
+def unknown_fields(kind: type[PreTrainedConfig], names: Iterable[str]) -> list[str]:
+    """The names that are neither fields of the configuration ``kind`` nor of every configuration of transformers."""
+    known = set(vars(PreTrainedConfig())) | set(inspect.signature(PreTrainedConfig.__init__).parameters)
+    known |= {name for kind in PreTrainedConfig.__mro__ for name in vars(kind).get("__annotations__", {})}
+    known |= set(PreTrainedConfig().to_dict()) | _own_fields(kind) | {*variant_fields()} | KNOWN_ELSEWHERE
+    return [name for name in names if name not in known and not name.startswith("_")]
+
+
+def _own_fields(kind: type[PreTrainedConfig]) -> set[str]:
+    return set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}

@@ -16,6 +16,7 @@ from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
 from antiphase.errors import InputError
+from antiphase.models.configuration import NO_CODE
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Names of the dropout of attention weights in different architectures."""
@@ -77,6 +78,7 @@ def _with_differential_attention(base: type[PreTrainedConfig]) -> type[PreTraine
             "__post_init__": finish,
             "model_type": f"differential_{base.model_type}",
             "head_norm_eps": 1e-5,
+            "auto_map": NO_CODE,
         },
     )
     return kind

@@ -9,6 +9,10 @@ from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedMod
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from antiphase.interface import refuse_continuous_batching
+from antiphase.layers.functions import has_two_keys
+from antiphase.layers.registry import attention_layers
+
 
 class VocabularyHead(PreTrainedModel):
     """A model with a linear layer from its hidden states to the vocabulary."""
@@ -26,6 +30,16 @@ class VocabularyHead(PreTrainedModel):
 
 class CausalHead(VocabularyHead, GenerationMixin):
     """A decoder with such a layer, which predicts the next token."""
+
+    def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, for ``generate_batch``.
+
+        Raises:
+            ValueError: the model or its attention implementation cannot be served in this way.
+        """
+        layers = attention_layers(self)
+        refuse_continuous_batching(self.config._attn_implementation, is_v1=any(map(has_two_keys, layers)))
+        return super().init_continuous_batching(*args, **kwargs)
 
     @can_return_tuple
     def forward(

@@ -22,6 +22,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
     _supports_sdpa = True
     _supports_flex_attn = True
     _supports_attention_backend = True
+    _can_compile_fullgraph = True
     _keep_in_fp32_modules_strict: ClassVar = sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32})
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
@@ -29,7 +30,7 @@ class AttendingPreTrainedModel(PreTrainedModel):
 
         Raises:
             ValueError: flash or flex attention was requested for V1, which cannot use their masks, or a function that
-                would silently ignore sink logits.
+                would silently ignore λ or sink logits.
         """
         requested = interface.NAME if requested_attention is None else requested_attention
         form = LAYERS[self.config.attention_type].attention_form
@@ -38,6 +39,8 @@ class AttendingPreTrainedModel(PreTrainedModel):
                 f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
                 "eager, or attention_type differential_v2"
             )
+        if form == "differential" and requested not in interface.BUILT_IN:
+            interface.require_lambda(requested)
         if option(self.config, "sink_logits") and requested in interface.BUILT_IN - {"eager"}:
             raise ValueError(
                 f"sink_logits cannot run with attn_implementation={requested!r}; choose antiphase or eager"

@@ -18,6 +18,7 @@ def register_models() -> None:
         AutoModel,
         AutoModelForCausalLM,
         AutoModelForSequenceClassification,
+        AutoModelForTokenClassification,
     )
 
     from antiphase.models import transformer
@@ -27,4 +28,7 @@ def register_models() -> None:
     AutoModelForCausalLM.register(AntiphaseConfig, transformer.AntiphaseForCausalLM, exist_ok=True)
     AutoModelForSequenceClassification.register(
         AntiphaseConfig, transformer.AntiphaseForSequenceClassification, exist_ok=True
+    )
+    AutoModelForTokenClassification.register(
+        AntiphaseConfig, transformer.AntiphaseForTokenClassification, exist_ok=True
     )

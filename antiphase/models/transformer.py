@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.modeling_layers import GenericForSequenceClassification, GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
@@ -109,16 +113,17 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         mask for each of ``config.layer_types``.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given, or there are more tokens than
-                positions.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; a text has more tokens than
+                there are positions; or ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self._check_length(seen, inputs_embeds.shape[1])
+        self._check_length(seen, inputs_embeds.shape[1], position_ids)
         if position_ids is None:
+            _refuse_packing(kwargs)
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         masks = attention_mask
         if not isinstance(masks, dict):  # generate passes a dict of masks for caches of fixed length
@@ -149,13 +154,29 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
 
-    def _check_length(self, seen: int | Tensor, new: int) -> None:
+    def _check_length(self, seen: int | Tensor, new: int, position_ids: Tensor | None) -> None:
+        """Refuse a text that is too long; several texts in one row may be longer together."""
         longest = self.config.max_position_embeddings
-        if isinstance(seen, int) and seen + new > longest:
+        if torch.compiler.is_exporting() or not isinstance(seen, int) or seen + new <= longest:
+            return
+        if position_ids is not None:
+            if torch.compiler.is_compiling() or bool(position_ids.max() < longest):
+                return
             raise ValueError(
-                f"a sequence of {seen + new} tokens is longer than the model's max_position_embeddings ({longest}); "
-                f"shorten it or raise max_position_embeddings"
+                f"position_ids reach {int(position_ids.max())}, but the model's max_position_embeddings is {longest}; "
+                f"shorten the text or raise max_position_embeddings"
             )
+        raise ValueError(
+            f"a sequence of {seen + new} tokens is longer than the model's max_position_embeddings ({longest}); "
+            f"shorten it or raise max_position_embeddings"
+        )
+
+
+def _refuse_packing(kwargs: dict[str, Any]) -> None:
+    """Without positions no mask could separate the texts of a row, and a token would see those of other texts."""
+    given = [name for name in ("cu_seq_lens_q", "seq_idx") if kwargs.get(name) is not None]
+    if given:
+        raise ValueError(f"{given[0]} needs position_ids, which start again at 0 in each text of a packed row")
 
 
 class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):
@@ -171,3 +192,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):
 
 class AntiphaseForSequenceClassification(GenericForSequenceClassification, AntiphasePreTrainedModel):
     """The decoder with a classifier on the last token that is not padding."""
+
+
+class AntiphaseForTokenClassification(GenericForTokenClassification, AntiphasePreTrainedModel):
+    """The decoder with a classifier on every token."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Any, ClassVar
 
-from transformers import PreTrainedConfig
-
 from antiphase.baselines.names import NORMS
 from antiphase.errors import InputError, nearest
-from antiphase.models.configuration import ATTENTION_TYPES, refuse_unknown
+from antiphase.models.configuration import ATTENTION_TYPES, NamedFields, refuse_unknown
 from antiphase.models.first_use import register_models
 
 CELLS = ("rnn", "lstm")
@@ -19,7 +17,7 @@ ACTIVATIONS = ("relu", "gelu", "swiglu")
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 
 
-class ClassicConfig(PreTrainedConfig):
+class ClassicConfig(NamedFields):
     """Base of these configurations: a vocabulary, dropout, and checks that name the field.
 
     Raises:

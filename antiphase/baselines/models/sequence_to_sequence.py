@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 
 from antiphase.baselines.models.configs import SequenceToSequenceConfig
 from antiphase.baselines.models.vanilla import VanillaModel, VanillaPreTrainedModel
+from antiphase.errors import InputError
 from antiphase.models.heads import VocabularyHead
 
 
@@ -20,6 +21,37 @@ class SequenceToSequencePreTrainedModel(VanillaPreTrainedModel):
 
     config: SequenceToSequenceConfig
     config_class = SequenceToSequenceConfig
+
+    def _embedder(self, *, source: bool) -> VanillaModel:
+        """The part that has the embeddings of one side."""
+        return getattr(getattr(self, "model", self), "encoder" if source else "decoder")
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings of the target text, whose vocabulary the head predicts."""
+        return self._embedder(source=False).get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Replace the embeddings of the target text."""
+        self._embedder(source=False).set_input_embeddings(value)
+
+    def _resize_token_embeddings(
+        self, new_num_tokens: int | None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """The target's vocabulary, and the source's too if both have the same size, as with one tokenizer for both.
+
+        Raises:
+            InputError: the model has one-hot vectors, which have no weights.
+        """
+        if self.config.embeddings == "one_hot":
+            raise InputError("one-hot embeddings cannot be resized; use embeddings=learned")
+        if self.config.source_vocab_size == self.config.vocab_size:
+            encoder = self._embedder(source=True)
+            resized = self._get_resized_embeddings(
+                encoder.get_input_embeddings(), new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+            encoder.set_input_embeddings(resized)
+            self.config.source_vocab_size = resized.num_embeddings
+        return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
 
 
 class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):

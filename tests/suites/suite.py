@@ -1,0 +1,42 @@
+"""transformers' test classes over every kind of model; ``run.py`` runs them and judges the results."""
+
+from __future__ import annotations
+
+import unittest
+from typing import Any
+
+from suites import source
+from suites.generation import HeadTests, PackedTests
+from suites.kinds import KINDS, ModelTester
+
+common = source.load("test_modeling_common")
+training = source.load("test_training_mixin")
+
+
+class Suite:
+    """What every class below has; the kind is set by ``_suite``."""
+
+    kind: str
+    has_attentions = True
+
+    def setUp(self) -> None:  # unittest's name
+        """New helpers for each test, as in transformers' own classes."""
+        self.model_tester = ModelTester(self, KINDS[self.kind])
+
+
+def _suite(name: str) -> type:
+    kind = KINDS[name]
+    bases: list[type] = [Suite, PackedTests, HeadTests, common.ModelTesterMixin]
+    models = kind.models()
+    space: dict[str, Any] = {
+        "kind": name, "all_model_classes": models, "is_encoder_decoder": kind.form == "pair", "__module__": __name__,
+        "all_generative_model_classes": tuple(model for model in models if model.can_generate()),
+        "model_tester": None,
+        "test_generation_tester_mixin_inheritance": None,  # asks for a class that the distribution lacks
+    }  # fmt: skip
+    if kind.form == "decoder":
+        bases.append(training.TrainingTesterMixin)
+    return type(f"Test_{name}_", (*bases, unittest.TestCase), space)
+
+
+globals().update({f"Test_{name}_": _suite(name) for name in KINDS})
