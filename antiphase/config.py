@@ -20,6 +20,9 @@ from antiphase.typed import bounded, build, check_bounds, dotted
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Settings, besides data and evaluation, that must be equal in both arms of a fair comparison."""
 
+SMALLEST_WEIGHT = 0.0001
+"""Smallest weight of a source in a mixture; weights are exact to this number."""
+
 
 @dataclass(kw_only=True)
 class ModelSettings:
@@ -118,6 +121,22 @@ class DataSettings:
     """Folder or Hub name of a tokenizer; None means a byte-level BPE trained on ``paths`` and the tasks' words."""
     vocabulary_size: int = 4096
     """Vocabulary size of the tokenizer trained here."""
+    vocabulary_sample: int = bounded(1 << 30, least=1)
+    """Largest text in bytes that this tokenizer is trained on as a whole; of a larger one, shards are drawn, up to so
+    many characters.
+    """
+    vocabulary_seed: int = 0
+    """Seed of that draw."""
+    weights: list[float] = field(default_factory=list)
+    """Share of each of ``paths`` in the text sequences, adding up to 1; needs ``validation``. Empty means that all are
+    one text, in which each has the share of its length.
+    """
+    order: Literal["permutation", "keyed"] = "permutation"
+    """How the blocks of text are shuffled: a stored permutation, which takes 8 bytes per block in each process, or a
+    keyed one, which takes none (``KeyedPermutation``). Both depend only on the seed, and differ from each other.
+    """
+    workers: int | None = bounded(None, least=1)
+    """Processes that tokenize; None means one per core. They change no token."""
     cache: str | None = None
     """Folder for the packed tokens, shared between runs; None means inside the run's own folder."""
 
@@ -275,7 +294,7 @@ def _preset(
         raise InputError(f"with_data in preset '{name}' must map dotted keys to values")
     changes: list[tuple[str, Any]] = []
     if data:
-        changes += [("data.source", "text"), ("data.paths", list(data))]
+        changes += [("data.source", "text"), ("data.paths", list(data)), ("data.weights", [])]
         changes += [(str(key), value) for key, value in with_data.items()]
     if validation:
         changes.append(("data.validation", list(validation)))
@@ -367,6 +386,7 @@ def _check_run(run: RunSettings) -> None:
             f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
         )
     _check_shares(run)
+    _check_weights(data)
     for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
         if len(set(listed)) != len(listed):
             raise InputError(f"{name} must not repeat a value, got {listed}")
@@ -411,6 +431,27 @@ def _check_shares(run: RunSettings) -> None:
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":
             raise InputError(f"data.{name} needs text: give --data")
+
+
+def _check_weights(data: DataSettings) -> None:
+    """Check the weights of a mixture of sources."""
+    weights = data.weights
+    if not weights:
+        return
+    if len(weights) != len(data.paths):
+        raise InputError(
+            f"data.weights must hold one number for each --data: {len(weights)} are given for {len(data.paths)}"
+        )
+    if any(not weight >= SMALLEST_WEIGHT for weight in weights):
+        raise InputError(
+            f"data.weights must be at least {SMALLEST_WEIGHT}, got {weights}; leave out a --data that is not wanted"
+        )
+    if abs(sum(weights) - 1) > 1e-6:
+        raise InputError(f"data.weights must add up to 1, got {weights}, which add up to {sum(weights):.6g}")
+    if not data.validation:
+        raise InputError("data.weights needs held-out text of its own; name it with --validation")
+    if data.long_share is not None:
+        raise InputError("data.weights cannot be used together with data.long_share; leave out one of them")
 
 
 def _check_compare(compare: CompareSettings) -> None:

@@ -86,8 +86,9 @@ REMEDIES = {
     errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM, errno.ENAMETOOLONG: "give a shorter name",
     errno.EACCES: "check its permissions", errno.EPERM: "check its permissions", errno.EROFS: "choose another place",
     errno.EISDIR: "move the folder away",
+    errno.ENOMEM: "free memory, or lower data.workers, then repeat the command; finished parts are kept",
 }  # fmt: skip
-"""What to do about errors of the file system that any file, read or written, may meet."""
+"""What to do about errors of the system that any file, read or written, may meet."""
 
 
 def main() -> None:

@@ -81,22 +81,51 @@ def is_utf8(path: str | Path, flag: str) -> bool:
     return True
 
 
-def lines(path: str | Path, flag: str, *, encoding: str = "utf-8") -> Iterator[str]:
-    """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
-    position = 0
+def lines(
+    path: str | Path, flag: str, *, encoding: str = "utf-8", start: int = 0, end: int | None = None, first: int = 1
+) -> Iterator[str]:
+    """Lines with their ends, which are ``\n`` only: binary files break nowhere else.
+
+    Args:
+        start, end: bytes of the file to read, both at the beginning of a line; only of files that are not compressed.
+        first: the number of the first line in the file, for messages.
+    """
+    position = start
     with reading(path, flag), open_file(path) as file:
-        for number, line in enumerate(file, start=1):
+        file.seek(start)
+        for number, line in enumerate(file, start=first):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
-            start = position + len(line) - len(content)
-            yield decode(content, path, flag, start=start, line=number, encoding=encoding)
+            begin = position + len(line) - len(content)
+            yield decode(content, path, flag, start=begin, line=number, encoding=encoding)
             position += len(line)
+            if position == end:
+                return
+    _check_end(path, flag, position, end)
 
 
-def whole_text(path: str | Path, flag: str) -> str:
-    """A file of plain text; a byte order mark and a ``\\r`` before ``\\n`` are dropped."""
+def whole_text(path: str | Path, flag: str, *, start: int = 0, end: int | None = None) -> str:
+    """A file of plain text; a byte order mark and a ``\r`` before ``\n`` are dropped.
+
+    Args:
+        start, end: bytes of the file to read, between two characters; only of files that are not compressed.
+    """
     with reading(path, flag), open_file(path) as file:
-        content = file.read()
-    return _text(content, path, flag)
+        file.seek(start)
+        content = file.read() if end is None else file.read(end - start)
+    _check_end(path, flag, start + len(content), end)
+    return decode(content, path, flag, start=start).replace("\r\n", "\n") if start else _text(content, path, flag)
+
+
+def _check_end(path: str | Path, flag: str, position: int, end: int | None) -> None:
+    """
+    Raises:
+        InputError: a part of a file should end elsewhere.
+    """
+    if end is not None and position != end:
+        raise InputError(
+            f"{place_of(path, flag)}: the file ends early, or has changed while it was read (byte {position} instead "
+            f"of {end}); restore it, then repeat the command"
+        )
 
 
 def read_text(path: str | Path, flag: str, remedy: str) -> str:

@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 CURVE = "curve.json"
 """Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
 RUN = Resumable.named("run", SETTINGS)
-WITHOUT_EFFECT = ("training.threads", "data.cache", "data.tokenizer", "description")
+WITHOUT_EFFECT = ("training.threads", "data.cache", "data.tokenizer", "data.workers", "description")
 """Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
 
 
