@@ -79,6 +79,13 @@ def command(measurement: Measurement) -> Callable[..., None]:
     """The command of a folder."""
 
     def run(settings: Any, *, output: Path | None, resume: bool) -> None:
+        from antiphase.folders.ownership import unfinished
+
+        is_new = settings.folder != "resumable"
+        with unfinished(output) if is_new and output is not None else nullcontext():
+            written(settings, output=output, resume=resume)
+
+    def written(settings: Any, *, output: Path | None, resume: bool) -> None:
         from antiphase.report.terminal import print_summary
 
         if measurement.plan is not None and output is not None:
