@@ -34,6 +34,9 @@ def main() -> int:
     steps = [counted(name, words, extra) for name, (words, extra) in TESTS.items()]
     steps += [attempted(name, step) for name, step in SANITIZERS.items()]
     steps.append(run("mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {}))
+    steps.append(
+        run("attack", [sys.executable, str(ROOT / "tests/attack/campaign.py"), "--output", "docs/records"], {})
+    )
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps.append(run(f"examples/{example.name}", [sys.executable, str(example)], {}))
     record = Record(kind="full-run", values={"steps": steps}, seconds=time.perf_counter() - started)
