@@ -12,7 +12,7 @@ from typing import Any
 DIVERGED = 3
 """Exit code of a command whose training diverged."""
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|[Ss]torage size calculation overflowed|overflow.* numel|"
-                       r"integer multiplication overflow")  # fmt: skip
+                       r"integer multiplication overflow|Overflow when unpacking long")  # fmt: skip
 """In torch's errors about tensors that no memory can hold; on a CPU they have no class of their own."""
 
 

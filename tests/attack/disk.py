@@ -28,7 +28,7 @@ def failing_call(target: Target, whole: Undisturbed, folder: Path, draw: random.
 
 def small_files(target: Target, whole: Undisturbed, folder: Path, draw: random.Random) -> Outcome:
     """No file may be larger than a random size, as under ``ulimit -f``."""
-    fault = Fault(file_size=draw.choice((0, 1, 100, 1000, 4 * KIB, 16 * KIB, 64 * KIB)))
+    fault = Fault(file_size=draw.choice((2, 4, 8, 16, 32, 64)) * KIB)
     return _attempt(target, whole, fresh(folder / "here"), folder, fault, f"files of at most {fault.file_size} bytes")
 
 

@@ -128,8 +128,8 @@ def start_warm(words: list[str], here: Path, place: Path, fault: Fault | None = 
     try:
         os.setsid()
         os.chdir(here)
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(place / "stderr", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.environ.update(_environment(here, fault))
         signal.signal(signal.SIGINT, signal.default_int_handler)
