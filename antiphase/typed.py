@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 from antiphase.errors import InputError, nearest, shown
 
 T = TypeVar("T")
-LARGEST = 10**20
-"""Whole numbers are smaller; seeds have up to 64 bits."""
+LARGEST = 10**30
+"""Whole numbers are smaller, and a seed may be any of them."""
 OPTIONAL = {"optional": True}
 """Metadata of a dataclass field that a record leaves out where it is None."""
 
@@ -133,7 +133,7 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
         return shown(value) if isinstance(value, int) else str(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST:
-        raise InputError(f"{path} must have at most 20 digits, got {shown(value)}")
+        raise InputError(f"{path} must have at most 30 digits, got {shown(value)}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
         raise InputError(f"{path} must be {words.get(hint, hint)}, got {shown(value)}")
