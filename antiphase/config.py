@@ -32,7 +32,7 @@ class ModelSettings:
     """
 
     hidden_size: int
-    num_hidden_layers: int
+    num_hidden_layers: int = bounded(least=1, most=10_000)
     intermediate_size: int
     num_attention_heads: int
     """Softmax maps per layer; a differential layer has half as many heads."""
@@ -104,11 +104,11 @@ class DataSettings:
     """Share of the text sequences that are each cut from a single document, so that long documents have more weight
     (length upsampling, Fu et al. 2402.10171); None means consecutive blocks of the text.
     """
-    keys: int = bounded(64, least=1)
+    keys: int = bounded(64, least=1, most=1_000_000)
     """Number of different keys (``synthetic``)."""
-    numbers: int = bounded(100, least=1)
+    numbers: int = bounded(100, least=1, most=1_000_000)
     """Number of different values (``synthetic``)."""
-    fillers: int = bounded(200, least=1)
+    fillers: int = bounded(200, least=1, most=1_000_000)
     """Number of different filler words (``synthetic``)."""
     paths: list[str] = field(default_factory=list)
     """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
@@ -179,7 +179,7 @@ class TrainingSettings:
     checkpoint_every: int = bounded(500, least=1)
     device: str = "auto"
     """``auto``: cuda if available, else cpu."""
-    threads: int | None = bounded(None, least=1)
+    threads: int | None = bounded(None, least=1, most=1024)
     """CPU threads of one process; None means torch's default."""
     start_from: str | None = None
     """Folder of a model with this run's sizes, whose weights are the initial weights; None means random weights."""

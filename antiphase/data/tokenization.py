@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.data.pieces import pieces
 from antiphase.errors import InputError
+from antiphase.reading.limits import bounded_work
+from antiphase.reading.templates import UNUSABLE
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -94,8 +96,9 @@ def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     """
     messages = [{"role": "user", "content": message}]
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except (TemplateError, TypeError, ValueError) as error:
+        with bounded_work():
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"the model's chat template cannot be used ({error}); leave out --chat-template") from None
 
 

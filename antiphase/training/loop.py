@@ -413,7 +413,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,
         "lambdas": lambdas(model),
-        "gradient_norms": lines[-1]["gradient_norms"] if lines else None,
+        "gradient_norms": lines[-1].get("gradient_norms") if lines else None,
         "diverged": None,
     }
 
