@@ -142,6 +142,16 @@ class DataSettings:
 
 
 @dataclass(kw_only=True)
+class MeshSettings:
+    """How the processes of a run divide it: ``replicate`` times ``shard`` of them, each with its own sequences."""
+
+    replicate: int | None = bounded(None, least=1)
+    """Copies of the model; None means as many as the number of processes allows."""
+    shard: int = bounded(1, least=1)
+    """Processes that divide the weights, gradients and optimizer states of one copy between them (FSDP2)."""
+
+
+@dataclass(kw_only=True)
 class TrainingSettings:
     """One training run, with the paper's defaults (Ye et al., 2410.05258, appendix D)."""
 
@@ -164,9 +174,17 @@ class TrainingSettings:
     """Weight decay of matrices, including embeddings; norms and λ have none."""
     clip: float = bounded(1.0, above=0)
     """Gradients are clipped to this global norm."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32. ``float64``, weights included, is
+    for checking one way to compute against another.
+    """
     gradient_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping what it computed."""
+    compile: bool = False
+    """Compile each block with ``torch.compile``; CPUs need a C++ compiler."""
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    hang_limit: float = bounded(1800.0, above=0)
+    """Seconds after which several processes end if one of them makes no progress, with a message that names it."""
     attn_implementation: Literal["antiphase", "antiphase_triton", "eager"] | None = None
     """Attention function during training; ``antiphase_triton`` uses the fused GPU kernels, and None means
     ``antiphase``. It is not saved with the model.
@@ -377,6 +395,7 @@ def _check_run(run: RunSettings) -> None:
     training, data, evaluation = run.training, run.data, run.evaluation
     for part in ("model", "training", "data", "evaluation"):
         check_bounds(getattr(run, part), part)
+    check_bounds(training.mesh, "training.mesh")
     for grid in ("needles", "queries", "lengths"):
         values = getattr(evaluation, grid)
         if any(value < 1 for value in values) or len(set(values)) != len(values):
@@ -398,9 +417,13 @@ def _check_run(run: RunSettings) -> None:
             ("gradient_checkpointing", training.gradient_checkpointing),
             ("attn_implementation", training.attn_implementation),
             ("trained", training.trained != "all"),
+            ("compile", training.compile),
+            ("mesh.shard", training.mesh.shard > 1),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
+    if training.trained == "lora" and training.mesh.shard > 1:
+        raise InputError("training.trained=lora cannot divide the weights; remove training.mesh.shard")
     if run.model.dex_steps > training.steps:
         raise InputError(
             f"model.dex_steps ({run.model.dex_steps}) must be at most training.steps ({training.steps}): annealing "

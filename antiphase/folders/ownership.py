@@ -159,20 +159,25 @@ def written_beside(target: Path) -> Iterator[Path]:
     """
     for leftover in filter(Path.is_dir, target.parent.glob(".*.tmp")):
         shutil.rmtree(leftover)
-    beside = target.with_name(f".{target.name}.tmp")
+    beside = place_beside(target)
     try:
         with writing(target):
             beside.mkdir(parents=True)
             yield beside
             for path in (*beside.rglob("*"), beside):
-                _sync(path)
+                sync(path)
             beside.rename(target)
-            _sync(target.parent)
+            sync(target.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def place_beside(target: Path) -> Path:
+    """The folder of ``written_beside``, for other processes that write into it."""
+    return target.with_name(f".{target.name}.tmp")
+
+
+def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
